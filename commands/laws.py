@@ -18,7 +18,7 @@ from ..spaces.readable import from_here
 from ..spaces.storage import masked
 from ..spaces.study.goals import Objectives, Speed
 from .group import epilog, located_faults, main, terminal
-from .options import TIMES, VALUE, device_options, json_option, name_option, storage_option
+from .options import TIMES, VALUE, device_options, json_option, name_option
 
 if TYPE_CHECKING:
     from ..search.analysis.retime import Retimed
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     help="A second measure of speed, as a third objective; default: the study's objectives.second_speed.",
 )
 @name_option
-@storage_option
 @json_option
 def retime(
     study: str,
@@ -50,7 +49,6 @@ def retime(
     prices: tuple[float, ...],
     second_speed: Speed | None,
     name: str | None,
-    storage: str | None,
     as_json: bool,
 ) -> None:
     """Recompute a study's front with other devices' step times, without training.
@@ -63,7 +61,7 @@ def retime(
     from ..search.report.terminal.tables import front_plot, front_table, knee_sentence
     from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     if second_speed == stored.spec.objectives.speed:
         raise click.UsageError(f"--second-speed: expected another measure than the study's own, which is {second_speed}")
     objectives = stored.spec.objectives.with_second_speed(second_speed)
@@ -144,16 +142,15 @@ def _compare_devices(
     help="Report the best rate at this batch too; may be repeated.",
 )
 @name_option
-@storage_option
 @json_option
-def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+def rules(study: str | None, batches: tuple[int, ...], name: str | None, as_json: bool) -> None:
     """Print the learning-rate rules: what they do, their formulas and sources.
 
     kappa is effective_batch / reference batch. With STUDY: which rules its trials support, with a 90 % interval of the
     exponent, and the best rate at a few batches.
     """
     if study is not None:
-        _study_rules(study, batches, name, storage, as_json)
+        _study_rules(study, batches, name, as_json)
         return
     if name is not None or batches:
         raise click.UsageError(f"--{'batch' if batches else 'name'} needs a STUDY")
@@ -182,7 +179,6 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
     help="Write the small study that would narrow the intervals most.",
 )
 @click.option("--name", "named", multiple=True, metavar="NAME", help="Which study, if the storage holds several; repeatable.")
-@storage_option
 @json_option
 def scale_up(
     studies: tuple[str, ...],
@@ -190,7 +186,6 @@ def scale_up(
     model: float,
     then_run: Path | None,
     named: tuple[str, ...],
-    storage: str | None,
     as_json: bool,
 ) -> None:
     """Predict the best batch, learning rate and weight decay of a training that is too large to search.
@@ -205,7 +200,7 @@ def scale_up(
 
     if then_run is not None and then_run.exists():
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
-    opened = [StoredStudy.open(study, one, storage) for study in studies for one in (named or (None,))]
+    opened = [StoredStudy.open(study, one) for study in studies for one in (named or (None,))]
     _check_alike(opened)
     names, records = ", ".join(stored.name for stored in opened), [one for stored in opened for one in stored.records]
     found = predict(names, records, data, model, opened[0].front.direction)
@@ -260,7 +255,6 @@ def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
 @click.option("--workload", help="Only this one of the table's workloads.")
 @click.option("--target", type=VALUE, help="Value of the study's metric to reach; default: its target.")
 @name_option
-@storage_option
 @json_option
 def fit_batch(
     source: str,
@@ -268,7 +262,6 @@ def fit_batch(
     workload: str | None,
     target: float | None,
     name: str | None,
-    storage: str | None,
     as_json: bool,
 ) -> None:
     """Fit the number of samples that training needs to reach its target, as a function of the batch.
@@ -281,7 +274,7 @@ def fit_batch(
     samples with which the best setting reaches the target.
     """
     if not source.endswith(".csv"):
-        _fit_study_batches(source, batches, target, name, storage, as_json)
+        _fit_study_batches(source, batches, target, name, as_json)
         return
     table = Path(source)
     from ..search.laws.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
@@ -309,15 +302,13 @@ def fit_batch(
         console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {names}")
 
 
-def _fit_study_batches(
-    study: str, batches: tuple[int, ...], target: float | None, name: str | None, storage: str | None, as_json: bool
-) -> None:
+def _fit_study_batches(study: str, batches: tuple[int, ...], target: float | None, name: str | None, as_json: bool) -> None:
     from ..search.laws.samples_by_batch import study_samples
     from ..search.report.export import json_text
     from ..search.report.terminal.batch_law import samples_document, samples_parts
     from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     target = stored.spec.target if target is None else target
     if target is None:
         raise click.UsageError(f"expected --target VALUE, a value of {stored.front.metric}, since the study has none")
@@ -330,13 +321,13 @@ def _fit_study_batches(
         terminal().print(part)
 
 
-def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+def _study_rules(study: str, batches: tuple[int, ...], name: str | None, as_json: bool) -> None:
     from ..search.laws.best_rate import rates_of
     from ..search.report.export import json_text
     from ..search.report.terminal.tables import rates_document, rates_table, rule_verdict
     from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     with located_faults(None if "://" in study else Path(study)):
         found = rates_of(stored, batches)
     if as_json:

@@ -18,7 +18,7 @@ from ..spaces.plan import plan_batch
 from ..spaces.study.file import read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import StudySpec
 from .group import documents_only, epilog, located_faults, main, terminal
-from .options import json_option, set_option, storage_option, task_parameters
+from .options import json_option, set_option, study_in, task_parameters
 
 
 @main.command(epilog=epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
@@ -36,7 +36,6 @@ from .options import json_option, set_option, storage_option, task_parameters
     metavar="WATTS",
     help="Limit each GPU's power to this while profiling, and restore its limit afterwards; usually needs root.",
 )
-@storage_option
 @json_option
 def profile(
     study: Path,
@@ -46,7 +45,6 @@ def profile(
     device_like: str | None,
     energy: bool,
     power_limit: float | None,
-    storage: str | None,
     as_json: bool,
 ) -> None:
     """Predict memory and step time of the study in STUDY, and measure as much as time allows.
@@ -58,7 +56,7 @@ def profile(
     if device_like is not None and (energy or power_limit):
         raise click.UsageError("--device-like measures nothing; remove --energy and --power-limit")
     card = None if device_like is None else card_named(device_like)
-    spec = read_study(study, storage=storage)
+    spec = study_in(study)
     from ..search.preview.check import profile_study
     from ..search.report.export import json_text
     from ..search.report.terminal.profile import profile_document, profile_parts, profile_picture

@@ -14,7 +14,8 @@ from ..search.report.completion import study_names
 from ..spaces.domain import share
 from ..spaces.errors import cut
 from ..spaces.storage import storage_of
-from ..spaces.study.file import plain_value
+from ..spaces.study.file import plain_value, read_study
+from ..spaces.study.spec import StudySpec
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 storage_option = click.option(
@@ -23,6 +24,11 @@ storage_option = click.option(
     callback=lambda ctx, option, url: url or storage_of(os.environ),
     help="Database of the results, instead of the study's own.",
 )
+
+
+def study_in(path: Path) -> StudySpec:
+    """The study in a file, with the storage that the environment names, if it names one."""
+    return read_study(path, storage=storage_of(os.environ))
 
 
 class _Share(click.ParamType[float]):

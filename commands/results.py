@@ -24,7 +24,7 @@ from ..spaces.study.file import read_study
 from ..spaces.study.spec import Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
 from .laws import retimed_on
-from .options import VALUE, choice_options, device_options, json_option, name_option, storage_option
+from .options import VALUE, choice_options, device_options, json_option, name_option
 
 if TYPE_CHECKING:
     from ..search.store.stored import StoredStudy
@@ -42,15 +42,6 @@ if TYPE_CHECKING:
 @click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
 @click.option("--target", type=VALUE, metavar="VALUE", help="Settings whose metric reaches this value, fastest first.")
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
-@click.option(
-    "--every",
-    "every_s",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    help="Seconds between updates, for --watch.",
-)
-@storage_option
 @json_option
 @click.pass_context
 def show(
@@ -62,8 +53,6 @@ def show(
     trial: int | None,
     target: float | None,
     watch: bool,
-    every_s: float,
-    storage: str | None,
     as_json: bool,
 ) -> None:
     """Print what a study has found so far: its front, its trials, one trial, or the settings that reach a target.
@@ -76,7 +65,7 @@ def show(
             raise click.UsageError(
                 "--watch cannot be combined with --all, --outcome, --trial, --target or --json; programs can poll `show --json`"
             )
-        ctx.exit(_watch(study, name, storage, every_s))
+        ctx.exit(_watch(study, name))
     if trial is not None and (every or outcome or target is not None):
         raise click.UsageError("--trial shows one trial: it cannot be combined with --all, --outcome or --target")
     if target is not None and (every or outcome):
@@ -85,7 +74,7 @@ def show(
     from ..search.report.terminal.tables import trials_table
     from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     front, records = stored.front, stored.records
     console = terminal(as_json)
     if trial is not None:
@@ -127,7 +116,7 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     console.print(target_sentence(stored, target))
 
 
-def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
+def _watch(study: str, name: str | None) -> int:
     from ..search.report.terminal.live import LiveView
     from ..search.report.terminal.watch import begun_study, watch_study
     from ..search.store.stored import StoredStudy
@@ -135,13 +124,13 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
     console = terminal()
     try:
         with LiveView(console) as view:
-            begun = begun_study(lambda: StoredStudy.open(study, name, storage), view.say)
-            budget = 0 if "://" in study else read_study(Path(study), storage=storage).budget.trials
-            end = watch_study(begun, view, every_s, budget)
+            begun = begun_study(lambda: StoredStudy.open(study, name), view.say)
+            budget = 0 if "://" in study else read_study(Path(study)).budget.trials
+            end = watch_study(begun, view, budget)
     except KeyboardInterrupt:
         console.print("stopped watching; the study keeps running", style="dim")
         return INTERRUPTED
-    _print_study(StoredStudy.open(study, name, storage), console)
+    _print_study(StoredStudy.open(study, name), console)
     console.print(end.why)
     return 0 if end.done else FAILED
 
@@ -214,7 +203,6 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 )
 @choice_options("With --to: ")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
-@storage_option
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -225,7 +213,6 @@ def export(
     what: str,
     framework: str | None,
     out: Path | None,
-    storage: str | None,
     **choice: Any,
 ) -> None:
     """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework.
@@ -237,7 +224,7 @@ def export(
     from ..spaces.files import write_file
 
     _check_export(ctx, framework)
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     if framework == "optuna":
         from ..search.report.optuna_view import copy_now
 
@@ -304,12 +291,9 @@ def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], out: 
     help="Tracker to send trials to; default: the study's `tracking`. May be repeated.",
 )
 @name_option
-@storage_option
 @json_option
 @click.pass_context
-def track(
-    ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name: str | None, storage: str | None, as_json: bool
-) -> None:
+def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name: str | None, as_json: bool) -> None:
     """Send a study's trials to MLflow, Weights & Biases or TensorBoard: a run each, with settings, curve and outcome.
 
     Trials that a tracker already has are not sent again. With `tracking` in the study file, `bsearch run` does this as trials
@@ -318,7 +302,7 @@ def track(
     from ..search.report.tracking.follow import tell
     from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     chosen = trackers or stored.spec.tracking
     if not chosen:
         raise StudyFileError(
@@ -348,7 +332,6 @@ def track(
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @device_options("Compare this device, by its profile from `bsearch profile STUDY --out FILE` there; several may be named.")
 @name_option
-@storage_option
 def report(
     study: str,
     out: Path | None,
@@ -357,7 +340,6 @@ def report(
     profile_files: tuple[Path, ...],
     prices: tuple[float, ...],
     name: str | None,
-    storage: str | None,
 ) -> None:
     """Write a study's results as one self-contained HTML page.
 
@@ -370,7 +352,7 @@ def report(
     from ..search.store.stored import StoredStudy
     from ..spaces.files import write_file
 
-    stored = with_rates(StoredStudy.open(study, name, storage))
+    stored = with_rates(StoredStudy.open(study, name))
     drawn = StudyFigures.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
     path = write_file(out or results_beside(study) / stored.name / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
@@ -385,8 +367,7 @@ def report(
 @name_option
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
 @click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: if there is a display.")
-@storage_option
-def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
+def dashboard(study: str, name: str | None, port: int, opens: bool | None) -> None:
     """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
 
     For this machine only, since it has no login. Ctrl-C stops it. docs/dashboard.md explains its pages, and how to view it
@@ -395,7 +376,7 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
     from ..search.report.dashboard import dashboard_server
     from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name)
     with dashboard_server(stored, port) as (address, serve), suppress(KeyboardInterrupt):
         click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C stops it)")
         click.echo(f"summary: {address}/note")

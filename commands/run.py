@@ -18,7 +18,7 @@ from ..spaces.storage import masked
 from ..spaces.study.file import read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import StudySpec
 from .group import FAILED, documents_only, epilog, located_faults, main, terminal
-from .options import SHARE, choice_options, json_option, name_option, set_option, storage_option, task_parameters
+from .options import SHARE, choice_options, json_option, name_option, set_option, storage_option, study_in, task_parameters
 from .results import print_front
 
 if TYPE_CHECKING:
@@ -222,15 +222,14 @@ def _shown(study: Path, spec: StudySpec) -> str:
 
 @main.command(epilog=epilog("bsearch check study.yaml"))
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
-@storage_option
 @json_option
-def check(study: Path, storage: str | None, as_json: bool) -> None:
+def check(study: Path, as_json: bool) -> None:
     """Validate the study in STUDY and forecast it: a few timed steps, no training.
 
     Prints how a few batch sizes would be trained, the fastest and slowest trial, the duration of the study,
     the range of training times on the front, and advice.
     """
-    spec = read_study(study, storage=storage)
+    spec = study_in(study)
     from ..search.preview.check import check_study
     from ..search.report.terminal.forecast import check_document, forecast_parts
 
@@ -260,7 +259,6 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write; default: results/STUDY/trial-N.")
 @click.option("--serial", is_flag=True, help="Train in this process, without Ray.")
-@storage_option
 @json_option
 @click.pass_context
 def train(
@@ -272,7 +270,6 @@ def train(
     seeds: int,
     out: Path | None,
     serial: bool,
-    storage: str | None,
     as_json: bool,
     **choice: Any,
 ) -> None:
@@ -285,7 +282,7 @@ def train(
     from ..search.analysis.choice import Choice
     from ..search.report.terminal.train import result_lines, train_document
 
-    opened, console = Study.open(study, name, storage), terminal(as_json)
+    opened, console = Study.open(study, name), terminal(as_json)
     how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": out, "serial": serial, "say": console.print}
     with documents_only(as_json):
         stored, record, trainings = train_point(opened, Choice(**choice), **how)

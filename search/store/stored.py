@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskError
 from ...spaces.schedule import is_own
-from ...spaces.storage import masked
+from ...spaces.storage import masked, storage_of
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord, TrialSetup
@@ -81,7 +82,7 @@ class StoredStudy:
 
         Args:
             name: which one, where the storage holds several.
-            storage: database instead of the study file's own.
+            storage: database instead of the study file's own, or of that in the environment.
 
         Raises:
             StudyFileError: there is none, or several and no name says which.
@@ -137,7 +138,7 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
     if "://" in study:
         url, base = study, name
     else:
-        spec = read_study(Path(study), storage=storage)
+        spec = read_study(Path(study), storage=storage or storage_of(os.environ))
         assert spec.storage is not None
         url, base = spec.storage, name or spec.study
     tables = Tables(url, create=False)

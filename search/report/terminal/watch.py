@@ -27,6 +27,8 @@ from .live import LiveView
 _LATEST_ATTEMPTS = 100
 # A study that somebody is starting in another window has a driver within this time.
 _BEGINS_S, _LOOKS_S = 60.0, 1.0
+# Seconds between two looks at the database.
+_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,7 @@ def begun_study(open_study: Callable[[], StoredStudy], say: Callable[[str], None
         time.sleep(_LOOKS_S)
 
 
-def watch_study(
-    study: StoredStudy, show: LiveView, every_s: float, budget: int = 0, sleep: Callable[[float], None] = time.sleep
-) -> WatchEnd:
+def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Callable[[float], None] = time.sleep) -> WatchEnd:
     """Show a study that another process drives, until its budget is met or it has no driver.
 
     Reads only. An unavailable database is retried for as long as a driver would.
@@ -100,7 +100,7 @@ def watch_study(
                 end = _end(view, spec, row, driver, budget)
                 if end is not None and (end.done or begins_until is None or time.monotonic() > begins_until):
                     return end
-                sleep(every_s)
+                sleep(_EVERY_S)
     finally:
         tables.close()
 

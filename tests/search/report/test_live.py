@@ -205,8 +205,8 @@ def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable
 def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 10})
     with driven(path) as driver:
-        piped = subprocess.Popen([BSEARCH, "show", path, "--watch", "--every", "0.2"], stdout=subprocess.PIPE, text=True)
-        with piped, terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=120, rows=50) as seen:
+        piped = subprocess.Popen([BSEARCH, "show", path, "--watch"], stdout=subprocess.PIPE, text=True)
+        with piped, terminal(BSEARCH, "show", path, "--watch", columns=120, rows=50) as seen:
             seen.until(rf"run by process {driver.pid} on \S+ since .*, seen \d+ s ago")
             seen.until(r"trial \d+ +\S+ +B \d+ +rate \S+")
             assert seen.end() == 0
@@ -231,7 +231,7 @@ def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file
             assert "stopped watching; the study keeps running" in seen.text()
             assert not seen.screen.cursor.hidden
         assert driver.poll() is None
-        with terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=200, rows=50) as seen:
+        with terminal(BSEARCH, "show", path, "--watch", columns=200, rows=50) as seen:
             seen.until("run by process")
             driver.kill()
             driver.wait()
@@ -309,9 +309,7 @@ def test_the_least_needed_is_left_out_first() -> None:
 def test_a_watcher_waits_for_a_study_that_is_about_to_begin_and_for_a_raised_budget(study_file: Callable[..., Path]) -> None:
     for trials in (2, 4):
         path = study_file(task=f"{TASKS}:Points", space=SPACE, budget={"trials": trials})
-        with subprocess.Popen(
-            [BSEARCH, "show", path, "--watch", "--every", "0.2"], stdout=subprocess.PIPE, text=True
-        ) as watcher:
+        with subprocess.Popen([BSEARCH, "show", path, "--watch"], stdout=subprocess.PIPE, text=True) as watcher:
             time.sleep(4)  # it has looked by then, and found nothing, or a study that is done
             subprocess.run([BSEARCH, "run", path, "--serial"], check=True, stdout=subprocess.DEVNULL)
             output = watcher.communicate(timeout=400)[0]
