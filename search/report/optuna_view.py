@@ -68,7 +68,7 @@ class OptunaView:
         functions = _note_functions()
         if functions is None or not (changed or self._front is None or summary != self._summary):
             return
-        # What a note says of the front concerns its members, those that were, and the repeats of both.
+        # Only notes of current and former members of the front, and of repeats of both, mention the front.
         members = {trial.number for one in (front, self._front) if one is not None for trial in one.trials}
         notes: dict[int | None, str] = {
             record.number: trial_note(record, self._spec, front, study=self._study, traceback=self._traceback(record))
@@ -100,7 +100,7 @@ class OptunaView:
 def copy_now(stored: StoredStudy, to: str | None = None) -> OptunaView:
     """A study's copy, up to date, with sentences about its front where they need no new fit.
 
-    A copy beside the study that its own driver keeps is left to that one.
+    A copy beside the study that a running driver keeps up to date is left to that driver.
 
     Args:
         to: as for `OptunaView`.
@@ -117,10 +117,10 @@ def copy_now(stored: StoredStudy, to: str | None = None) -> OptunaView:
 
 @contextmanager
 def kept_copy(say: Callable[[str], None]) -> Iterator[Callable[[StudyRun], None]]:
-    """Context of a run whose copy is kept; gives what starts that, once the run is known.
+    """Context manager that keeps a run's copy up to date; yields the function that starts this, once the run is known.
 
     Args:
-        say: why it is not up to date, if it is not.
+        say: called with the reason when the copy cannot be kept up to date.
     """
     threads: list[_Keeping] = []
 

@@ -19,10 +19,10 @@ class History:
     """What the end of an attempt is judged by.
 
     Args:
-        reached: samples that the trial's attempts had seen before one was lost, at most.
-        lost: attempts at it that were lost since without seeing more.
-        error: what the last trials that ended have failed with, all alike; empty where the last one did not.
-        errors: how many.
+        reached: the most samples that any lost attempt of the trial had seen.
+        lost: attempts lost since then without getting any further.
+        error: the error that the last trials to end have in common; empty if the last one did not fail.
+        errors: how many trials in a row have failed with it.
         failed: trials of the study that have failed so far.
         budget: `budget.trials`.
     """
@@ -35,7 +35,7 @@ class History:
     budget: int = 1
 
     def after_loss(self, attempt: Attempt, outcome: Outcome) -> History:
-        """With an attempt that was interrupted; deaths of a whole machine do not count."""
+        """This history, updated for an interrupted attempt; deaths of a whole machine do not count."""
         seen = attempt.last.samples_seen if attempt.last else 0
         alone = int(outcome.message != LEFT and not outcome.message.startswith(NODE_DIED))
         if outcome.message == LEFT:
@@ -43,7 +43,7 @@ class History:
         return replace(self, reached=max(seen, self.reached), lost=alone if seen > self.reached else self.lost + alone)
 
     def after_end(self, outcome: Outcome) -> History:
-        """With a trial that has ended."""
+        """This history, updated for a trial that has ended."""
         if outcome.kind != "error":
             return replace(self, error="", errors=0)
         # Errors that differ only in numbers (a batch, a rate), addresses and paths are the same error.
@@ -86,7 +86,7 @@ def after(
     Args:
         history: before it.
         pauses: a trial that is stopped is paused.
-        smaller: where it ran out of memory, the same experiment with less; None where there is none.
+        smaller: after an out-of-memory error, a setup of the same experiment that needs less; None if there is none.
     """
     number = attempt.setup.number
     match outcome.kind:

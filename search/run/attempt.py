@@ -13,11 +13,11 @@ from ...spaces.plan import ActivationCheckpointing
 from ...spaces.study.goals import Speed
 from ...spaces.trial import Measurement, Outcome, Suggestion, TrialFacts, TrialResult, TrialSetup, taken_per_second
 
-# A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time
-# differs from the known one by more, and by more than trials differ alone: their first second is slower than steady training.
+# A trial counts as having shared its device if it waited for a core for more than this share of its training, or if the rest
+# of its time is off the expected time by more than this share plus what trials are off by when alone (a slow first second).
 CONTENDED, _SETTLING_S = 0.15, 1.0
-# Below this share of the machine, other programs do not explain it. Our own trials and driver do up to twice the time: two of a
-# machine's cores may be halves of one.
+# Other programs that use less than this share of the machine do not explain a delay. Our own trials and driver explain up to
+# twice the time: two of a machine's cores may be hyperthreads of one physical core.
 _OTHERS, _OWN = 0.1, 1.0
 
 
@@ -98,7 +98,7 @@ def _contended(measured_s: float, waited_s: float, expected_s: float, others_sha
 
 
 def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: float | None) -> list[float]:
-    """What a training of so many seconds takes by each measure."""
+    """What a training of `train_s` seconds takes by each of the measures, in their order."""
     each = [taken_per_second(speed, attempt.devices, price, attempt.watts) for speed in speeds]
     known = [train_s * one for one in each if one is not None]
     assert len(known) == len(each)

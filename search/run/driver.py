@@ -47,7 +47,7 @@ from .runner import Runner
 from .spending import Spending, device_names, prices_of
 from .study_run import WORTH_OF, StudyRun
 
-# How long running attempts may take to write their checkpoints once the driver is asked to go. Who asks may not wait for long:
+# How long running attempts may take to write their checkpoints once the driver is told to stop, which must not take long:
 # Kubernetes and Ray's jobs kill after 30 s.
 LEAVES_S = 15.0
 
@@ -143,7 +143,7 @@ def _open(
     new: bool,
     same_experiment: bool,
 ) -> _OpenStudy:
-    """Find or name the study in its storage, and store what it says now."""
+    """The study as found in its storage, or under a new name there, and how its trials are timed."""
     if kind := network_storage(tables.engine):
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
@@ -269,7 +269,7 @@ def _drive(
             run.recover()
             if spec.budget.min_gain is not None:
                 run.check_worth()
-            run.check_cost()  # by what trials that earlier drivers left had cost
+            run.check_cost()  # counting what the trials of earlier drivers have cost
             watch(run)
             with _heartbeat(run, tables), _interrupts(run, runner, tables.retry_policy) as interrupted:
                 try:
@@ -418,7 +418,7 @@ def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
 @contextmanager
 def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Iterator[list[signal.Signals]]:
     """Ctrl-C, SIGTERM and SIGUSR1 stop the study cleanly: running attempts have a moment to write their checkpoints. A second
-    one does not wait. Yields those received so far.
+    signal stops it at once. Yields the list of signals received so far.
     """
     received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
@@ -432,7 +432,7 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
             raise SystemExit(128 + number)  # a process of a loader, which has this handler too
         if expired and not run.interruptible:
             return
-        # As Slurm sends USR1 before a job's time is over: what ends a job is as good as SIGTERM.
+        # Slurm can send USR1 before a job's time is up: it is treated as SIGTERM.
         received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:

@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ClockFactors:
-    """From known training time to time on the clock, estimated from attempts that ended.
+    """Factors that convert known training time into wall-clock time, estimated from attempts that ended.
 
     Args:
         slowdown: clock seconds of training per known second; other load on the device makes it larger than one.
@@ -54,7 +54,7 @@ class ClockFactors:
     def left_s(self, span: Span, now_s: float) -> float | None:
         """Seconds until a running attempt is done; None where nothing is known of it yet.
 
-        One that is over its known time is extrapolated from its own speed, and so is one without a known time.
+        An attempt that has exceeded its known time, or has none, is extrapolated from its own speed.
         """
         run_s = max(now_s - span.started_s, 0.0)
         if span.known_s is not None:

@@ -86,8 +86,8 @@ class Planner:
     def on_fewer(self, attempt: Attempt, devices: int) -> TrialSetup | None:
         """An attempt's setup for fewer devices than its trial has: each step is that of the same samples.
 
-        None where its trial's time is not known, so that it could not count as what it takes on its own number of devices,
-        where memory depends on that number, or where what is trained does.
+        None if its trial's time is not known, because it could then not be timed as on its full number of devices, or if
+        memory or the training itself depends on the number of devices.
         """
         setup, profile = attempt.setup, self._profile(attempt.setup, attempt.kind)
         if attempt.known_s is None or setup.sharding != "ddp" or profile.batch_statistics:
@@ -141,7 +141,7 @@ class Planner:
         now = profile.under(setup.plan).after_out_of_memory(failed)
         of_kind[key] = profile = profile.updated(now)
         devices = setup.plan.devices
-        # With as much recomputed, or else with more.
+        # First with the same activation checkpointing, then with more.
         kinds = [one.recomputes for one in profile.each]
         for one in profile.each[kinds.index(now.recomputes) :]:
             cap = largest_timed_micro_batch(self._spec, one, devices, setup.effective_batch)
@@ -159,7 +159,7 @@ class Planner:
         return None
 
     def _smaller_evaluation(self, setup: TrialSetup) -> TrialSetup | None:
-        """With half the evaluation batch, where no score depends on it; training's micro-batches were not what failed."""
+        """The setup with half the evaluation batch, as no micro-batch failed; None if that is 1 or a score depends on it."""
         everywhere = [profile for of_kind in self.profiles.values() for profile in of_kind.values()]
         is_loop = any(profile.validation_set is None for profile in everywhere)
         batch = setup.evaluation_batch or (TRAINER_EVALUATION_BATCH if is_loop else EVALUATION_BATCH)

@@ -72,7 +72,7 @@ def with_trials_per_device(
 ) -> StudySpec:
     """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
 
-    One trial per device on CPUs, whose cores trials do not share, and where energy is counted, which is a whole device's.
+    One trial per device on CPUs, whose cores trials do not share, and where energy is counted, which is measured per device.
     """
     if not spec.devices.auto_share:
         return spec
@@ -182,7 +182,7 @@ def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceP
         cost = about["request"]["setup"]
         key = next((key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None)
         if about["request"].get("shared_batch"):
-            continue  # without laws of time, for the number of trials on a device alone
+            continue  # it has no step-time laws: it only determines the number of trials per device
         if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):
             continue
         known = DeviceProfile.from_dict(profile)

@@ -54,7 +54,7 @@ class Spending:
     """The cost of a study's trials so far.
 
     Args:
-        prices: by kind of device, of what a trial has of one for an hour.
+        prices: by kind of device, the hourly price of a trial's share of one.
         records: trials of earlier runs, with what they had cost.
     """
 

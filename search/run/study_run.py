@@ -52,7 +52,7 @@ from .view import StudyView, span_of, study_view
 
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
-# Trials whose worth decides whether to go on, and how many end between two such decisions.
+# How many further trials must be worth running for the study to continue, and how many end between two such decisions.
 WORTH_OF, _WORTH_EVERY = 10, 5
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
@@ -103,7 +103,7 @@ class StudyRun:
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self._ending)
         self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
-        self._interrupted: deque[int] = deque()  # trials that an earlier run left in their middle
+        self._interrupted: deque[int] = deque()  # trials that an earlier run left unfinished
         self._baseline: deque[int] = deque()  # of the user's own settings, those to be tried
         self._histories: dict[int, History] = {}  # of trials that have lost a worker
         records = list(trials)
@@ -212,7 +212,7 @@ class StudyRun:
     def replan_for(self, number: int, devices: int) -> bool:
         """Plan an attempt that was just taken for fewer devices than its trial has, since no more are there.
 
-        It counts as what it takes on its own number of devices. False where it has to wait for those (`Planner.on_fewer`).
+        It is still timed as on its full number of devices. False if it has to wait for those (`Planner.on_fewer`).
         """
         attempt = self._running[number]
         setup = self._planner.on_fewer(attempt, devices)
@@ -229,7 +229,7 @@ class StudyRun:
         self._retries.appendleft(replace(attempt, setup=self._planner.whole(attempt, attempt.setup)))
 
     def lose_attempts(self, why: str) -> None:
-        """Interrupt all running attempts, of which nothing is left because of what happened to all machines."""
+        """End all running attempts as interrupted: none of them survived what happened to the machines."""
         for number in list(self._running):
             self.end(number, Outcome("interrupted", f"{NODE_DIED}: {why}"), silently=True)
 
@@ -435,19 +435,19 @@ class StudyRun:
         return time.monotonic() - self.started_s
 
     def recover(self) -> None:
-        """Queue what comes before any suggestion: trials that earlier runs left in their middle, and the user's own settings.
+        """Queue what comes before any suggestion: trials that earlier runs left unfinished, and the user's own settings.
 
-        Those are tried once in a study's life, and again where they failed with an error.
+        The latter are tried once per study, and again if they failed with an error.
         """
         self._interrupted.extend(record.number for record in self.trials if not record.has_ended and record.outcome != "paused")
         tried = {record.facts.baseline for record in self.trials if record.outcome != "error"}
         self._baseline.extend(index for index in range(len(self.spec.baseline)) if index not in tried)
 
     def sweep(self) -> None:
-        """Leave nothing running behind: interrupted trials go on in the next run."""
+        """Leave nothing running behind: interrupted trials resume in the next run."""
         self.suggestions.close()
         if not self.tables.lock.held(self.name):
-            # The driver that took the study over goes on with our trials.
+            # The driver that took the study over continues our trials.
             self.tables.drop_writes()
             return
         why = self.stop_reason or self.leaving or "the driver stopped"
@@ -478,14 +478,14 @@ class StudyRun:
         self.notify(Event("message", text=text))
 
     def _say_of_checkpoint(self, setup: TrialSetup, error: str, host: str) -> None:
-        """Say why checkpoints fail on a host, once: trials go on without, but an interruption costs more than before."""
+        """Say once per host why checkpoints fail: trials continue without them, but an interruption costs more."""
         if error and (host, error) not in self._said_of_checkpoints:
             self._said_of_checkpoints.add((host, error))
             where = f"{setup.checkpoint}, on {host}" if host else setup.checkpoint
             self._say(f"trial {setup.number}: {error} ({where}); training goes on")
 
     def _delete_checkpoint(self, number: int) -> None:
-        """Delete that of a trial that no longer runs."""
+        """Delete the checkpoint of a trial that no longer runs."""
         attempts = self.tables.attempts(self.name, number)
         if attempts and (checkpoint := attempts[-1]["setup"]["checkpoint"]) is not None:
             delete_checkpoint(checkpoint)
@@ -503,7 +503,7 @@ class StudyRun:
         return record
 
     def _attempts_at(self, record: TrialRecord) -> int:
-        """How many attempts there were at a trial; one that its driver left without an end has one now."""
+        """The number of attempts at a trial so far; an attempt that its driver left open is ended as interrupted."""
         if record.facts.learning_rate is None:  # it has just begun
             return 0
         attempts = self.tables.attempts(self.name, record.number)
@@ -537,7 +537,7 @@ class StudyRun:
                     self._early_stopping.resume(record.number)
 
     def _next_repeat(self) -> TrialRecord | None:
-        """In the budget's last share, another run of a member of the front, before anything new."""
+        """A repeat of a member of the front, due before anything new in the last part of the budget; None if none is due."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
         to_end = len(self._running)
         if not self.enough and self.counted + to_end < most - confirm.reserved(most):

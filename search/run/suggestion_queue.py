@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ...spaces.trial import TrialRecord
 from ..suggest.suggester import Proposal, Suggester
 
-# One more is made for so many running trials, rounded to the nearest: the models then lack the outcomes of a few trials among
+# One fit makes one more for every so many running trials, rounded: the models then lack a few more outcomes besides the
 # many that they lack anyway, and one fit serves them all.
 _RUNNING_FOR_ONE_MORE = 16
 # The most that are made for free devices by one fit: they wait until all are made.
@@ -75,7 +75,7 @@ class SuggestionQueue:
             running: trials; while there are any, the caller need not wait for a suggestion.
             free: how many the caller would take now, this one included.
             most: how many may be wanted, this one included.
-            new: a new trial may be started; else a paused one goes on, or there is no suggestion.
+            new: a new trial may be started; otherwise a paused one is resumed, or there is no suggestion.
         """
         while True:
             self._check()

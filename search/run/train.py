@@ -73,7 +73,7 @@ def planned_trainings(
             of selection bias.
 
     Raises:
-        StudyFileError: the study does not hold the trial's setup, or the folder that of another training.
+        StudyFileError: the study does not hold the trial's setup, or the folder holds another training.
     """
     setup = study.setup_of(record)
     if epochs is not None:
@@ -120,7 +120,7 @@ def _new_seeds(study: StoredStudy, setup: TrialSetup, folder: Path, count: int) 
 
 
 def _known(training: Training) -> Training:
-    """The training as its folder says it ended, if it did.
+    """The training with the result that its folder holds, if there is one.
 
     Raises:
         StudyFileError: the folder holds another training.

@@ -195,7 +195,7 @@ class _Holder(NamedTuple):
 def _mark(process: int) -> str:
     """Distinguishes processes with the same PID: the PID namespace, and ticks from boot to the process's start.
 
-    Empty for one that has ended, also where nobody has waited for it yet.
+    Empty for a process that has ended, even if it is still a zombie that its parent has not reaped.
     """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino

@@ -24,7 +24,7 @@ studies = sa.Table(
     metadata,
     sa.Column("name", sa.String(120), primary_key=True),
     sa.Column("base_name", sa.String(120), nullable=False),  # as in the study file; `--new` adds -2, -3, ...
-    sa.Column("identity", sa.Text, nullable=False),  # JSON of what may not change between runs
+    sa.Column("identity", sa.Text, nullable=False),  # JSON of what must not change between runs
     sa.Column("spec", sa.Text, nullable=False),  # JSON of the study as it was last run
     sa.Column("created_at", sa.String(40), nullable=False),
     sa.Column("driver_s", sa.Float, nullable=False),  # driver time in seconds, summed over restarts

@@ -1,7 +1,7 @@
 """Queries on our tables: studies, device profiles, attempts and measurements.
 
-Only the driver writes. An attempt's end is written here before it is reported to Optuna, so a driver that dies between the
-two loses nothing: the next one reports to Optuna what is recorded here. Measurements follow within a second.
+Only the driver writes. A trial's end is one transaction, with all that its attempt still has to write; nothing is read back
+from the copy in Optuna's tables. Measurements follow within a second.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Tables:
 
     @contextmanager
     def buffered(self, study: str) -> Iterator[WriteBuffer]:
-        """Collect what the trials of a study that is ours report meanwhile, and write it in few transactions.
+        """Buffer what the trials of a study report while this driver holds it, and write it in few transactions.
 
         Raises:
             StorageError: the last of them failed.
@@ -86,7 +86,7 @@ class Tables:
             self.writes = None
 
     def late_error(self) -> Exception | None:
-        """Why something buffered could not be written in time, told once."""
+        """The error of a background commit that failed, returned once; None if none did."""
         return None if self.writes is None else self.writes.failed()
 
     def drop_writes(self) -> None:

@@ -57,16 +57,16 @@ class Trials(Sequence[TrialRecord]):
             self._trials[:] = self._tables.trials(self._study, dict(enumerate(self._trials)))
 
     def change(self, number: int, facts: TrialFacts, outcome: OutcomeKind | None = None) -> TrialRecord:
-        """A trial with these facts beside its own, and perhaps another outcome; it does not end."""
+        """Add facts to a trial, and perhaps change its outcome, without ending it; returns the changed trial."""
         trial = self[number]
         return self._saved(trial.changed(outcome or trial.outcome, facts))
 
     def resume(self, number: int) -> TrialRecord:
-        """A paused or interrupted trial trains again."""
+        """Mark a paused or interrupted trial as running again; returns the changed trial."""
         return self._saved(self[number].changed("running"))
 
     def end(self, number: int, result: TrialResult) -> TrialRecord:
-        """A trial with its result; one that has ended stays as it is."""
+        """End a trial with its result; returns the ended trial. One that has already ended stays as it is."""
         trial = self[number]
         return trial if trial.has_ended else self._saved(trial.ended(result, _now()))
 

@@ -25,7 +25,7 @@ class WriteBuffer:
     Args:
         url: of the database.
         retry_policy: for when it is unavailable; then all of a commit is written again, so every write must be idempotent.
-        first: begins every commit; what it raises refuses all of it.
+        first: runs first in every commit; if it raises, nothing of that commit is written.
     """
 
     def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy, first: Write = lambda connection: None) -> None:
@@ -52,7 +52,7 @@ class WriteBuffer:
             raise failed
 
     def failed(self) -> Exception | None:
-        """Why a commit in time has failed, told once."""
+        """The error of a background commit that failed, returned once; None if none did."""
         failed, self._failed = self._failed, None
         return failed
 

@@ -1,1 +1,1 @@
-"""What to try next, and when to stop: the samplers and the stopping rules, over Optuna."""
+"""What to try next, and when to stop: the suggesters, with Optuna's samplers among them, and the stopping rules."""

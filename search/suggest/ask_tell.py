@@ -134,7 +134,7 @@ class Search:
 
     @property
     def ended(self) -> float:
-        """Trials that count: complete, stopped and diverged ones, and paused ones as the share that they have trained."""
+        """How many trials count: complete, stopped and diverged ones, and paused ones by the share they have trained."""
         return counted(self.records())
 
     def prepare(self, count: int = 1) -> None:
@@ -236,7 +236,7 @@ class Search:
         return self._trials[number]
 
     def _update_copy(self) -> None:
-        """Bring the copy for Optuna's dashboard up to date; without it the search goes on."""
+        """Bring the copy for Optuna's dashboard up to date; if that fails, warn and continue without it."""
         if self._copied_to is None:
             return
         try:

@@ -1,7 +1,7 @@
 """What is known of batches and learning rates before any trial, as the prior of the sampler's processes.
 
-The best rate moves with the batch: along a ridge whose slope is nearly known (by a rule none is left, without one about 0.7 on
-log scales), and accuracy falls off on both sides of it about alike on all tasks. Coordinates are natural logarithms, so that a
+The best rate moves with the batch along a ridge whose slope is nearly known (about 0 if a rule scales it, else about 0.7 on
+log scales), and accuracy falls off similarly on both sides of it on all tasks. Coordinates are natural logarithms, so that a
 length means the same whatever the searched range.
 
     z = (u − ½) · ln(high / low);  z_rate −= slope · z_batch,  slope ~ N(mean, std), fitted along with the length scales
@@ -47,7 +47,7 @@ class BatchRate:
 
     @classmethod
     def of(cls, transform: SpaceTransform, scaled: bool = True) -> BatchRate | None:
-        """That of a space; None where it searches no batch and rate on log scales.
+        """The batch and rate of a space; None unless it searches both on log scales.
 
         Args:
             scaled: a rule scales `reference_rate` with the batch.

@@ -116,7 +116,7 @@ class FrontModel:
         return (scales, noise) if current else None
 
     def _start(self, name: str, count: int) -> tuple[Array, float] | None:
-        """Where a fit to that many trials starts, where one more changes little: at the last fit."""
+        """The last fit, from which to start a fit to `count` trials; None if they are so few that one more changes much."""
         scales, noise, _ = self._last.get(name, (np.empty(0), 0.0, 0))
         return (scales, noise) if len(scales) == self._size(name) and count >= _WARM_START_FROM else None
 
@@ -158,7 +158,7 @@ class FrontModel:
             self.believe(pending, known(pending))
 
     def believe(self, points: Array, log_taken: Array | None) -> None:
-        """Take points (m, width) as trials of their predicted outcomes; `log_taken` (m, measures) by laws, where there are."""
+        """Treat points (m, width) as trials with their predicted outcomes; `log_taken` (m, measures) is by laws, if any."""
         expected = self._log_taken_at(points, log_taken)
         self.points = np.vstack([self.points, points])
         self.on_front = np.append(self.on_front, np.ones(len(points), dtype=bool))
@@ -245,7 +245,7 @@ class FrontModel:
         return cuts, levels
 
     def hypervolume(self) -> float:
-        """Of the front, over the logs of what training takes, up to the most that a candidate takes (once `best` was asked),
+        """The front's hypervolume over the logs of what training takes, up to the most that a candidate takes (after `best`),
         and accuracy above the worst.
         """
         cuts, levels = self._front_cells()
@@ -363,7 +363,7 @@ class _Candidates:
         return self._points[best], float(self._improvement[best])
 
     def evaluate_again(self) -> None:
-        """Evaluate those that may be worth most, after a point more is believed.
+        """Re-evaluate the candidates that may be worth most, after one more point has been believed.
 
         That hardly makes any point worth more: variances are smaller and the front is higher. So only points that were worth
         more before than the best is now are evaluated.

@@ -23,8 +23,8 @@ from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
 # Random points before the model is used: this many more than there are parameters.
 _FIRST = 2
-# Where time or samples limit the search, improvements are divided by them to these powers: plainly per second, it would look
-# at fast trials alone for long (docs/decisions/0035, 0036).
+# Where time limits the search, improvements are divided by seconds to this power: divided by plain seconds, it would try only
+# fast trials for a long time (docs/decisions/0035, 0036).
 _PER_TIME = 0.5
 # A paused trial is worth resuming above this share of the best new one's improvement per second, which is the luckiest of
 # thousands and will mostly be paused itself.
@@ -105,7 +105,7 @@ class FrontSuggester(Suggester):
         ready: Sequence[Mapping[str, Any]] = (),
         or_new: bool = True,
     ) -> tuple[list[dict[str, Any]], int | None]:
-        """What to try from trial `number` on, by one fit, each given those before; and the paused trial that is worth more.
+        """Settings to try from trial `number` on, by one fit, each given those before; and the paused trial worth more, if any.
 
         Args:
             or_new: a new trial may be started; else the best paused one goes on, whatever it is worth.

@@ -23,7 +23,7 @@ def parameter_importances(study: StoredStudy) -> dict[str, float]:
     By fANOVA (Hutter et al., ICML 2014), on the scale on which the sampler compares accuracies: near the best it is linear,
     far below it is compressed.
     """
-    # One that applies in some trials only has no share of what all vary by.
+    # A parameter that applies in only some trials has no share of the variance over all of them.
     space = {name: distribution(domain) for name, domain in study.spec.searched().items() if not domain.when}
     chosen = [
         one

@@ -1,6 +1,6 @@
 """What the rest of a paused trial's training is expected to add to its accuracy.
 
-A trial that is paused at the rung is an observation with doubt: its accuracy there plus the gap to its end. Gaps differ with
+A trial that is paused at the rung is an uncertain observation: its accuracy there plus the gap to its end. Gaps differ with
 the learning rate most of all: at high rates a curve is low until its schedule ends and rises late, so curves cross, and a
 ranking at the rung would finish low rates only. The gap is therefore a process over places of its own, with the rate as a
 feature, learned from the trials that went on.
@@ -26,7 +26,7 @@ RUNG = 0.29
 # Of gaps: their own variance relative to the process's, the prior's mean and standard deviation per share left (and its root),
 # and how many gaps the prior is worth.
 _OWN, _RISE, _SPREAD, _WORTH = 0.15, 0.3, 0.4, 3.0
-# A trial goes on at the rung where this much of what could be known of its gap is not.
+# A trial is not paused at the rung if more than this share of its gap's variance is still unexplained.
 _UNKNOWN = 0.3
 
 

@@ -79,7 +79,7 @@ def distribution(domain: Domain) -> BaseDistribution:
 class SpaceTransform:
     """Encodes parameters as points of the unit cube: numbers on their own (log) scale, categories one-hot.
 
-    A parameter that does not apply beside the others is at the middle of its coordinates, so that points that differ in nothing
+    A parameter that does not apply given the others is at the middle of its coordinates, so that points that differ in nothing
     else are the same.
 
     Args:

@@ -92,7 +92,7 @@ class Expectation:
 class EarlyStopping(ABC):
     """Decides which running trials to stop, from every measurement and every end.
 
-    Accuracies are higher is better: signs are flipped before.
+    Higher accuracies are better: the caller flips the sign of a minimized metric.
 
     Attributes:
         pauses: trials that it stops are paused, and may be resumed later.
@@ -171,7 +171,7 @@ class EarlyStopping(ABC):
         return TrialFacts()
 
     def resume(self, number: int) -> None:
-        """A trial goes on beyond the rung, now or in an earlier run; nothing to be done where trials are not paused."""
+        """Record that a trial trains beyond the rung, now or in an earlier run; does nothing where trials are not paused."""
         return
 
     @abstractmethod
@@ -226,7 +226,7 @@ class PauseAtRung(EarlyStopping):
     """Pause every trial at the rung, unless too little is known of how its curve goes on. The sampler resumes them.
 
     Args:
-        is_new_ground: whether that is so of a trial, given those that go on.
+        is_new_ground: whether too little is known about a trial's curve, given the trials that were not paused.
     """
 
     pauses = True

@@ -38,7 +38,7 @@ class Suggester(ABC):
         return None
 
     def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
-        """Whether too little is known of how a trial's curve goes on, from those `others` that go on, to pause it."""
+        """Whether a trial should not be paused: the `others` that train on say too little about how its curve continues."""
         return False
 
 

@@ -31,9 +31,9 @@ class PausedTrials:
         numbers: (p,), of the trials.
         points: (p, width).
         seconds: (p,), > 0, of their full training.
-        fractions: (p,), shares of it that they had.
+        fractions: (p,), shares of it that they had completed at the rung.
         accuracy: (p,), there; higher is better.
-        waiting: (p,), not training again by now.
+        waiting: (p,), whether they are still paused, not training again.
     """
 
     numbers: np.ndarray[Any, np.dtype[np.int64]]
@@ -112,7 +112,7 @@ def _below_front(taken: Array, accuracy: Array) -> Array:
 
 
 def front_places(taken: Array, accuracy: Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which of the trials no other beats; of equal ones all.
+    """Indices of the trials that no other beats; of equal trials, all are included.
 
     Args:
         taken: (n, 1 or 2).

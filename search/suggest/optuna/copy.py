@@ -66,7 +66,7 @@ class OptunaCopy:
         return changed
 
     def expect(self, number: int, parameters: Mapping[str, Any]) -> None:
-        """A trial that was begun there: the next of ours with its parameters is that one."""
+        """Register a trial begun in Optuna's study: our next trial with these parameters corresponds to it."""
         self._begun[number] = parameters
 
     def id_of(self, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Any of Optuna's samplers as a Suggester: it is asked in a study in memory that is a copy of ours."""
+"""Any of Optuna's samplers as a Suggester, asked within an in-memory copy of our study."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OptunaSuggester(Suggester):
     """One of Optuna's samplers, which proposes one trial at a time.
 
     Args:
-        seed: of the sampler; another one after every restart, which would replay its first points.
+        seed: of the sampler; a different one after every restart, since the same one would replay its first points.
 
     Raises:
         StudyFileError: it cannot be imported or is not a sampler.
