@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ...spaces.errors import BsearchError, TaskError
-from ...spaces.trial import COUNTED, Outcome
+from ...spaces.trial import Outcome, OutcomeKind
 from ..loading import user_code_location
 from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory
@@ -92,9 +92,13 @@ class RankDiedError(Exception):
         self.machine = machine
 
 
+# Outcomes that all ranks come to at the same step.
+_TOGETHER: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
+
+
 def is_failure(report: Any) -> bool:
-    """Whether the other ranks may still wait for this one after the report: an outcome that does not count as a trial's end."""
-    return isinstance(report, Outcome) and report.kind not in COUNTED
+    """Whether the other ranks may still wait for this one after the report."""
+    return isinstance(report, Outcome) and report.kind not in _TOGETHER
 
 
 def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> None:

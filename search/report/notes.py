@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, assert_never
 
 from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.plan import BatchPlan
@@ -210,6 +210,13 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
             return f"**Interrupted**: {message}" if record.has_ended else goes_on
         case "error":
             return f"**Failed**: {message}"
+        case "complete":
+            return _result(record, front)
+    assert_never(record.outcome)
+
+
+def _result(record: TrialRecord, front: ParetoFront) -> str:
+    """Of a complete trial, what it came to and whether it is on the front."""
     result = f"{escaped(front.metric)} {number(record.accuracy)} {front.takes(record)}"
     if front.noun == "time":
         result += " of training"

@@ -91,7 +91,7 @@ def after(
     number = attempt.setup.number
     match outcome.kind:
         case "interrupted":
-            if history.after_loss(attempt, outcome).lost < LOST_ATTEMPTS:
+            if outcome.message == LEFT or history.after_loss(attempt, outcome).lost < LOST_ATTEMPTS:
                 words = "" if outcome.message == LEFT else f"trial {number}: interrupted: {outcome.message}"
                 return Retry(replace(attempt.setup, attempt=attempt.setup.attempt + 1), words)
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")

@@ -20,69 +20,22 @@ from ..domain import DOMAIN_KINDS, Domain, Section, applies, values_of
 from ..errors import MOST_FAULTS, Fault, StudyFileError, cut, near_miss
 from ..files import text_of
 from ..learning_rate import RULE_EXPONENTS
+from ..trial import TrialFacts
 from .devices import Devices
 from .space import Space
 from .spec import TASK, StudySpec
 
 Key = tuple[str | int, ...]
 
-# Columns and user attributes of results; a task parameter of the same name would clash with them.
-RESERVED = frozenset(
-    {
-        "accuracy",
-        "all",
-        "attempt",
-        "attempts",
-        "baseline",
-        "began_as",
-        "betas",
-        "checkpoint",
-        "contended",
-        "cost",
-        "curve",
-        "device_kind",
-        "device_s",
-        "devices",
-        "ended_at",
-        "energy_j",
-        "eps",
-        "expected_second",
-        "ghost_batch",
-        "host",
-        "knee",
-        "learning_rate",
-        "measured_energy_j",
-        "measured_train_s",
-        "message",
-        "micro_batch",
-        "model_parameters",
-        "on_front",
-        "outcome",
-        "peak_bytes",
-        "peak_reserved_bytes",
-        "price",
-        "repeats",
-        "resumed_at",
-        "samples_budget",
-        "spent",
-        "samples_per_s",
-        "seed",
-        "started_at",
-        "steps",
-        "stopped_accuracy",
-        "stopped_fraction",
-        "rung_accuracy",
-        "rung_fraction",
-        "train_s",
-        "train_s_error",
-        "waited_s",
-        "watts",
-        "others_share",
-        "train_s_source",
-        "trial",
-        "val_loss",
-    }
-)
+# Names that results have beside facts, and facts that tasks may search under the same name.
+_RESULTS = {"accuracy", "all", "attempt", "began_as", "cost", "ended_at", "energy_j", "knee", "on_front", "outcome"} | {
+    "started_at",
+    "trial",
+    "val_loss",
+}
+_SEARCHED = {"accumulation", "effective_batch", "epochs", "momentum", "nesterov", "optimizer", "rule", "weight_decay"}
+# A task parameter of one of these names would take the place of a result.
+RESERVED = frozenset(_RESULTS | set(TrialFacts.__slots__) - _SEARCHED)
 # Limits far above any real study file: larger input is a mistake or an attack.
 LARGEST_FILE = 1 << 20  # bytes
 MOST_NODES = 10_000  # keys and values, with aliases expanded
@@ -502,7 +455,7 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             if name not in domains:
                 yield key, f"expected a parameter from space, got {name!r}.{near_miss(name, domains)}"
             elif not domains[name].contains(value):
-                hint = f" Write rule: power, exponent: {RULE_EXPONENTS[value]:g}." if _power_for(name, value, domains) else ""
+                hint = f" Write rule: power, exponent: {RULE_EXPONENTS[value]!r}." if _power_for(name, value, domains) else ""
                 yield key, f"expected {domains[name]} as in space.{name}, got {value!r}.{hint}".removesuffix("." * (not hint))
         if isinstance(settings, dict):
             chosen = {name: next(values_of(domain)) for name, domain in domains.items()} | settings

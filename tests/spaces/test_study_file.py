@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.learning_rate import RATE_RULES
 from bsearch.spaces.study.file import parse_study, read_study, study_from_dict
 from bsearch.spaces.study.spec import StudySpec
 from conftest import small_study
@@ -84,8 +85,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
     text = text.replace("precision: bf16", "precison: bf16").replace("trials: 60", "trials: many")
     assert messages(text) == [
         "study.yaml:5: space.effective_batch: expected an integer >= 1, got 0",
-        "study.yaml:7: space.rule: expected one of constant, linear, sqrt, power, adam_sde, saturating, surge, adamw_tau, "
-        "auto; got 'sqr'. Did you mean 'sqrt'?",
+        f"study.yaml:7: space.rule: expected one of {', '.join(RATE_RULES)}, auto; got 'sqr'. Did you mean 'sqrt'?",
         "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
         "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Valid keys: precision, schedule, "
         "warmup, clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, "

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
-from ....spaces.trial import TrialRecord
+from ....spaces.trial import OutcomeKind, TrialRecord
 from .figure import Axis, Figure, Layer, Tone
 
-_TONES: dict[str, Tone] = {
+TONES: dict[OutcomeKind, Tone] = {
     "complete": "front",
     "stopped": "stopped",
     "paused": "paused",
@@ -58,7 +58,7 @@ def timeline_figure(
         placed.append((host, lane, began - first, end - first, record, outcome))
     order = {place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))}
     layers = []
-    for outcome, tone in _TONES.items():
+    for outcome, tone in TONES.items():
         group = [one for one in placed if (one[5] or "interrupted") == outcome]
         if not group:
             continue

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import optuna
 import pytest
@@ -34,7 +34,7 @@ from bsearch.spaces.domain import Choices, Range
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import TrialFacts, TrialRecord, TrialResult, TrialSetup
+from bsearch.spaces.trial import OutcomeKind, TrialFacts, TrialRecord, TrialResult, TrialSetup
 from click.testing import CliRunner
 from helpers import as_optuna, setup
 from hypothesis import HealthCheck, given, settings
@@ -68,7 +68,7 @@ FACTS = st.fixed_dictionaries(
         "something else": PLAIN,
     },
 )
-RESULTS = ["complete", "stopped", "paused", "diverged", "infeasible", "interrupted", "error"]
+RESULTS = get_args(OutcomeKind)
 
 
 @st.composite

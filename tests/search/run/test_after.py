@@ -1,0 +1,109 @@
+"""What follows from an attempt's end, for every outcome; and where each outcome has its words, its colour and its line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from bsearch.search.report.notes import _outcome
+from bsearch.search.report.page.timeline import TONES
+from bsearch.search.run.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Paused, Retry, after
+from bsearch.search.run.attempt import Attempt
+from bsearch.spaces.study.file import study_from_dict
+from bsearch.spaces.trial import (
+    COUNTED,
+    LEFT,
+    NODE_DIED,
+    Measurement,
+    Outcome,
+    OutcomeKind,
+    ParetoFront,
+    Suggestion,
+    TrialRecord,
+)
+from helpers import setup
+from hypothesis import given
+from hypothesis import strategies as st
+
+KINDS = get_args(OutcomeKind)
+
+
+def attempt(seen: int = 0) -> Attempt:
+    made = setup()
+    measured = [Measurement(seen, 1.0, 0.5)] if seen else []
+    return Attempt(Suggestion(made.number, {}), made, "cpu", None, measurements=measured)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_interruptions_and_too_little_memory_are_retried(kind: OutcomeKind) -> None:
+    smaller = setup(16)
+    follows = after(attempt(), Outcome(kind, "why"), History(), smaller=smaller)
+    match kind:
+        case "interrupted":
+            assert follows == Retry(replace(setup(), attempt=1), "trial 0: interrupted: why")
+        case "out_of_memory":
+            assert follows == Retry(replace(smaller, attempt=1), "trial 0: out of memory: why")
+        case _:
+            assert follows == Done(Outcome(kind, "why"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_trials_pause_only_a_stop_is_a_pause(kind: OutcomeKind) -> None:
+    assert isinstance(after(attempt(), Outcome(kind), History(), pauses=True), Paused) == (kind == "stopped")
+
+
+def test_out_of_memory_with_nothing_smaller_left_is_an_error() -> None:
+    follows = after(attempt(), Outcome("out_of_memory", "full", "where", micro_batch=1), History())
+    assert follows == Done(Outcome("error", "a micro-batch of one sample does not fit: full", "where"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["lost", NODE_DIED, LEFT])), max_size=12))
+def test_a_worker_that_dies_without_progress_is_the_trials_fault(losses: list[tuple[int, str]]) -> None:
+    """The slow twin counts deaths of workers alone since samples were last gained."""
+    history, reached, without = History(), 0, 0
+    for seen, why in losses:
+        alone = why == "lost"
+        if why != LEFT:
+            without = int(alone) if seen > reached else without + alone
+            reached = max(reached, seen)
+        outcome = Outcome("interrupted", why)
+        follows = after(attempt(seen), outcome, history)
+        assert isinstance(follows, Retry) == (why == LEFT or without < LOST_ATTEMPTS)
+        assert not isinstance(follows, Retry) or (follows.words == "") == (why == LEFT)
+        history = history.after_loss(attempt(seen), outcome)
+
+
+def test_equal_errors_in_a_row_end_the_study_and_others_between_them_do_not() -> None:
+    history = History(budget=100)
+    for number in range(SAME_ERRORS - 1):
+        outcome = Outcome("error", f"batch {number} of /some/path{number} at 0x{number}f")
+        assert after(attempt(), outcome, history) == Done(outcome)
+        history = history.after_end(outcome)
+    last = Outcome("error", "batch 77 of /another at 0xff")
+    follows = after(attempt(), last, history)
+    assert isinstance(follows, Failed) and follows.outcome == last
+    assert follows.why == f"{SAME_ERRORS} trials in a row failed with the same error: {last.message}"
+    for kind in ("complete", "paused", "stopped"):
+        between = history.after_end(Outcome(kind))  # type: ignore[arg-type]
+        assert after(attempt(), last, between) == Done(last)
+
+
+def test_more_failures_than_the_budget_end_the_study() -> None:
+    history = History(failed=2 + SAME_ERRORS, budget=2)
+    follows = after(attempt(), Outcome("error", "another"), history)
+    assert isinstance(follows, Failed) and "more than budget.trials allows" in follows.why
+    assert after(attempt(), Outcome("complete"), history) == Done(Outcome("complete"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_outcome_has_its_words_its_colour_and_its_line_in_the_documents(kind: OutcomeKind) -> None:
+    assert kind in TONES
+    study = {"study": "s", "task": "t:T", "space": {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1}}
+    ended = TrialRecord(0, kind, {}, train_s=1.0, accuracy=0.5, ended_at="2026-01-01T00:00:00")
+    words = _outcome(ended, study_from_dict(study), ParetoFront(()))
+    assert ("Complete" in words) == (kind == "complete")
+    table = (Path(__file__).parents[3] / "docs" / "faults.md").read_text()
+    line = next(line for line in table.splitlines() if line.startswith(f"| `{kind}`"))
+    assert ("| yes |" in line or "| its share |" in line) == (kind in COUNTED or kind == "paused")
