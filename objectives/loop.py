@@ -36,6 +36,7 @@ from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
 from .loading import schedule_of
 from .machine.accelerator import device_of, moved, pins
+from .machine.torch_settings import configure_torch
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.buffers import SharedBuffers
 from .model.modes import TrainingModes
@@ -47,7 +48,6 @@ from .state.leaving import Leaving
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
 from .task import Data, check_inner_optimizers, check_number_of_passes, check_optimizer, checked_data
-from .training import configure_torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from .loading import load_task, user_code_location
 from .loop import forget_loop, newest_loop
 from .machine.accelerator import device_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
+from .machine.torch_settings import seed_everything
 from .parallel.rank_main import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
 from .state.leaving import Leaving, ask_to_leave, asked_to_leave, stay
 from .task import Task, TrainFunction
-from .training import seed_everything, train_task
+from .training import train_task
 
 # The beginning of the message of an attempt that could not begin, since nothing can train in its process.
 PROCESS_FAILED = "its process cannot train"

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.loop import Loop, Step, newest_loop
+from bsearch.objectives.machine.torch_settings import seed_everything
 from bsearch.objectives.task import Data, Loss, Task
-from bsearch.objectives.training import TrainingRun, seed_everything
+from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.trial import Measurement, TrialSetup
 from rank_jobs import SAM
 from torch import Tensor, nn

@@ -38,7 +38,7 @@ from parso.tree import search_ancestor
 ROOT = Path(__file__).parent.parent
 QUICK = "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults)"
 # The tests that speak about each module; its docstrings' examples run too.
-RECORDS = "tests/search/store/test_records.py::test_"
+TABLES = "tests/search/store/test_tables.py::test_"
 MODULES = {
     "spaces/plan.py": "tests/spaces/test_plan.py",
     "spaces/domain.py": "tests/spaces/test_domain.py tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
@@ -46,25 +46,25 @@ MODULES = {
     "spaces/storage.py": "tests/spaces/test_storage.py",
     "objectives/data/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
     "tests/objectives/test_modes.py",
-    "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_units.py "
-    "tests/objectives/test_noise_scale.py tests/objectives/test_checkpoint.py "
+    "objectives/steps/stepping.py": "tests/objectives/test_training.py tests/objectives/test_units.py "
+    "tests/objectives/test_noise_scale.py tests/objectives/test_whole_run.py",
+    "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_checkpoint.py "
     "tests/objectives/test_whole_run.py tests/objectives/test_evaluation.py",
+    "search/run/after.py": "tests/search/run/test_after.py",
     "search/analysis/pareto.py": "tests/search/analysis/test_pareto.py "
     "tests/search/analysis/test_confirm.py::test_a_lucky_run_loses_its_place",
-    "search/store/lock.py": f"{RECORDS}one_driver_holds_a_study "
-    f"{RECORDS}a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it "
-    f"{RECORDS}a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere "
-    f"{RECORDS}a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock_expires "
-    f"{RECORDS}who_drives_a_study_is_asked_of_any_name {RECORDS}the_lock_is_asked_for_again_until_the_database_answers "
-    f"{RECORDS}of_many_drivers_at_once_exactly_one_wins {RECORDS}a_holder_that_comes_to_life_keeps_its_study "
+    "search/store/lock.py": f"{TABLES}one_driver_holds_a_study "
+    f"{TABLES}a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it "
+    f"{TABLES}a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere "
+    f"{TABLES}a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock_expires "
+    f"{TABLES}who_drives_a_study_is_asked_of_any_name {TABLES}the_lock_is_asked_for_again_until_the_database_answers "
+    f"{TABLES}of_many_drivers_at_once_exactly_one_wins {TABLES}a_holder_that_comes_to_life_keeps_its_study "
     "tests/search/preview/test_doctor.py::test_a_holder_is_named_and_a_dead_one_too",
 }
 # Where a module holds more than laws, the functions that do.
 FUNCTIONS = {
-    "objectives/training.py": {
-        *("step", "accumulate", "_weight", "rescale_gradients", "evaluate", "measurements"),
-        "micro_batches",
-    },
+    "objectives/steps/stepping.py": {"step", "accumulate", "_weight", "rescale_gradients", "micro_batches"},
+    "objectives/training.py": {"evaluate", "measurements"},
 }
 # An operator is replaced by its nearest neighbour alone: that `+` is not `<<` is no law.
 OPERATORS = re.compile(

@@ -25,6 +25,7 @@ from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..data.batches import Fetcher, SampleStream, batches
 from ..data.sample_weights import checked_weights
 from ..loading import schedule_of
+from ..machine.torch_settings import configure_torch, seed_everything
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..optimizers import shown_kind
 from ..profiling.live_bytes import LiveBytes
@@ -32,7 +33,6 @@ from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import check_optimizer
-from ..training import configure_torch, seed_everything
 from .coupled_loss import CoupledLoss
 
 # The random sampler that accelerate puts in the place of torch's.

@@ -33,7 +33,7 @@ from ..examination.copies import line_of
 from ..machine.accelerator import widest_float
 from ..machine.device_memory import is_out_of_memory
 from ..optimizers import Joined
-from ..training import rescale_gradients
+from ..steps.stepping import rescale_gradients
 from .as_generator import Report, as_generator
 from .coupled_loss import BatchLoss, CoupledSteps, Embed, coupled_loss
 from .driven_loop import DrivenLoop, study_faults, zero_gradients

@@ -13,10 +13,12 @@ import pytest
 import torch
 from bsearch.objectives.data.batches import Fetcher, in_order
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.machine.torch_settings import allow_tf32
 from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.steps.stepping import rescale_gradients
 from bsearch.objectives.task import Loss, Score, Task, named_scores
-from bsearch.objectives.training import TrainingRun, allow_tf32, rescale_gradients, train_task
+from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings

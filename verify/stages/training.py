@@ -19,8 +19,9 @@ import yaml
 from torch import Tensor
 
 from ...objectives.examination.examine import examined
+from ...objectives.machine.torch_settings import allow_tf32
 from ...objectives.parallel.rank_processes import close_ranks
-from ...objectives.training import TrainingRun, allow_tf32
+from ...objectives.training import TrainingRun
 from ...objectives.trial import start_attempt
 from ...search.store.stored import StoredStudy
 from ...spaces.errors import BsearchError
