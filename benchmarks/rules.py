@@ -27,7 +27,7 @@ import numpy as np
 import optuna
 from bsearch.search.analysis.rates import BestRates
 from bsearch.search.laws.best_rate import best_rates
-from bsearch.spaces.trial import TrialFacts, TrialRecord
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from problems import Laws, Table
 
 from search import search_of

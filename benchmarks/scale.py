@@ -62,9 +62,10 @@ from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken
+from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import Measurement, TrialFacts, TrialRecord, TrialResult, TrialSetup
+from bsearch.spaces.trial import Measurement, TrialSetup
 from ray.tune.execution import tune_controller
 
 SAMPLES = 50_000

@@ -32,8 +32,9 @@ from bsearch.objectives.vision import small_cnn
 from bsearch.search.laws.scale_up import LAWS, ScaledUp, scale_up
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.training import Training
-from bsearch.spaces.trial import Measurement, TrialFacts, TrialRecord, TrialSetup
+from bsearch.spaces.trial import Measurement, TrialSetup
 from problems import Table
 from scipy.interpolate import RegularGridInterpolator
 from tables import TABLES

@@ -23,9 +23,10 @@ from bsearch.objectives.trial import start_attempt
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import changed_study, read_study
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.trial import Measurement, TrialFacts, TrialRecord, TrialSetup
+from bsearch.spaces.trial import Measurement, TrialSetup
 from rich.console import Console
 from rich.table import Table
 

@@ -16,11 +16,13 @@ from ..search.store.stored import StoredStudy
 from ..spaces.domain import share
 from ..spaces.errors import BsearchError, Fault, StudyFileError
 from ..spaces.files import write_file
+from ..spaces.front import ParetoFront
 from ..spaces.readable import count, from_here, number
+from ..spaces.record import TrialRecord, counted
 from ..spaces.storage import masked, storage_of
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import StudySpec
-from ..spaces.trial import Measurement, ParetoFront, TrialRecord, counted
+from ..spaces.trial import Measurement
 
 if TYPE_CHECKING:
     import pandas

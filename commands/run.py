@@ -168,7 +168,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from ..search.report.terminal.tables import outcome_counts
     from ..search.run.study_run import gain_sentence
     from ..spaces.readable import count, seconds
-    from ..spaces.trial import counted
+    from ..spaces.record import counted
 
     stored = result.study
     document = study_document(stored.name, masked(stored.url), stored.front, stored.records)

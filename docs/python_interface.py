@@ -32,7 +32,7 @@ SECTIONS = {
         "bsearch.spaces.trial:Measurement",
         "bsearch.objectives.state.checkpoint:Checkpoint",
     ),
-    "Trials of a study": ("bsearch.spaces.trial:TrialRecord",),
+    "Trials of a study": ("bsearch.spaces.record:TrialRecord",),
     "The search alone": ("bsearch.search.suggest.ask_tell:Search", "bsearch.search.suggest.optuna.sampler:FrontSampler"),
     "Plan a step": (
         "bsearch.spaces.plan:plan_batch",

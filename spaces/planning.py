@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
 from typing import Any, Literal
 
-from .domain import applying, bounds, count_of, every_value_of, values_of
+from .domain import bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
-from .laws.device import DeviceProfile, ProfileRequest
-from .laws.step_time import Exchange, StepTime, doubt, fastest_plan
+from .laws.device import DeviceProfile
+from .laws.step_time import StepTime, doubt, fastest_plan
 from .learning_rate import (
     RULES_FOR_ADAM,
-    RULES_FOR_DECAY,
     OptimizerSettings,
     RuleConstants,
     scaled_settings,
     with_beta2_half_life,
 )
-from .plan import ActivationCheckpointing, BatchPlan, Embedding, accumulation_limits, plan_batch, step_plans
-from .readable import readable_bytes
-from .readable import seconds as readable_seconds
+from .plan import BatchPlan, accumulation_limits, plan_batch, step_plans
+from .record import taken_per_second
 from .study.spec import StudySpec
 from .study.training import BETAS, RECIPE, Training
-from .trial import Suggestion, TrialSetup, taken_per_second
+from .trial import Suggestion, TrialSetup
 
 # Limit on combinations of cost-changing values; each is profiled before the first trial.
 MOST_PROFILES = 16
@@ -366,7 +363,7 @@ _NO_COST = {
 def training_cost(spec: StudySpec) -> dict[str, Any]:
     """The keys of a study's `training` that affect the memory or the time of a step."""
     costly = _costly(spec)  # these are in a profile's own parameters
-    cost = training_of(spec, _first_values(spec)).model_dump(mode="json", exclude=_NO_COST)
+    cost = training_of(spec, first_values(spec)).model_dump(mode="json", exclude=_NO_COST)
     return {name: value for name, value in cost.items() if name not in costly}
 
 
@@ -463,274 +460,10 @@ def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceP
     return low, high
 
 
-def _first_values(spec: StudySpec) -> dict[str, Any]:
+def first_values(spec: StudySpec) -> dict[str, Any]:
     """The first value of every domain; of betas an unusual one, which shows whether the optimizer gets them."""
     first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()}
     for name, usual in zip(BETAS, spec.training.betas, strict=True):
         if name in first:
             first[name] = next((value for value in values_of(spec.space.domains()[name]) if value != usual), first[name])
     return first
-
-
-def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
-    """A setup from the first value of every domain, for profiling the training code."""
-    first = _first_values(spec) | dict(key)
-    own = spec.space.task_parameters()
-    parameters = {name: value for name, value in applying(own, first).items() if name in own}
-    training = training_of(spec, first)
-    betas = training.betas
-    if spec.keeps_beta2_half_life:  # as after the rule: shows whether the optimizer gets them
-        betas = with_beta2_half_life(OptimizerSettings(0.0, betas), 2.0).betas
-    reference = OptimizerSettings(float(first["reference_rate"]), betas, training.eps, first["weight_decay"])
-    return TrialSetup(
-        study=spec.study,
-        number=0,
-        attempt=0,
-        plan=BatchPlan(int(bounds(spec.space.effective_batch)[0])),
-        optimizer=reference,
-        samples_budget=1,
-        training=training,
-        epochs=first["epochs"],
-        metric=spec.objectives.metric.name,
-        device=device,
-        cpus=spec.devices.cores(device),
-        sharding=spec.devices.sharding,
-        folder=str(spec.folder),
-        parameters=parameters,
-    )
-
-
-def profile_request(
-    spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = (), *, traces: bool = False
-) -> ProfileRequest:
-    """What to measure about a study's task on a device."""
-    setup = profiling_setup(spec, device, key)
-    # Values without changes_cost: the laws of one of them have to hold for all.
-    own = spec.space.task_parameters()
-    first = {name: next(values_of(domain)) for name, domain in own.items()} | dict(setup.parameters)
-    others = [
-        (name, value, applying(own, {**first, name: value}))
-        for name, domain in own.items()
-        if not getattr(domain, "changes_cost", False)
-        for value in dict.fromkeys(values_of(domain))
-        if value != setup.parameters.get(name)
-    ]
-    # One that does not apply there is among the parameters of a value with which it does.
-    others = [(name, value, parameters) for name, value, parameters in others if name in parameters]
-    return ProfileRequest(
-        setup=setup,
-        memory=spec.memory,
-        highest=int(bounds(spec.space.effective_batch)[1]),
-        traces=traces,
-        devices=spec.devices.counts,
-        share=spec.devices.share,
-        timing_s=float(spec.budget.profile_s),
-        energy="energy_j" in spec.objectives.speeds,
-        others=tuple(others) if spec.budget.profile_s else (),
-    )
-
-
-def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRequest:
-    """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
-    low, high = bounds(spec.space.effective_batch)
-    request = profile_request(spec, device, cost_keys(spec)[0])
-    return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
-
-
-def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
-    """Settings of the study that its task, data or memory do not allow."""
-    faults = []
-    for index, settings in enumerate(spec.baseline):
-        batch = settings.get("effective_batch")
-        if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
-            message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
-            if not any(one.splits for one in profile.each):
-                message += " (a batch is never split, since the loss compares its samples)"
-            faults.append(Fault(f"baseline.{index}.effective_batch", message))
-    if profile.training_set is None:
-        faults.append(
-            Fault(
-                "training.samples", "expected the size of the training set, which a loop of your own does not report; got none"
-            )
-        )
-    else:
-        _, largest = bounds(spec.space.effective_batch)
-        if largest > profile.training_set:
-            faults.append(
-                Fault(
-                    "space.effective_batch",
-                    f"expected at most the training set's {profile.training_set} samples, got {largest:g}. "
-                    f"Write high: {profile.training_set} or less.",
-                )
-            )
-    if profile.examination is not None and not spec.training.accept_inexact:
-        faults += [Fault("", line) for line in profile.examination.refusal_lines]
-    if not any(one.splits for one in profile.each):
-        message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
-        if profile.embedding:
-            message = (
-                "expected 1, because whole batches fit in memory, and splitting them takes a second forward pass; got {}. To "
-                "split them, set memory.limit or memory.largest_micro_batch."
-            )
-        if max(spec.devices.counts) > 1 and profile.couples_samples:
-            faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
-        if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
-            faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
-    energy = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
-    if energy and not profile.step_times:
-        if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            instead = "Write train_s." if energy[0] == "speed" else "Remove second_speed."
-            message = (
-                f"expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. {instead}"
-            )
-            faults.append(Fault(f"objectives.{energy[0]}", message))
-    elif energy and any(law.power is None for law in profile.all_step_times):
-        message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
-        faults.append(Fault(f"objectives.{energy[0]}", message))
-    if spec.training.sync_batch_norm and profile.kind == "cpu":
-        message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
-        faults.append(Fault("training.sync_batch_norm", message))
-    adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
-    if adam_rules and not profile.adaptive:
-        faults.append(
-            Fault(
-                "space.rule",
-                f"expected a rule for {profile.optimizer}, which has no betas of Adam's kind; got {adam_rules[0]!r}, which "
-                "scales them. Use linear or sqrt, or an Adam optimizer.",
-            )
-        )
-    decay_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_DECAY]
-    if decay_rules and not profile.decoupled_decay:
-        faults.append(
-            Fault(
-                "space.rule",
-                f"expected a rule for {profile.optimizer}, whose weight decay is part of the gradient; got {decay_rules[0]!r}, "
-                "which scales decoupled weight decay. Use sqrt, or AdamW.",
-            )
-        )
-    if "weight_decay" in spec.space.model_fields_set and not profile.applies_decay:
-        faults.append(
-            Fault(
-                "space.weight_decay",
-                f"expected a task whose {profile.optimizer} applies it, got one that does not. Write "
-                "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
-            )
-        )
-    wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
-    wanted += [spec.place_of("beta2_scaling")] if spec.keeps_beta2_half_life else []
-    if wanted and not (profile.applies_betas and profile.adaptive):
-        faults.append(
-            Fault(
-                wanted[0],
-                f"expected a task whose {profile.optimizer} gets betas=setup.betas, got one that does not. Pass "
-                "betas=setup.betas to the optimizer, or remove the key.",
-            )
-        )
-    for name, value, factor in profile.other_costs:
-        faults.append(
-            Fault(
-                f"space.{name}",
-                f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at "
-                "the first value. Write {choices: [...], changes_cost: true} to time each value separately, or "
-                "budget: {profile_s: 0} to use measured wall-clock times.",
-            )
-        )
-    for name in profile.unused_parameters:
-        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads, got one that it never read"))
-    return faults
-
-
-def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
-    """The feasible batches and their limits, in one line."""
-    profiles = list(profiles)
-    caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
-    limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
-    kinds = dict.fromkeys(one.recomputes for profile in profiles for one in profile.each)
-    sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
-    if caps and len(kinds) == 1 and _words(*next(iter(kinds))) in _PLAIN:
-        sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
-    elif caps:
-        each = (f"{_range(_caps(spec, profiles, kind))} {_words(*kind)}" for kind in kinds)
-        sentence += f"; largest micro-batch {', '.join(each)}"
-    if limits:
-        sentence += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} headroom)"
-    return sentence
-
-
-_WITH = {
-    "none": "without activation checkpointing",
-    "selective": "with selective activation checkpointing",
-    "full": "with full activation checkpointing",
-}
-
-
-# Where nothing is recomputed.
-_PLAIN = (_WITH["none"], "unsplit")
-
-
-def _words(mode: ActivationCheckpointing, embedding: Embedding) -> str:
-    """What is recomputed, to follow a noun.
-
-    >>> _words("full", ""), _words("selective", "cached")
-    ('with full activation checkpointing', 'with embeddings cached and selective activation checkpointing')
-    """
-    if not embedding:
-        return _WITH[mode]
-    how = "unsplit" if embedding == "whole" else "with embeddings cached"
-    joint = " and" if embedding == "cached" else ","
-    return how if mode == "none" else f"{how}{joint} {_WITH[mode].removeprefix('with ' if embedding == 'cached' else '')}"
-
-
-def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]) -> list[int]:
-    """The largest micro-batches of profiles that recompute this, ascending."""
-    caps = (micro_batch_cap(spec, one) for profile in profiles for one in profile.each if one.recomputes == kind)
-    return sorted({cap for cap in caps if cap is not None})
-
-
-def _range(values: list[int]) -> str:
-    return " to ".join(str(value) for value in dict.fromkeys((values[0], values[-1]))) if values else "any"
-
-
-def exchange_sentence(exchange: Exchange) -> str:
-    """What the network between a trial's machines costs it.
-
-    >>> exchange_sentence(Exchange(2, 4_000_000, 0.012, 0.003))
-    'summing 3.81 MiB of gradients takes 12 ms over 2 machines, 3 ms within one; training overlaps with a part of it'
-    """
-    return (
-        f"summing {readable_bytes(exchange.gradient_bytes)} of gradients takes {readable_seconds(exchange.all_s)} over "
-        f"{exchange.machines} machines, {readable_seconds(exchange.within_s)} within one; training overlaps with a part of it"
-    )
-
-
-def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
-    """The precision of predicted training times, one line per number of devices."""
-    profiles = list(profiles)
-    laws = [law for profile in profiles for law in profile.all_step_times]
-    if not laws:
-        yield "train_s is measured wall-clock time: steps were not timed in advance"
-    for devices in sorted({law.devices for law in laws}):
-        these = [law for law in laws if law.devices == devices]
-        intervals, misfits = [law.interval for law in these], [law.misfit[0] for law in these if law.misfit]
-        known = [interval for interval in intervals if interval is not None]
-        precision = (
-            f"to ±{max(known):.1%}"
-            if len(known) == len(intervals)
-            else "only roughly: there was time for only a few timing rounds"
-        )
-        others = max(law.others for law in these)
-        if others:
-            precision += f", since other programs used {others:.0%} of this machine while steps were timed"
-        if misfits:
-            precision += f" (plans between the timed ones: {max(misfits):.1%})"
-        yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"
-        spread = [law.exchange for law in these if law.exchange is not None]
-        if spread:
-            yield exchange_sentence(max(spread, key=lambda one: one.between_s))
-        caps = [micro_batch_cap(spec, one, devices) for profile in profiles for one in profile.each if one.step_time(devices)]
-        largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
-        for law, cap in zip(these, caps, strict=True):
-            if law.largest_micro_batch < min(largest, cap or largest):
-                words = _words(law.activation_checkpointing, law.embedding)
-                what = "micro-batches" if words in _PLAIN else f"{words}, micro-batches"
-                yield f"{what} of more than {law.largest_micro_batch} samples were not timed, so none are planned"

@@ -18,8 +18,8 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.events import Event
 from bsearch.search.run.runner import Runner
 from bsearch.search.store.tables import Tables
+from bsearch.spaces.record import counted
 from bsearch.spaces.study.file import read_study
-from bsearch.spaces.trial import counted
 from conftest import TASKS
 from helpers import as_optuna
 

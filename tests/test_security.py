@@ -19,7 +19,7 @@ from bsearch.cli import main
 from bsearch.search.report.export import csv_text
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.files import write_file
-from bsearch.spaces.trial import TrialFacts
+from bsearch.spaces.record import TrialFacts
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from ...spaces.errors import StudyFileError
+from ...spaces.front import ParetoFront
 from ...spaces.readable import number
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Metric, Objectives
-from ...spaces.trial import ParetoFront, TrialRecord
 from .confirm import averaged
 
 # Without a choice: the fastest whose metric is within this share of the best. The front is steep at its slow end.

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives
-from ...spaces.trial import TrialRecord
 from .run_noise import run_noise
 
 # Of intervals; also the probability of being better below which two members are ties.

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from ...spaces.front import ParetoFront
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives, Speed
-from ...spaces.trial import ParetoFront, TrialRecord
 from .confirm import averaged
 
 Direction = Literal["minimize", "maximize"]

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.files import text_of
+from ...spaces.front import ParetoFront, amount
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch
 from ...spaces.planning import (
@@ -24,9 +25,10 @@ from ...spaces.planning import (
     training_cost,
     with_fastest_accumulation,
 )
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives, Speed
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup, amount
+from ...spaces.trial import Parameter, TrialSetup
 from .confirm import averaged
 from .pareto import front_members, study_front
 

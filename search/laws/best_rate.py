@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.trial import TrialRecord
+from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
 from ..analysis.rates import BestRates, Estimate, RateAt, StoredRates
 from ..store.stored import StoredStudy

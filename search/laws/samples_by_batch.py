@@ -19,8 +19,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 
 from ...spaces.domain import searched_of
 from ...spaces.errors import Fault, StudyFileError
+from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import TrialRecord
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.confirm import averaged
 from ..analysis.gaussian_process import Array, fitted, single_threaded_blas

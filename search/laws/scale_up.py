@@ -26,9 +26,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ...spaces.errors import StudyFileError
+from ...spaces.record import TrialRecord
 from ...spaces.study.file import study_from_dict
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import TrialRecord
 from ..analysis.accuracy_scale import DEEPEST
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate

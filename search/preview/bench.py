@@ -20,7 +20,8 @@ from ...objectives.profiling.step_time import Round, timed_rounds
 from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch
-from ...spaces.planning import micro_batch_cap, profile_request
+from ...spaces.planning import micro_batch_cap
+from ...spaces.profile_request import profile_request
 from ...spaces.study.spec import StudySpec
 from ..run.serial import SerialRunner
 

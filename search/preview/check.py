@@ -14,9 +14,10 @@ from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
+from ...spaces.planning import CostKey, cost_keys, feasible_batches
+from ...spaces.profile_request import profile_faults, profile_request
+from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import TrialRecord
 from ..run.eta import ClockFactors, Span
 from ..run.serial import SerialRunner
 from ..run.spending import device_names, prices_of

@@ -12,9 +12,10 @@ from typing import Any
 
 from ...spaces.errors import plain
 from ...spaces.files import write_file
+from ...spaces.front import ParetoFront
 from ...spaces.readable import number
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Speed
-from ...spaces.trial import ParetoFront, TrialRecord
 
 PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),

@@ -13,10 +13,11 @@ from itertools import chain, groupby
 from typing import Any, assert_never
 
 from ...spaces.errors import InfeasiblePlanError, cut, plain
+from ...spaces.front import ParetoFront
 from ...spaces.plan import BatchPlan
 from ...spaces.readable import count, number
+from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import ParetoFront, TrialRecord
 from ..analysis.choice import fastest_within
 
 # The end of a traceback is the most useful part, and every page of the study includes it.

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...spaces.errors import BsearchError
+from ...spaces.front import ParetoFront
+from ...spaces.record import TrialRecord, counted
 from ...spaces.storage import masked
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import ParetoFront, TrialRecord, counted
 from ..run.study_run import StudyRun
 from ..store.stored import StoredStudy
 from ..store.tables import Tables

@@ -19,18 +19,12 @@ from typing import Any
 from ...spaces.errors import Fault, StorageError, StudyFileError, TerminatedError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
-from ...spaces.planning import (
-    CostKey,
-    common_batches,
-    feasible_batches_sentence,
-    known_taken,
-    profile_faults,
-    step_time_summary,
-)
+from ...spaces.planning import CostKey, common_batches, known_taken
+from ...spaces.profile_request import profile_faults
 from ...spaces.readable import count
+from ...spaces.record import TrialRecord, counted
 from ...spaces.storage import masked
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import TrialRecord, counted
 from ..analysis.pareto import study_front
 from ..laws.best_rate import with_rates
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
@@ -42,6 +36,7 @@ from ..suggest.space_transform import SearchSpace
 from ..suggest.suggester import Suggester, suggester_of
 from ..suggest.warm_start import prior_trials
 from .events import Event
+from .opening import feasible_batches_sentence, step_time_summary
 from .profiles import step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Runner
 from .spending import Spending, device_names, prices_of

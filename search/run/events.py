@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...spaces.trial import Measurement, TrialRecord, TrialSetup
+from ...spaces.record import TrialRecord
+from ...spaces.trial import Measurement, TrialSetup
 
 
 @dataclass(frozen=True, slots=True)

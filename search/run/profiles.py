@@ -15,7 +15,8 @@ from ...objectives.task_code import schedule_code_hash
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.step_time import StepTime
-from ...spaces.planning import CostKey, cost_keys, profile_request, sharing_request, training_cost
+from ...spaces.planning import CostKey, cost_keys, training_cost
+from ...spaces.profile_request import profile_request, sharing_request
 from ...spaces.schedule import is_own
 from ...spaces.study.spec import StudySpec
 from ..store.stored import StoredStudy, codes

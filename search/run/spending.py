@@ -8,8 +8,8 @@ from typing import Literal
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey
+from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import TrialRecord
 
 
 def device_names(profiles: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> dict[str, str]:

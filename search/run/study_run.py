@@ -17,22 +17,12 @@ from typing import Literal
 from ...objectives.machine.processor import OtherPrograms
 from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...spaces.errors import InfeasiblePlanError
+from ...spaces.front import ParetoFront
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey
+from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import (
-    COUNTED,
-    NODE_DIED,
-    Measurement,
-    Outcome,
-    ParetoFront,
-    Suggestion,
-    TrialFacts,
-    TrialRecord,
-    TrialResult,
-    TrialSetup,
-    counted,
-)
+from ...spaces.trial import COUNTED, NODE_DIED, Measurement, Outcome, Suggestion, TrialSetup
 from ..analysis.confirm import next_repeat, next_seed
 from ..analysis.pareto import study_front
 from ..store.tables import Tables

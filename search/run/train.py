@@ -19,7 +19,8 @@ from ...objectives.task_code import task_kind
 from ...spaces.errors import OutputError, StudyFileError, TaskError
 from ...spaces.files import write_file
 from ...spaces.planning import optimizer_settings
-from ...spaces.trial import Measurement, Outcome, TrialRecord, TrialSetup
+from ...spaces.record import TrialRecord
+from ...spaces.trial import Measurement, Outcome, TrialSetup
 from ..store.stored import StoredStudy, codes
 from .runner import Runner
 

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...spaces.front import ParetoFront
+from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import Measurement, ParetoFront, TrialRecord, TrialSetup
+from ...spaces.trial import Measurement, TrialSetup
 from .eta import ClockFactors, Span, eta_s
 
 

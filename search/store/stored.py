@@ -12,11 +12,13 @@ from typing import Any
 
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskError
+from ...spaces.front import ParetoFront
+from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
 from ...spaces.storage import masked, storage_of
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import ParetoFront, TrialRecord, TrialSetup
+from ...spaces.trial import TrialSetup
 from ..analysis.pareto import study_front
 from ..analysis.rates import StoredRates
 from .tables import StudyRow, Tables

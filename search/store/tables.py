@@ -20,7 +20,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...spaces.trial import COUNTED, Measurement, Outcome, TrialFacts, TrialRecord, TrialSetup
+from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import overload
 
-from ...spaces.trial import OutcomeKind, Parameter, TrialFacts, TrialRecord, TrialResult
+from ...spaces.record import TrialFacts, TrialRecord, TrialResult
+from ...spaces.trial import OutcomeKind, Parameter
 from .database import RetryPolicy
 from .tables import Tables
 

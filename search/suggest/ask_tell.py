@@ -27,9 +27,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...spaces.domain import AnyDomain, Domain, values_of
 from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, near_miss
+from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
+from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
 from ...spaces.study.goals import STOPPINGS, Metric, Objectives
-from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult, counted
+from ...spaces.trial import Suggestion
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
 from ..store.trials import Trials

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from ...spaces.trial import TrialRecord
+from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model

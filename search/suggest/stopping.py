@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import stdtr
 
-from ...spaces.trial import TrialFacts
+from ...spaces.record import TrialFacts
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array
 from .pausing import RUNG

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives
-from ...spaces.trial import TrialRecord
 from .space_transform import SearchSpace
 from .trial_history import PriorTrial
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...spaces.trial import TrialRecord
+from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array
 from .space_transform import SpaceTransform
 

@@ -20,7 +20,7 @@ from ..domain import DOMAIN_KINDS, Domain, Section, applies, values_of
 from ..errors import MOST_FAULTS, Fault, StudyFileError, cut, near_miss
 from ..files import text_of
 from ..learning_rate import RULE_EXPONENTS
-from ..trial import TrialFacts
+from ..record import TrialFacts
 from .devices import Devices
 from .space import Space
 from .spec import TASK, StudySpec

@@ -22,9 +22,10 @@ from bsearch.spaces.errors import InfeasiblePlanError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
+from bsearch.spaces.record import TrialFacts, TrialResult
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
+from bsearch.spaces.trial import Suggestion
 from optuna.trial import create_trial
 
 PROFILE = DeviceProfile(

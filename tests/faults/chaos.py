@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import stored_trials
-from bsearch.spaces.trial import TrialRecord
+from bsearch.spaces.record import TrialRecord
 from machines import BIN, Machine, Network, network
 
 TASKS = Path(__file__).parent.parent / "tasks_for_tests.py"

@@ -22,8 +22,9 @@ from bsearch.search.report.terminal.tables import noise_scale_sentence
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import read_study
-from bsearch.spaces.trial import TrialFacts, TrialRecord, TrialSetup
+from bsearch.spaces.trial import TrialSetup
 from conftest import TASKS
 from helpers import Net, setup
 from rank_jobs import noise_pairs, trained

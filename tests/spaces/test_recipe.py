@@ -14,11 +14,13 @@ from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range, count_of, every_value_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
-from bsearch.spaces.planning import cost_keys, profile_faults, profiling_setup, training_cost, trial_setup
+from bsearch.spaces.planning import cost_keys, training_cost, trial_setup
+from bsearch.spaces.profile_request import profile_faults, profiling_setup
+from bsearch.spaces.record import TrialResult
 from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import Suggestion, TrialResult
+from bsearch.spaces.trial import Suggestion
 from conftest import TASKS
 from helpers import run
 from hypothesis import given

@@ -14,8 +14,9 @@ from ....spaces.learning_rate import OptimizerSettings
 from ....spaces.plan import BatchPlan, step_plans
 from ....spaces.planning import optimizer_settings
 from ....spaces.readable import seconds
+from ....spaces.record import TrialRecord
 from ....spaces.study.spec import StudySpec
-from ....spaces.trial import EVALUATION_BATCH, Parameter, TrialRecord, TrialSetup
+from ....spaces.trial import EVALUATION_BATCH, Parameter, TrialSetup
 from ...analysis.choice import Choice, chosen_trial
 from ...store.stored import StoredStudy
 

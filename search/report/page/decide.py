@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ....spaces.front import ParetoFront, amount
+from ....spaces.record import TrialRecord
 from ....spaces.study.goals import Speed
-from ....spaces.trial import ParetoFront, TrialRecord, amount
 
 # Measures of what training takes, and how they are called on the page.
 _NAMES: dict[Speed, str] = {"train_s": "training time", "device_s": "device time", "cost": "cost", "energy_j": "energy"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ....spaces.front import amount
 from ....spaces.readable import number
 from ....spaces.study.goals import Objectives, Speed
-from ....spaces.trial import amount
 from ...analysis.retime import Placement, Retimed, device_sentences, front_over_devices, placements_over
 from .figure import Axis, Figure, Layer, Tone
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from ....spaces.domain import Choices
 from ....spaces.errors import StudyFileError
+from ....spaces.front import ParetoFront
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.learning_rate import RULE_EXPONENTS
 from ....spaces.plan import BatchPlan
 from ....spaces.readable import number
+from ....spaces.record import TrialRecord
 from ....spaces.study.goals import Speed
-from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import averaged
 from ...analysis.rates import BestRates
 from ...analysis.retime import Retimed

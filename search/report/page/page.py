@@ -18,11 +18,12 @@ from plotly.offline import get_plotlyjs
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.files import write_file
+from ....spaces.front import ParetoFront, amount
 from ....spaces.laws.examination import overall
 from ....spaces.readable import number, seconds
+from ....spaces.record import TrialRecord
 from ....spaces.storage import masked
 from ....spaces.study.goals import Speed
-from ....spaces.trial import ParetoFront, TrialRecord, amount
 from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ....spaces.front import ParetoFront
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import known_taken
-from ....spaces.trial import ParetoFront, taken_per_second
+from ....spaces.record import taken_per_second
 from ...analysis.pareto import front_of, study_front
 from ...store.stored import StoredStudy
 

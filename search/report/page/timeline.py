@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
-from ....spaces.trial import OutcomeKind, TrialRecord
+from ....spaces.record import TrialRecord
+from ....spaces.trial import OutcomeKind
 from .figure import Axis, Figure, Layer, Tone
 
 TONES: dict[OutcomeKind, Tone] = {

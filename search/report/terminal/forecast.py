@@ -11,11 +11,11 @@ from rich.text import Text
 from ....spaces.domain import values_of
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.laws.examination import overall
-from ....spaces.planning import feasible_batches_sentence
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
 from ...preview.check import CheckedStudy
 from ...preview.forecast import Forecast
+from ...run.opening import feasible_batches_sentence
 
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:

@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ....spaces.errors import plain
+from ....spaces.front import ParetoFront
 from ....spaces.readable import count, number, seconds
-from ....spaces.trial import ParetoFront, TrialRecord
+from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView

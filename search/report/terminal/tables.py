@@ -11,9 +11,10 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ....spaces.domain import Domain, Range
+from ....spaces.front import ParetoFront
 from ....spaces.laws.examination import overall
 from ....spaces.readable import number
-from ....spaces.trial import ParetoFront, TrialRecord
+from ....spaces.record import TrialRecord
 from ...analysis.choice import below, chance_to_reach, settings_reaching
 from ...analysis.confirm import CONFIDENCE, averaged
 from ...analysis.pareto import no_slower, no_worse

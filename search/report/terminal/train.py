@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....spaces.readable import from_here, number, seconds
-from ....spaces.trial import Measurement, TrialRecord
+from ....spaces.record import TrialRecord
+from ....spaces.trial import Measurement
 from ...run.train import Training, mean_interval
 from ...store.stored import StoredStudy, codes
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from ....spaces.errors import NoStudyError
 from ....spaces.readable import count, seconds
+from ....spaces.record import TrialRecord, counted
 from ....spaces.storage import masked
 from ....spaces.study.spec import StudySpec
-from ....spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup, counted
+from ....spaces.trial import COUNTED, Measurement, TrialSetup
 from ...analysis.pareto import study_front
 from ...run.eta import Span
 from ...run.view import StudyView, span_of, study_view

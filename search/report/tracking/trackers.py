@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from ....spaces.errors import StudyFileError
 from ....spaces.readable import from_here
+from ....spaces.record import TrialRecord
 from ....spaces.storage import masked
 from ....spaces.study.spec import Tracker as TrackerName
-from ....spaces.trial import TrialRecord
 
 # Settings of a training that trackers show beside the searched parameters.
 _SETTINGS = (

@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ....spaces.errors import StorageError, cut
-from ....spaces.trial import TrialFacts, TrialRecord
+from ....spaces.record import TrialFacts, TrialRecord
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"

@@ -12,9 +12,9 @@ import optuna
 from optuna.storages import RDBStorage
 
 from ....spaces.errors import StorageError
+from ....spaces.record import TrialRecord
 from ....spaces.storage import masked
 from ....spaces.study.goals import Objectives
-from ....spaces.trial import TrialRecord
 from ...store.database import (
     DatabaseUnavailable,
     configure_engine,

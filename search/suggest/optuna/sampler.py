@@ -12,7 +12,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
-from ....spaces.trial import TrialRecord
+from ....spaces.record import TrialRecord
 from ..front_suggester import FrontSuggester
 from ..trial_history import PriorTrial
 from .copy import record_of

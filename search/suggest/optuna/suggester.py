@@ -14,8 +14,8 @@ from optuna.storages import InMemoryStorage
 
 from ....spaces.domain import applies
 from ....spaces.errors import Fault, StudyFileError
+from ....spaces.record import TrialRecord
 from ....spaces.study.goals import Objectives
-from ....spaces.trial import TrialRecord
 from ..space_transform import SearchSpace
 from ..suggester import Proposal, Suggester
 from .copy import OptunaCopy

@@ -5,9 +5,10 @@ from bsearch.search.analysis.choice import Choice, chance_to_reach, chosen_trial
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.analysis.retime import KnownDevice, planned_on
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
-from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
 

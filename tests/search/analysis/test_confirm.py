@@ -7,8 +7,8 @@ import pytest
 from bsearch.search.analysis.confirm import averaged, front_probabilities, next_repeat, next_seed
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.analysis.run_noise import RunNoise, run_noise
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.goals import Metric, Objectives
-from bsearch.spaces.trial import TrialFacts, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
 

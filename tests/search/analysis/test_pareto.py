@@ -13,9 +13,10 @@ from bsearch.search.report.page.draw import picture
 from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.terminal.tables import comparison, front_plot, knee_sentence
 from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.readable import seconds
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
-from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import small_study
 from hypothesis import given
 from hypothesis import strategies as st

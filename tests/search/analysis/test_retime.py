@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 from bsearch.search.analysis.retime import Placement, front_over_devices
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.goals import Metric, Objectives, Speed
-from bsearch.spaces.trial import TrialFacts, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ from bsearch.search.analysis.rates import BestRates, Estimate, RateAt
 from bsearch.search.laws.best_rate import best_rates
 from bsearch.search.report.terminal.tables import rule_verdict
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.trial import TrialFacts, TrialRecord
+from bsearch.spaces.record import TrialFacts, TrialRecord
 
 
 def power(exponent: float, rate: float = 0.1) -> Callable[[float], float]:

@@ -15,9 +15,9 @@ from bsearch.cli import main
 from bsearch.search.laws.scale_up import LAWS, NEXT_TRIALS, ScaledUp, Size, next_study, scale_up
 from bsearch.search.report.terminal.scale_up import scale_up_parts
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import read_study, study_from_dict
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import TrialFacts, TrialRecord
 from click.testing import CliRunner, Result
 from conftest import TASKS
 from helpers import SPACE

@@ -23,7 +23,8 @@ import yaml
 from bsearch.cli import main
 from bsearch.search.report.notes import code, code_block, escaped, trial_note
 from bsearch.search.store.stored import StoredStudy
-from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
+from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import TASKS, small_study
 from helpers import SPACE, finished

@@ -29,12 +29,14 @@ from bsearch.search.report.frameworks import FRAMEWORKS
 from bsearch.search.report.frameworks.language import LANGUAGE
 from bsearch.search.report.frameworks.settings import ChosenSettings, nearest_even_plan, settings_of
 from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_sizes
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.schedule import SCHEDULES, rate_factor
 from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.study.training import Training
-from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord, TrialSetup
+from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner, Result
 from conftest import small_study
 from torch import nn

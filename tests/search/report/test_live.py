@@ -21,7 +21,8 @@ import pyte
 import pytest
 from bsearch.search.report.terminal.live import Picture
 from bsearch.search.run.view import RunningTrial, StudyView
-from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
+from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from conftest import BSEARCH, TASKS
 from rich.console import Console
 

@@ -26,7 +26,7 @@ from bsearch.search.report.page.page import picks, report_page, time_saving_sent
 from bsearch.search.report.page.powers_of_two import powers_of_two
 from bsearch.search.run.profiles import stored_profiles
 from bsearch.search.store.stored import StoredStudy
-from bsearch.spaces.trial import TrialFacts, TrialRecord
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import TASKS, small_study
 

@@ -23,8 +23,8 @@ from bsearch.search.report.tracking.follow import tell
 from bsearch.search.report.tracking.trackers import TrackedTrial
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
-from bsearch.spaces.trial import TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS, small_study
 

@@ -11,18 +11,10 @@ from bsearch.search.report.notes import _outcome
 from bsearch.search.report.page.timeline import TONES
 from bsearch.search.run.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Paused, Retry, after
 from bsearch.search.run.attempt import Attempt
+from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.record import TrialRecord
 from bsearch.spaces.study.file import study_from_dict
-from bsearch.spaces.trial import (
-    COUNTED,
-    LEFT,
-    NODE_DIED,
-    Measurement,
-    Outcome,
-    OutcomeKind,
-    ParetoFront,
-    Suggestion,
-    TrialRecord,
-)
+from bsearch.spaces.trial import COUNTED, LEFT, NODE_DIED, Measurement, Outcome, OutcomeKind, Suggestion
 from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st

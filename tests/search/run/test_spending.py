@@ -12,8 +12,9 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.run.spending import Spending, prices_of
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import read_study
-from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import TASKS
 from helpers import as_optuna
 

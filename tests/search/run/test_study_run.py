@@ -13,9 +13,9 @@ from bsearch.search.analysis.confirm import averaged
 from bsearch.search.run import study_run
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.record import counted
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import counted
 from runner_contract import Run, Studies
 
 

@@ -15,8 +15,8 @@ from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import StorageError
+from bsearch.spaces.record import TrialFacts, TrialResult
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.trial import TrialFacts, TrialResult
 
 SPACE = SearchSpace.of(
     {"effective_batch": Range(low=1, high=1000, log=True), "reference_rate": Range(low=0.01, high=1.0, log=True)}

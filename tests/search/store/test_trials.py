@@ -32,9 +32,10 @@ from bsearch.search.suggest.optuna.database import OptunaDatabase, open_storage
 from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.spaces.domain import Choices, Range
 from bsearch.spaces.errors import StorageError
+from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import OutcomeKind, TrialFacts, TrialRecord, TrialResult, TrialSetup
+from bsearch.spaces.trial import OutcomeKind, TrialSetup
 from click.testing import CliRunner
 from helpers import as_optuna, setup
 from hypothesis import HealthCheck, given, settings

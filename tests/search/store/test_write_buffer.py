@@ -17,7 +17,8 @@ from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import Trials, stored_trials
 from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.spaces.errors import StorageError
-from bsearch.spaces.trial import Measurement, Outcome, TrialFacts, TrialResult
+from bsearch.spaces.record import TrialFacts, TrialResult
+from bsearch.spaces.trial import Measurement, Outcome
 from helpers import setup
 
 

@@ -17,7 +17,7 @@ from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.stopping import PauseAtRung
 from bsearch.search.suggest.trial_history import PausedTrials
 from bsearch.spaces.errors import StudyFileError, TaskError
-from bsearch.spaces.trial import TrialFacts
+from bsearch.spaces.record import TrialFacts
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution

@@ -24,9 +24,9 @@ from bsearch.search.suggest.suggester import suggester_of
 from bsearch.search.suggest.trial_history import Observations, PausedTrials, front_places
 from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.record import TrialFacts, TrialResult
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.trial import TrialFacts, TrialResult
 from conftest import TASKS
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,0 +1,109 @@
+"""The Pareto front: trials that no other beats in what training takes and the metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .readable import joules, number, seconds
+from .record import TrialRecord
+from .study.goals import Speed
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoFront:
+    """The trials that no other trial beats in both what training takes (such as seconds) and the metric, fastest first.
+
+    Args:
+        also: with a second measure of what training takes, those that no other beats in all three. Where several members are
+            as good, the fastest counts.
+        knee: trial number, by the first measure and the metric.
+    """
+
+    trials: tuple[TrialRecord, ...]
+    metric: str = "accuracy"
+    direction: Literal["minimize", "maximize"] = "maximize"
+    speed: Speed = "train_s"
+    second_speed: Speed | None = None
+    knee: int | None = None
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The member with the best metric; None where there is none."""
+        sign = 1.0 if self.direction == "maximize" else -1.0
+        return max(self.trials, key=lambda trial: sign * (trial.accuracy or 0.0), default=None)
+
+    @property
+    def curve(self) -> tuple[TrialRecord, ...]:
+        """The members that no other beats in the first measure and the metric, fastest first: each is better than the last."""
+        if self.second_speed is None:
+            return self.trials
+        sign = 1.0 if self.direction == "maximize" else -1.0
+        found: list[TrialRecord] = []
+        for trial in sorted(self.trials, key=lambda one: (self.taken(one) or 0.0, -sign * (one.accuracy or 0.0))):
+            if not found or sign * (trial.accuracy or 0.0) > sign * (found[-1].accuracy or 0.0):
+                found.append(trial)
+        return tuple(found)
+
+    @property
+    def speeds(self) -> tuple[Speed, ...]:
+        """The measures of what training takes, one or two."""
+        return (self.speed,) if self.second_speed is None else (self.speed, self.second_speed)
+
+    def within(self, most: float) -> ParetoFront:
+        """The members that take at most so much by the front's first measure."""
+        return replace(self, trials=tuple(one for one in self.trials if (self.taken(one) or 0.0) <= most))
+
+    def reaches(self, trial: TrialRecord, target: float) -> bool:
+        """Whether a trial's metric is at least as good as a value."""
+        sign = 1.0 if self.direction == "maximize" else -1.0
+        return trial.accuracy is not None and sign * trial.accuracy >= sign * target
+
+    def taken(self, trial: TrialRecord) -> float | None:
+        """What a trial takes by the front's measure of speed, such as seconds."""
+        return trial.taken(self.speed)
+
+    @property
+    def noun(self) -> str:
+        """What it measures, in a word."""
+        return {"cost": "cost", "energy_j": "energy"}.get(self.speed, "time")
+
+    @property
+    def fastest(self) -> str:
+        """What its first member is."""
+        return {"cost": "cheapest", "energy_j": "most economical"}.get(self.speed, "fastest")
+
+    @property
+    def faster(self) -> str:
+        """What its earlier members are."""
+        return {"cost": "cheaper", "energy_j": "more economical"}.get(self.speed, "faster")
+
+    @property
+    def less(self) -> str:
+        """What a difference in its measure is."""
+        return {"cost": "cheaper", "energy_j": "less energy"}.get(self.speed, "less time")
+
+    def amount(self, trial: TrialRecord) -> str:
+        """What a trial takes, with its unit."""
+        return amount(self.speed, self.taken(trial))
+
+    def takes(self, trial: TrialRecord) -> str:
+        """What a trial takes, as it follows a result in a sentence: "in 12.3 s", or "for a cost of 0.05"."""
+        return f"{_TAKES.get(self.speed, 'in')} {self.amount(trial)}"
+
+
+_TAKES: dict[Speed, str] = {"cost": "for a cost of", "energy_j": "with"}
+
+
+def amount(speed: Speed, taken: float | None) -> str:
+    """An amount of a measure of speed, with its unit.
+
+    >>> amount("train_s", 75.2), amount("cost", 0.0512), amount("energy_j", 12_300.0), amount("energy_j", None)
+    ('1 min 15 s', '0.0512', '12.3 kJ', '-')
+    """
+    match speed:
+        case "cost":
+            return "-" if taken is None else number(taken)
+        case "energy_j":
+            return joules(taken)
+    return seconds(taken)

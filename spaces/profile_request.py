@@ -1,0 +1,190 @@
+"""What a worker is asked to measure before the first trial, and what makes a study impossible with its answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+from .domain import applying, bounds, values_of
+from .errors import Fault
+from .laws.device import DeviceProfile, ProfileRequest
+from .learning_rate import (
+    RULES_FOR_ADAM,
+    RULES_FOR_DECAY,
+    OptimizerSettings,
+    with_beta2_half_life,
+)
+from .plan import BatchPlan
+from .planning import CostKey, cost_keys, first_values, training_of
+from .study.spec import StudySpec
+from .study.training import BETAS
+from .trial import TrialSetup
+
+
+def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
+    """A setup from the first value of every domain, for profiling the training code."""
+    first = first_values(spec) | dict(key)
+    own = spec.space.task_parameters()
+    parameters = {name: value for name, value in applying(own, first).items() if name in own}
+    training = training_of(spec, first)
+    betas = training.betas
+    if spec.keeps_beta2_half_life:  # as after the rule: shows whether the optimizer gets them
+        betas = with_beta2_half_life(OptimizerSettings(0.0, betas), 2.0).betas
+    reference = OptimizerSettings(float(first["reference_rate"]), betas, training.eps, first["weight_decay"])
+    return TrialSetup(
+        study=spec.study,
+        number=0,
+        attempt=0,
+        plan=BatchPlan(int(bounds(spec.space.effective_batch)[0])),
+        optimizer=reference,
+        samples_budget=1,
+        training=training,
+        epochs=first["epochs"],
+        metric=spec.objectives.metric.name,
+        device=device,
+        cpus=spec.devices.cores(device),
+        sharding=spec.devices.sharding,
+        folder=str(spec.folder),
+        parameters=parameters,
+    )
+
+
+def profile_request(
+    spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = (), *, traces: bool = False
+) -> ProfileRequest:
+    """What to measure about a study's task on a device."""
+    setup = profiling_setup(spec, device, key)
+    # Values without changes_cost: the laws of one of them have to hold for all.
+    own = spec.space.task_parameters()
+    first = {name: next(values_of(domain)) for name, domain in own.items()} | dict(setup.parameters)
+    others = [
+        (name, value, applying(own, {**first, name: value}))
+        for name, domain in own.items()
+        if not getattr(domain, "changes_cost", False)
+        for value in dict.fromkeys(values_of(domain))
+        if value != setup.parameters.get(name)
+    ]
+    # One that does not apply there is among the parameters of a value with which it does.
+    others = [(name, value, parameters) for name, value, parameters in others if name in parameters]
+    return ProfileRequest(
+        setup=setup,
+        memory=spec.memory,
+        highest=int(bounds(spec.space.effective_batch)[1]),
+        traces=traces,
+        devices=spec.devices.counts,
+        share=spec.devices.share,
+        timing_s=float(spec.budget.profile_s),
+        energy="energy_j" in spec.objectives.speeds,
+        others=tuple(others) if spec.budget.profile_s else (),
+    )
+
+
+def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRequest:
+    """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
+    low, high = bounds(spec.space.effective_batch)
+    request = profile_request(spec, device, cost_keys(spec)[0])
+    return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
+
+
+def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
+    """Settings of the study that its task, data or memory do not allow."""
+    faults = []
+    for index, settings in enumerate(spec.baseline):
+        batch = settings.get("effective_batch")
+        if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
+            message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
+            if not any(one.splits for one in profile.each):
+                message += " (a batch is never split, since the loss compares its samples)"
+            faults.append(Fault(f"baseline.{index}.effective_batch", message))
+    if profile.training_set is None:
+        faults.append(
+            Fault(
+                "training.samples", "expected the size of the training set, which a loop of your own does not report; got none"
+            )
+        )
+    else:
+        _, largest = bounds(spec.space.effective_batch)
+        if largest > profile.training_set:
+            faults.append(
+                Fault(
+                    "space.effective_batch",
+                    f"expected at most the training set's {profile.training_set} samples, got {largest:g}. "
+                    f"Write high: {profile.training_set} or less.",
+                )
+            )
+    if profile.examination is not None and not spec.training.accept_inexact:
+        faults += [Fault("", line) for line in profile.examination.refusal_lines]
+    if not any(one.splits for one in profile.each):
+        message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
+        if profile.embedding:
+            message = (
+                "expected 1, because whole batches fit in memory, and splitting them takes a second forward pass; got {}. To "
+                "split them, set memory.limit or memory.largest_micro_batch."
+            )
+        if max(spec.devices.counts) > 1 and profile.couples_samples:
+            faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
+        if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
+            faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
+    energy = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
+    if energy and not profile.step_times:
+        if not (profile.unused_parameters or profile.other_costs):  # refused for those
+            instead = "Write train_s." if energy[0] == "speed" else "Remove second_speed."
+            message = (
+                f"expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. {instead}"
+            )
+            faults.append(Fault(f"objectives.{energy[0]}", message))
+    elif energy and any(law.power is None for law in profile.all_step_times):
+        message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
+        faults.append(Fault(f"objectives.{energy[0]}", message))
+    if spec.training.sync_batch_norm and profile.kind == "cpu":
+        message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
+        faults.append(Fault("training.sync_batch_norm", message))
+    adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
+    if adam_rules and not profile.adaptive:
+        faults.append(
+            Fault(
+                "space.rule",
+                f"expected a rule for {profile.optimizer}, which has no betas of Adam's kind; got {adam_rules[0]!r}, which "
+                "scales them. Use linear or sqrt, or an Adam optimizer.",
+            )
+        )
+    decay_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_DECAY]
+    if decay_rules and not profile.decoupled_decay:
+        faults.append(
+            Fault(
+                "space.rule",
+                f"expected a rule for {profile.optimizer}, whose weight decay is part of the gradient; got {decay_rules[0]!r}, "
+                "which scales decoupled weight decay. Use sqrt, or AdamW.",
+            )
+        )
+    if "weight_decay" in spec.space.model_fields_set and not profile.applies_decay:
+        faults.append(
+            Fault(
+                "space.weight_decay",
+                f"expected a task whose {profile.optimizer} applies it, got one that does not. Write "
+                "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
+            )
+        )
+    wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
+    wanted += [spec.place_of("beta2_scaling")] if spec.keeps_beta2_half_life else []
+    if wanted and not (profile.applies_betas and profile.adaptive):
+        faults.append(
+            Fault(
+                wanted[0],
+                f"expected a task whose {profile.optimizer} gets betas=setup.betas, got one that does not. Pass "
+                "betas=setup.betas to the optimizer, or remove the key.",
+            )
+        )
+    for name, value, factor in profile.other_costs:
+        faults.append(
+            Fault(
+                f"space.{name}",
+                f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at "
+                "the first value. Write {choices: [...], changes_cost: true} to time each value separately, or "
+                "budget: {profile_s: 0} to use measured wall-clock times.",
+            )
+        )
+    for name in profile.unused_parameters:
+        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads, got one that it never read"))
+    return faults
