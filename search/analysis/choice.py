@@ -145,7 +145,7 @@ def below(best: TrialRecord, target: float) -> str:
 def chance_to_reach(trial: TrialRecord, target: float, direction: str) -> float | None:
     """The probability that a setting's mean is at least as good as a target; None where no setting was repeated.
 
-    >>> from bsearch.spaces.trial import TrialFacts
+    >>> from bsearch.spaces.record import TrialFacts
     >>> facts = TrialFacts(mean_low=0.74, mean_high=0.76)
     >>> round(chance_to_reach(TrialRecord(0, "complete", {}, facts, 1.0, 0.75), 0.745, "maximize"), 3)
     0.795

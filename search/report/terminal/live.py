@@ -303,7 +303,7 @@ _NAMED = {"effective_batch", "reference_rate", "rule", "epochs", "accumulation"}
 def _in_time(record: TrialRecord) -> str:
     """The time of its full training, and what it is where the trial did not spend it.
 
-    >>> from bsearch.spaces.trial import TrialFacts
+    >>> from bsearch.spaces.record import TrialFacts
     >>> _in_time(TrialRecord(3, "stopped", {}, TrialFacts(stopped_fraction=0.4), train_s=12.0))
     'after 40 % of its budget (about 12 s for all of it)'
     """

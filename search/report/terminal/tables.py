@@ -212,7 +212,7 @@ def inexact_sentences(study: StoredStudy) -> Iterator[str]:
 def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
     """Metrics other than the study's own that were NaN in some trial.
 
-    >>> from bsearch.spaces.trial import TrialFacts
+    >>> from bsearch.spaces.record import TrialFacts
     >>> trials = [TrialRecord(number, "complete", {}, TrialFacts(extra={"undefined": "f1"})) for number in (2, 5)]
     >>> undefined_sentence(trials)
     'Undefined (NaN) in 2 trials (2, 5): f1.'
@@ -363,7 +363,7 @@ def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
     """How many trials shared their device with other programs, in a sentence; None if none did.
 
     >>> from dataclasses import replace
-    >>> from bsearch.spaces.trial import TrialFacts
+    >>> from bsearch.spaces.record import TrialFacts
     >>> facts = TrialFacts(train_s_error=0.3, contended=True, measured_train_s=13.0, waited_s=2.6)
     >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
     1 of 1 trials shared their device: they waited for a core for 20 % of their training (median), while the driver, other \
@@ -420,7 +420,7 @@ def _waited_share(record: TrialRecord) -> float | None:
 def noise_scale_sentence(records: Iterable[TrialRecord]) -> str | None:
     """The gradient noise scale that trials measured, in a sentence; None where none did.
 
-    >>> from bsearch.spaces.trial import TrialFacts
+    >>> from bsearch.spaces.record import TrialFacts
     >>> facts = TrialFacts(noise_scale=182.3, noise_scale_low=71.0, noise_scale_high=418.0)
     >>> print(noise_scale_sentence([TrialRecord(0, "complete", {}, facts)]))
     Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. A hint \
