@@ -136,7 +136,7 @@ class StudySearcher(Searcher):
 
     def count_idle(self, processes: Iterable[Any]) -> None:
         """Note the resources of the processes that have no attempt."""
-        self.idle = sum(self._runner.devices_of(one.bundles) for one in processes)
+        self.idle = sum(self._runner.devices_of(process.bundles) for process in processes)
 
     def holds_too_many(self) -> bool:
         """Whether idle devices are to be left to other studies: more than its share, or those that it has no attempt for.

@@ -247,10 +247,10 @@ class TuneRunner:
             if node["Resources"].get("GPU") and kind_of(node):
                 named.setdefault(kind_of(node), []).append(node["NodeID"])
         alike = [machines for machines in named.values() if len(machines) > 1]
-        if unknown := [one for machines in alike for one in machines if one not in self._gpu_memories]:
+        if unknown := [machine for machines in alike for machine in machines if machine not in self._gpu_memories]:
             self._gpu_memories |= _gpu_memories(unknown)
         for machines in alike:
-            memories = {one: self._gpu_memories.get(one, "") for one in machines}
+            memories = {machine: self._gpu_memories.get(machine, "") for machine in machines}
             if len({*memories.values()} - {""}) > 1:
                 kinds |= {one: f"{kinds[one]} {memory}" for one, memory in memories.items() if memory}
         return kinds

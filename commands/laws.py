@@ -202,7 +202,7 @@ def scale_up(
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
     opened = [StoredStudy.open(study, one) for study in studies for one in (named or (None,))]
     _check_alike(opened)
-    names, records = ", ".join(stored.name for stored in opened), [one for stored in opened for one in stored.records]
+    names, records = ", ".join(stored.name for stored in opened), [record for stored in opened for record in stored.records]
     found = predict(names, records, data, model, opened[0].front.direction)
     if as_json:
         click.echo(json_text(scale_up_document(names, found)), nl=False)

@@ -290,7 +290,7 @@ def train(
         console.print(line)
     if as_json:
         click.echo(json.dumps(train_document(stored, record, trainings), indent=2))
-    ctx.exit(0 if all(one.complete for one in trainings) else FAILED)
+    ctx.exit(0 if all(training.complete for training in trainings) else FAILED)
 
 
 @main.command(epilog=epilog("bsearch init my-study && cd my-study && bsearch run study.yaml"))

@@ -464,7 +464,7 @@ class Loop(TrainingSamples):
         facts: dict[str, Parameter] = {
             "steps": self._total,
             "optimizer": ", ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers.values())),
-            "model_parameters": sum(one.numel() for one in self.model.parameters() if one.requires_grad),
+            "model_parameters": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             **({"resumed_at": self._resumed_at} if self._resumed_at else {}),
             **({"ema_decay": self.setup.ema_decay(self.setup.effective_batch)} if self.setup.training.ema is not None else {}),
             **self._clock.facts(),

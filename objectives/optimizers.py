@@ -72,7 +72,7 @@ def _muon(model: nn.Module, setup: TrialSetup) -> Optimizer:
             f"space.optimizer: expected a model with matrices in hidden layers for muon, got {type(model).__name__}. Use adamw."
         )
     of_muon = {id(matrix) for matrix in matrices}
-    others = [one for one in model.parameters() if one.requires_grad and id(one) not in of_muon]
+    others = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in of_muon]
     # With this factor a matrix's update is as large as AdamW's, so that both share one rate: Liu et al. 2025, arXiv 2502.16982.
     parts: list[Optimizer] = [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **_rate_and_decay(setup))]
     if others:
@@ -100,7 +100,11 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     left_out = embeddings | {id(weight) for weight in linear[-1:]}
-    return [one for one in model.parameters() if one.requires_grad and one.dim() == 2 and id(one) not in left_out]
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.dim() == 2 and id(parameter) not in left_out
+    ]
 
 
 class Joined(Optimizer):

@@ -102,7 +102,7 @@ def copy_package(target: Path) -> list[Path]:
         The folders of the package and of its metadata; with their parent on the path, the package can be imported.
     """
     root = Path(__file__).parents[2]
-    packages = [one.name for one in pkgutil.walk_packages([str(root)], "bsearch.") if one.ispkg]
+    packages = [module.name for module in pkgutil.walk_packages([str(root)], "bsearch.") if module.ispkg]
     folders = [root, *(root.joinpath(*name.split(".")[1:]) for name in packages)]
     templates = [folder / "templates" for folder in folders[1:] if (folder / "templates").is_dir()]
     package = target / "bsearch"

@@ -115,7 +115,7 @@ class RaySubmitter:
 
     def jobs(self) -> list[Job]:
         with self._client() as client:
-            found = [self._job(one) for one in client.list_jobs() if STUDY in (one.metadata or {})]
+            found = [self._job(job) for job in client.list_jobs() if STUDY in (job.metadata or {})]
         return sorted(found, key=lambda job: job.submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
 
     def job(self, id: str) -> Job:

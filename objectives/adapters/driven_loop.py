@@ -310,7 +310,7 @@ class DrivenLoop:
         self.device = next(model.parameters()).device
         correct_batch_norm(model, setup.plan.accumulation)
         self._facts["optimizer"] = shown_kind(optimizer)
-        self._facts["model_parameters"] = sum(one.numel() for one in model.parameters() if one.requires_grad)
+        self._facts["model_parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if any(True for _ in batch_norms(model)):
             self._facts["ghost_batch"] = setup.plan.largest_micro_batch
         self.clock = StepClock(self, counts_memory=len(self.plans) >= 8 and not setup.training.compile)

@@ -73,7 +73,7 @@ class CausalLM(Task):
         if new := max(len(tokens) - config.vocab_size, 0):  # type: ignore[arg-type]
             model.resize_token_embeddings(len(tokens))  # type: ignore[arg-type]
         whole: nn.Module = with_adapters(model, setup) if adapts else model
-        if new and adapts and not all(one.weight.requires_grad for one in _embeddings(whole)):
+        if new and adapts and not all(embedding.weight.requires_grad for embedding in _embeddings(whole)):
             raise TaskError(
                 f"space.lora_trained: expected the embeddings among them, since {new} tokens of the tokenizer are new to the "
                 f"model. Write lora_trained: {', '.join(_embedding_names(model))}"

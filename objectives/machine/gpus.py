@@ -73,7 +73,7 @@ class UsableGpus:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UsableGpus:
-        gpus = [Gpu(**{**one, "capability": tuple(one["capability"])}) for one in values["gpus"]]
+        gpus = [Gpu(**{**value, "capability": tuple(value["capability"])}) for value in values["gpus"]]
         return cls(tuple(gpus), values["reason"], values["advice"])
 
     @classmethod

@@ -29,7 +29,7 @@ class WeightAverage:
     def update(self, decay: float) -> None:
         """Add the weights as they are after a step, given what the average keeps of itself, in [0, 1]."""
         if not self.values:
-            self.values.extend(one.detach().to(_wide(one.dtype), copy=True) for one in self._parameters)
+            self.values.extend(parameter.detach().to(_wide(parameter.dtype), copy=True) for parameter in self._parameters)
             return
         weights = [one.detach().to(value.dtype) for one, value in zip(self._parameters, self.values, strict=True)]
         get_ema_multi_avg_fn(decay)(self.values, weights, None)  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ class WeightAverage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Meanwhile the model has the averaged weights; afterwards its own, bit for bit."""
-        own = [one.detach().clone() for one in self._parameters] if self.values else []
+        own = [parameter.detach().clone() for parameter in self._parameters] if self.values else []
         _copy(self.values, self._parameters)
         try:
             yield
@@ -47,7 +47,7 @@ class WeightAverage:
     def load(self, values: Sequence[Tensor]) -> None:
         """Go on from the `values` of another one."""
         if not self.values:
-            self.values.extend(torch.empty_like(one, dtype=_wide(one.dtype)) for one in self._parameters)
+            self.values.extend(torch.empty_like(parameter, dtype=_wide(parameter.dtype)) for parameter in self._parameters)
         _copy(values, self.values)
 
 

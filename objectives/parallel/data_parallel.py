@@ -180,8 +180,8 @@ class Ranks:
             return dict(local)
         ranks: list[Any] = [None] * self.count
         dist.all_gather_object(ranks, dict(local))
-        names = dict.fromkeys(name for one in ranks for name in one)
-        return {name: [value for one in ranks for value in one.get(name, [])] for name in names}
+        names = dict.fromkeys(name for rank in ranks for name in rank)
+        return {name: [value for rank in ranks for value in rank.get(name, [])] for name in names}
 
 
 def _sum_hook(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tensor]:

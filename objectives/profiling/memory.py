@@ -130,7 +130,7 @@ class MemoryProbe:
         with torch.no_grad(), run.autocast():
             found = run.task.embed(run.model, batch, run.setup)
         rows = [one for one in tree_iter(found) if isinstance(one, Tensor) and one.is_floating_point()]
-        held = sum(one.nbytes for one in rows) / len(keys)
+        held = sum(row.nbytes for row in rows) / len(keys)
         if run.resident_bytes:
             two, three = (self._batch_like("train")(count, torch.empty_like) for count in (2, 3))
             held += sum(one.nbytes for one in tree_iter(three)) - sum(one.nbytes for one in tree_iter(two))

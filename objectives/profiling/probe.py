@@ -431,7 +431,7 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
                 profile = replace(profile, no_energy=str(error))
         laws.append(law)
     profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
-    others = tuple(with_step_times(reference, one, request) for one in profile.alternatives)
+    others = tuple(with_step_times(reference, alternative, request) for alternative in profile.alternatives)
     return replace(profile, alternatives=others)
 
 

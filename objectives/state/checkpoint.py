@@ -129,7 +129,7 @@ class Checkpoint:
 
     def waited_s(self) -> float:
         """Seconds since the last save, or since the attempt started; infinite where the trial may be paused now."""
-        late = [one for one in self.measurements if one.samples_seen >= self._pauses_after]
+        late = [measurement for measurement in self.measurements if measurement.samples_seen >= self._pauses_after]
         at_rung = len(late) == 1 and late == self.measurements[-1:]
         return math.inf if at_rung else time.monotonic() - self._last
 
@@ -163,7 +163,7 @@ class Checkpoint:
         if self.url is None:
             return
         started = time.monotonic()
-        measurements = json.dumps([asdict(one) for one in self.measurements])
+        measurements = json.dumps([asdict(measurement) for measurement in self.measurements])
         content = {"format": _FORMAT, "experiment": self.experiment, "measurements": measurements, "state": state}
         buffer = io.BytesIO()
         try:

@@ -80,7 +80,7 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         chosen = next((trial for trial in front.trials if trial.number == choice.trial), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
-            repeats = next((one.facts.repeats for one in records if one.number == choice.trial), None)
+            repeats = next((record.facts.repeats for record in records if record.number == choice.trial), None)
             why = "" if repeats is None else f" (it repeats trial {repeats} and counts in its mean)"
             raise StudyFileError(f"study {name}: trial {choice.trial} is not on its front{why}; expected one of {members}")
         return chosen
@@ -132,7 +132,7 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
 
 def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:
     """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
-    reaching = [one for one in settings if one.outcome == "complete" and front.reaches(one, target)]
+    reaching = [setting for setting in settings if setting.outcome == "complete" and front.reaches(setting, target)]
     return replace(front, trials=tuple(sorted(reaching, key=lambda one: front.taken(one) or 0.0)), knee=None)
 
 

@@ -267,7 +267,7 @@ def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list
 def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:
     """The placements that no other beats in both the metric and what training takes, cheapest first."""
     sign = objectives.metric.sign
-    points = [(*one.taken, -sign * (one.trial.accuracy or 0.0)) for one in placements]
+    points = [(*placement.taken, -sign * (placement.trial.accuracy or 0.0)) for placement in placements]
     return [placements[index] for index in front_members(points)]
 
 
@@ -275,14 +275,14 @@ def best_on_each(placements: Sequence[Placement], front: Sequence[Placement], ob
     """The front's most accurate setting on every device that it can be trained on, cheapest first."""
     sign = objectives.metric.sign
     best = max(front, key=lambda one: sign * (one.trial.accuracy or 0.0)).trial.number
-    return sorted((one for one in placements if one.trial.number == best), key=lambda one: one.taken)
+    return sorted((placement for placement in placements if placement.trial.number == best), key=lambda one: one.taken)
 
 
 def device_sentences(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> Iterator[str]:
     """For each device its share of the front, and what the most accurate setting takes there."""
     same = best_on_each(placements, front, objectives)
     speed, best, least = same[0].speeds[0], same[0].trial.number, same[0].taken[0]
-    for device in dict.fromkeys(one.device for one in placements):
+    for device in dict.fromkeys(placement.device for placement in placements):
         count = sum(one.device == device for one in front)
         there = next((one.taken[0] for one in same if one.device == device), None)
         if there is None:
@@ -349,7 +349,7 @@ def planned_on(
         raise StudyFileError(f"--set: expected one of the profile's combinations: {there or 'none'}")
     (profile,) = chosen
     if profile.step_times and profile.step_time(devices) is None:
-        there = ", ".join(str(one.devices) for one in profile.step_times)
+        there = ", ".join(str(step_time.devices) for step_time in profile.step_times)
         raise StudyFileError(f"devices {devices}: expected a number that the profile was timed on: {there}")
 
     def limits(one: DeviceProfile) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class ScaledUp:
 
     @property
     def best(self) -> SettingAt:
-        return next(one for one in self.settings if one.multiple == 1)
+        return next(setting for setting in self.settings if setting.multiple == 1)
 
     @property
     def published(self) -> bool:
@@ -212,7 +212,7 @@ def scale_up(
     Raises:
         StudyFileError: too few complete trials, or they do not differ in batch and rate.
     """
-    ended = [one for one in records if one.outcome in ("complete", "diverged") and one.facts.learning_rate]
+    ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
     complete = [one for one in ended if one.outcome == "complete" and one.accuracy is not None]
     if len(complete) >= FEWEST and len({one.accuracy for one in complete}) == 1:
         raise StudyFileError(f"study {name}: expected trials that differ in the metric, got {complete[0].accuracy:g} in all")
@@ -260,7 +260,7 @@ def _size(record: TrialRecord) -> Size:
 
 def _adaptive(records: Sequence[TrialRecord]) -> bool | None:
     """Whether the trials' optimizers divide by the gradient's size, as those of the published laws do; None: none is named."""
-    names = {one.facts.optimizer.lower() for one in records if one.facts.optimizer}
+    names = {record.facts.optimizer.lower() for record in records if record.facts.optimizer}
     return all(any(word in name for word in _ADAPTIVE) for name in names) if names else None
 
 
@@ -324,11 +324,11 @@ class _Fit:
     def __init__(
         self, records: Sequence[TrialRecord], tried: Array, begin: Size, direction: Literal["minimize", "maximize"]
     ) -> None:
-        sizes = [_size(one) for one in records]
+        sizes = [_size(record) for record in records]
         self.records, self.begin, self.tried = records, begin, tried
         self.away = np.array([size.logs for size in sizes]) - begin.logs
         sign = 1.0 if direction == "maximize" else -1.0
-        trained = [one.accuracy is not None and one.outcome == "complete" for one in records]
+        trained = [record.accuracy is not None and record.outcome == "complete" for record in records]
         accuracies = sign * np.array([one.accuracy if good else math.nan for one, good in zip(records, trained, strict=True)])
         held = Counter(size for size, good in zip(sizes, trained, strict=True) if good)
         self.scale = _Scale(
@@ -342,13 +342,13 @@ class _Fit:
         # How bad a diverged trial was is not known, only that it was worse.
         below = np.array([worst[size] if worst[size] == worst[size] else lowest for size in sizes]) - _DIVERGED
         self.values = np.where(trained, self.values, below)
-        names = {name for one in records for name in one.parameters}
-        partly = {name for name in names if not all(name in one.parameters or name in one.settings for one in records)}
+        names = {name for record in records for name in record.parameters}
+        partly = {name for name in names if not all(name in record.parameters or name in record.settings for record in records)}
         others = other_coordinates(records, without={"epochs"} | partly)
         self.others = others[:, [not _follows(column, self.away) for column in others.T]]
         self.best = 0
         self.adaptive = _adaptive(records)
-        self.passes = max(one.facts.epochs or 1.0 for one in records)
+        self.passes = max(record.facts.epochs or 1.0 for record in records)
         self.slope = (0.5, 0.2) if self.adaptive else BARE
         width = 4 + self.others.shape[1]
         self.structure = AccuracyPrior(BatchRate(0, 1, np.ones(width), self.slope))
@@ -448,7 +448,9 @@ class _Fit:
             else:
                 likely = self._exponents((weights @ free)[None])[0]
                 process = fitted(self._points(likely), self.values, structure=self.structure, prior=(0.0, 1.0))
-            log_weights = correction + [self._log_likelihood(self._given(process, one)) for one in self._exponents(free)]
+            log_weights = correction + [
+                self._log_likelihood(self._given(process, exponent)) for exponent in self._exponents(free)
+            ]
         return free, log_weights, process
 
     def _best(self, process: GaussianProcess, exponents: Array) -> int:
@@ -596,7 +598,9 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
     Raises:
         StudyFileError: its trials do not say how many samples an epoch has.
     """
-    trained = [one for one in records if one.facts.epochs and one.facts.samples_budget and one.outcome == "complete"]
+    trained = [
+        record for record in records if record.facts.epochs and record.facts.samples_budget and record.outcome == "complete"
+    ]
     if not trained:
         raise StudyFileError(f"study {spec.study}: its trials know no epochs, so --then-run cannot write one with other epochs")
     # Of the widest and longest the best: parameters that are sizes under other names are fixed as there.

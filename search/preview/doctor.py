@@ -400,5 +400,5 @@ def finding_line(finding: Finding) -> Text:
 
 def doctor_document(findings: Sequence[Finding]) -> Mapping[str, Any]:
     """The JSON document of `bsearch doctor --json`."""
-    counts = {state: sum(one.state == state for one in findings) for state in ("ok", "warning", "problem")}
-    return {"counts": counts, "findings": [one.to_dict() for one in findings]}
+    counts = {state: sum(finding.state == state for finding in findings) for state in ("ok", "warning", "problem")}
+    return {"counts": counts, "findings": [finding.to_dict() for finding in findings]}

@@ -122,7 +122,7 @@ def _front_table(front: ParetoFront, page: str) -> str:
         *map(escaped, front.speeds),
         escaped(front.metric),
         *confidences,
-        *(one.replace("_", " ") for one in names),
+        *(name.replace("_", " ") for name in names),
         "",
     ]
     rows = [head, [":---" if one in ("rule", "") else "---:" for one in head]]
@@ -139,7 +139,7 @@ def _front_table(front: ParetoFront, page: str) -> str:
         confidence = []
         if repeated:
             confidence = [f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{facts.front_probability or 0.0:.0%}"]
-        values = [escaped(number(trial.settings.get(one))) for one in names]
+        values = [escaped(number(trial.settings.get(name))) for name in names]
         link = f"[{trial.number}]({page}/trials?numbers={trial.number})"
         taken = [number(trial.taken(speed)) for speed in front.speeds]
         rows.append([link, *taken, number(trial.accuracy), *confidence, *values, ", ".join(marks)])

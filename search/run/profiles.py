@@ -62,7 +62,7 @@ def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]])
     batch = min((one.evaluation_batch for one in everywhere if one.evaluation_batch is not None), default=None)
 
     def with_batch(profile: DeviceProfile) -> DeviceProfile:
-        others = tuple(replace(one, evaluation_batch=batch) for one in profile.alternatives)
+        others = tuple(replace(alternative, evaluation_batch=batch) for alternative in profile.alternatives)
         return replace(profile, evaluation_batch=batch, alternatives=others)
 
     return {kind: {key: with_batch(profile) for key, profile in of_kind.items()} for kind, of_kind in profiles.items()}

@@ -60,7 +60,7 @@ class Spending:
 
     def __init__(self, spec: StudySpec, prices: Mapping[str, float | None], records: Iterable[TrialRecord]) -> None:
         self._limit, self._prices = spec.budget.cost, prices
-        self._of_trials = {one.number: one.facts.spent for one in records if one.facts.spent is not None}
+        self._of_trials = {record.number: record.facts.spent for record in records if record.facts.spent is not None}
 
     def cost(self, kind: str, devices: int, seconds: float) -> float:
         """The cost of holding so many devices for so many seconds; 0 where their price is unknown."""

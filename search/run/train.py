@@ -215,13 +215,13 @@ def _kept(study: StoredStudy, reference: str, task_hash: str, training: Training
     setup, last = training.setup, training.measurements[-1]
     rows = [
         {
-            "samples_seen": one.samples_seen,
-            "elapsed_s": one.elapsed_s,
-            "train_loss": one.train_loss,
-            **({} if one.accuracy is None else {"accuracy": one.accuracy}),
-            **one.scores,
+            "samples_seen": measurement.samples_seen,
+            "elapsed_s": measurement.elapsed_s,
+            "train_loss": measurement.train_loss,
+            **({} if measurement.accuracy is None else {"accuracy": measurement.accuracy}),
+            **measurement.scores,
         }
-        for one in training.measurements
+        for measurement in training.measurements
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")

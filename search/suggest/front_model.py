@@ -164,7 +164,7 @@ class FrontModel:
         self.on_front = np.append(self.on_front, np.ones(len(points), dtype=bool))
         self.log_taken = np.vstack([self.log_taken, expected])
         self.accuracy_model = self.accuracy_model.believing(points)
-        self._taken_models = [one.believing(points) for one in self._taken_models]
+        self._taken_models = [taken_model.believing(points) for taken_model in self._taken_models]
 
     def expected_hypervolume_improvement(self, points: Array, log_taken: Array | None, until: Array | None = None) -> Array:
         """Expected hypervolume improvement at points, over log seconds t, the log of the second measure u, and accuracy a.

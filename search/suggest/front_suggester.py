@@ -93,7 +93,7 @@ class FrontSuggester(Suggester):
     def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
         transform = self.transform
         kernel = gap_kernel(BatchRate.of(transform, self._scaled), self._last, transform.width)
-        known = np.array([transform.encode(trials[one].parameters) for one in others]).reshape(-1, transform.width)
+        known = np.array([transform.encode(trials[other].parameters) for other in others]).reshape(-1, transform.width)
         return kernel.is_unknown(transform.encode(trials[number].parameters), known)
 
     def proposed(

@@ -26,12 +26,12 @@ def parameter_importances(study: StoredStudy) -> dict[str, float]:
     # A parameter that applies in only some trials has no share of the variance over all of them.
     space = {name: distribution(domain) for name, domain in study.spec.searched().items() if not domain.when}
     chosen = [
-        one
-        for one in study.records
-        if one.outcome == "complete"
-        and one.accuracy is not None
-        and not one.is_repeat
-        and space.keys() <= one.parameters.keys()
+        record
+        for record in study.records
+        if record.outcome == "complete"
+        and record.accuracy is not None
+        and not record.is_repeat
+        and space.keys() <= record.parameters.keys()
     ]
     if len(space) < 2 or len(chosen) < _TRIALS_EACH * len(space):
         return {}

@@ -210,7 +210,9 @@ class StepTime:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        timed = tuple(TimedPlan(BatchPlan(**one["plan"]), tuple(one["rounds"]), one["input_s"]) for one in values["timed"])
+        timed = tuple(
+            TimedPlan(BatchPlan(**value["plan"]), tuple(value["rounds"]), value["input_s"]) for value in values["timed"]
+        )
         points = tuple((int(size), float(micro_batch_s)) for size, micro_batch_s in values["points"])
         misfit, exchange, power = values["misfit"], values.get("exchange"), values.get("power")
         return cls(

@@ -108,7 +108,9 @@ def _gradients(reference: str, parameters: dict[str, Any], plan: BatchPlan, devi
     kept: list[Tensor] = []
 
     def keep(optimizer: Any, *rest: Any) -> None:
-        kept.append(torch.cat([one.grad.flatten().double().cpu() for one in run.parameters if one.grad is not None]))
+        kept.append(
+            torch.cat([parameter.grad.flatten().double().cpu() for parameter in run.parameters if parameter.grad is not None])
+        )
 
     run.optimizer.register_step_pre_hook(keep)
     run.step(run.micro_batches(plan, run.loader([plan])), plan.effective_batch)
@@ -159,5 +161,5 @@ def _trials(path: Path) -> dict[int, tuple[str, Any]]:
         records = StoredStudy.open(str(path)).records
     except BsearchError:  # the study does not exist yet
         return {}
-    ended = [one for one in records if one.has_ended]
+    ended = [record for record in records if record.has_ended]
     return {one.number: (one.outcome, (one.train_s, one.accuracy)) for one in ended}

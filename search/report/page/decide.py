@@ -24,7 +24,7 @@ def decision_data(
         records: trials by number, those that stand for repeated settings with their means.
         curves: (samples, metric) by trial.
     """
-    trained = [one for one in records.values() if one.outcome == "complete" and one.accuracy is not None]
+    trained = [record for record in records.values() if record.outcome == "complete" and record.accuracy is not None]
     measures = _measures(front, trained)
     shown = {trial.number for trial in front.trials} | {one.number for one in trained if one.is_baseline}
     return {

@@ -29,7 +29,7 @@ def devices_figure(
         return None
     metric, layers = objectives.metric.name, []
     for place, device in enumerate(each):
-        own = front_over_devices([one for one in placements if one.device == device], objectives)
+        own = front_over_devices([placement for placement in placements if placement.device == device], objectives)
         tone = _TONES[place % len(_TONES)]
         x, y = tuple(one.taken[0] for one in own), tuple(float(one.trial.accuracy or 0.0) for one in own)
         layers.append(Layer(f"{device}, front", "steps", tone, x, y))

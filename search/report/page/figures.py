@@ -155,7 +155,7 @@ class StudyFigures:
             return None
         reach = max(members) - min(members)
         levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and _finite(r.accuracy)]
-        shown = [*members, *(one for one in levels if min(members) - reach <= one <= max(members) + reach)]
+        shown = [*members, *(level for level in levels if min(members) - reach <= level <= max(members) + reach)]
         if len(shown) == len(members) + len(levels):
             return None
         bars = [end for trial in self.front.trials for end in trial.interval or ()]

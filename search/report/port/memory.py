@@ -122,7 +122,11 @@ def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> 
             probe = MemoryProbe(Imagined(), replace(setup, plan=BatchPlan(1, activation_checkpointing=mode)), like_gpu=True)
             saved, more = saved_bytes(probe.run.model, BYTES.get(_bits(recipe))), 0
             if target.devices > 1:  # a second copy of the gradients, in buckets
-                more = sum(one.numel() * one.element_size() for one in probe.run.model.parameters() if one.requires_grad)
+                more = sum(
+                    parameter.numel() * parameter.element_size()
+                    for parameter in probe.run.model.parameters()
+                    if parameter.requires_grad
+                )
             room = limit + saved - more
             probe.cap_bytes = target.usable_bytes + saved - more
             law = memory_law(probe, room, 1, share)

@@ -249,7 +249,7 @@ def _commands(line: str, path: Path) -> list[list[str]]:
                 commands.append([])
         else:
             commands[-1].append(word)
-    return [one for one in commands if one and one[0] != "#"]
+    return [command for command in commands if command and command[0] != "#"]
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:

@@ -65,7 +65,7 @@ def port_lines(ported: Ported) -> Iterator[str]:
         if memory.checkpointing == "full" and not checkpoints(recipe):
             how += ", which the recipe did not"
         yield f"{where}: at most {memory.largest} rows per micro-batch fit in {readable_bytes(memory.limit_bytes)} ({how})"
-        over = next((one for one in memory.points if one[1] > memory.limit_bytes), None)
+        over = next((point for point in memory.points if point[1] > memory.limit_bytes), None)
         for size, value in memory.points:
             if size in (1, memory.largest) or (size, value) == over:
                 much = "  does not fit" if value > memory.limit_bytes else ""

@@ -88,8 +88,8 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole
             for one in law.timed
         ],
         "fastest": [
-            {**asdict(one), "samples_per_s": one.effective_batch / one.step_s}
-            for one in planned_batches(spec, whole, law.devices, 8)
+            {**asdict(planned_batch), "samples_per_s": planned_batch.effective_batch / planned_batch.step_s}
+            for planned_batch in planned_batches(spec, whole, law.devices, 8)
         ]
         if profile is whole
         else [],

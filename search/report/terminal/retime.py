@@ -16,8 +16,8 @@ from .tables import column
 def placements_table(placements: Sequence[Placement], metric: str) -> Table:
     """Settings on devices, with what they cost and take."""
     measures: tuple[Speed, ...] = ("cost", "train_s", "energy_j")
-    shown = [speed for speed in measures if all(one.trial.taken(speed) is not None for one in placements)]
-    shown = [speed for speed in shown if speed == "train_s" or any(speed in one.speeds for one in placements)]
+    shown = [speed for speed in measures if all(placement.trial.taken(speed) is not None for placement in placements)]
+    shown = [speed for speed in shown if speed == "train_s" or any(speed in placement.speeds for placement in placements)]
     names = ("device", "trial", *shown, metric, "batch", "rate", "micro\nx acc.")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
@@ -40,7 +40,7 @@ def placements_parts(
     name: str, placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives
 ) -> Iterator[Table | Text | str]:
     """The front over devices, and its most accurate setting on each of them."""
-    metric, devices = objectives.metric.name, list(dict.fromkeys(one.device for one in placements))
+    metric, devices = objectives.metric.name, list(dict.fromkeys(placement.device for placement in placements))
     speeds = placements[0].speeds if placements else objectives.speeds
     what = " and ".join(speeds)
     pairs = f"{len(front)} of {len(placements)} pairs of setting and device"

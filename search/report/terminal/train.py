@@ -17,7 +17,7 @@ def opening_lines(
 ) -> Iterator[str]:
     """What is about to be trained, and what differs from the trial."""
     setup = trainings[0].setup
-    seeds = ", ".join(str(one.setup.seed) for one in trainings)
+    seeds = ", ".join(str(training.setup.seed) for training in trainings)
     longer = setup.samples_budget / (record.facts.samples_budget or setup.samples_budget)
     own = "" if record.train_s is None else f"; about {seconds(record.train_s * longer)}{' each' * (len(trainings) > 1)}"
     yield (
@@ -68,14 +68,14 @@ def train_document(study: StoredStudy, record: TrialRecord, trainings: Sequence[
         "in_study": record.accuracy,
         "trainings": [
             {
-                "seed": one.setup.seed,
-                "outcome": None if one.outcome is None else one.outcome.kind,
-                "message": None if one.outcome is None else one.outcome.message or None,
-                one.setup.metric: one.score,
-                **one.tests,
-                "folder": str(one.folder),
-                "files": one.files,
+                "seed": training.setup.seed,
+                "outcome": None if training.outcome is None else training.outcome.kind,
+                "message": None if training.outcome is None else training.outcome.message or None,
+                training.setup.metric: training.score,
+                **training.tests,
+                "folder": str(training.folder),
+                "files": training.files,
             }
-            for one in trainings
+            for training in trainings
         ],
     }
