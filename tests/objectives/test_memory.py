@@ -18,7 +18,7 @@ from bsearch.objectives.machine.device_memory import is_out_of_memory
 from bsearch.objectives.profiling.memory import MemoryProbe, Peak, evaluation_batch, memory_law
 from bsearch.objectives.profiling.probe import fastest_evaluation_batch, profile_task, verified
 from bsearch.objectives.task import Data, Loss, Score, Task
-from bsearch.objectives.training import train_task
+from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import ProfilingError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
@@ -33,6 +33,7 @@ from helpers import as_optuna, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -210,6 +211,28 @@ def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int,
     assert probe.evaluation_peak(size).total == pytest.approx(probe.counted("evaluation", size).total, rel=0.04)
     assert predicted.total == pytest.approx(sum(predicted.parts.values()))
     assert predicted.parts["parameters"] >= sum(4 * p.numel() for p in probe.run.parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__))
+def test_the_trace_is_what_torchs_own_tracker_counts(task: Task, size: int) -> None:
+    """A second opinion, on real tensors: it shares no code with ours. Ours is in blocks of 512 bytes, as allocators have them."""
+    made = setup(rate=0.01, smallest_micro_batch=2)
+    probe, run = MemoryProbe(task, made), TrainingRun(task, made)
+    run.modes.train(run.model)
+    keys, tracker = run.stream.take(0, size), MemTracker()
+
+    def batch() -> Any:
+        tracker.reset_mod_stats()  # it counts by modules, which are called again for each micro-batch
+        return run.train_fetcher.fetch(keys)
+
+    tracker.track_external(run.model, run.optimizer)
+    with tracker:
+        for _ in range(2):
+            run.step([(size, batch)] * probe.micro_batches, size * probe.micro_batches)
+    (counted,) = tracker.get_tracker_snapshot("peak").values()
+    total = next(value for part, value in counted.items() if str(part).endswith("Total"))
+    assert total <= probe.train_peak(size).total <= 1.01 * total
 
 
 @pytest.mark.slow
