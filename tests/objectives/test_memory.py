@@ -216,7 +216,7 @@ def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int,
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__))
 def test_the_trace_is_what_torchs_own_tracker_counts(task: Task, size: int) -> None:
-    """A second opinion, on real tensors: it shares no code with ours. Ours is in blocks of 512 bytes, as allocators have them."""
+    """A second opinion, on real tensors, by other code; ours counts in blocks of 512 bytes, as allocators do."""
     made = setup(rate=0.01, smallest_micro_batch=2)
     probe, run = MemoryProbe(task, made), TrainingRun(task, made)
     run.modes.train(run.model)
