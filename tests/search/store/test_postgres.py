@@ -79,6 +79,7 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
         refused = CliRunner().invoke(main, ["run", str(path), "--serial"])
         assert refused.exit_code == 1
         assert f"study small: process {first.pid} on {os.uname().nodename} has been running it since 20" in refused.output
+        wait_for(lambda: postgres.states(url)["running"] == 1, first)  # not between two trials
         first.send_signal(signal.SIGKILL)
         first.wait()
     done = postgres.states(url)["complete"]
