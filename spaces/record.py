@@ -215,7 +215,7 @@ class TrialRecord:
             violation,
         )
 
-    def changed(self, outcome: OutcomeKind | Literal["running"], facts: TrialFacts = TrialFacts()) -> Self:  # immutable
+    def changed(self, outcome: OutcomeKind | Literal["running"], facts: TrialFacts = TrialFacts()) -> Self:
         """The trial in another state before its end, with these facts beside its own."""
         return self.of(self.number, outcome, self.parameters, self.facts | facts, started_at=self.started_at)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from ...spaces.errors import BsearchError
@@ -53,7 +53,6 @@ class OptunaView:
         self._front: ParetoFront | None = None  # as of the last update
         self._summary: Sequence[str] = ()
         self._tracebacks: dict[int, str] = {}
-        self.storage = self._copy.storage
         self.page = f"{PAGES}/{self._copy.id}"
 
     def update(self, records: Sequence[TrialRecord], front: ParetoFront, summary: Sequence[str] = ()) -> None:
@@ -110,7 +109,8 @@ def copy_now(stored: StoredStudy, to: str | None = None) -> OptunaView:
         StorageError: as `OptunaView`.
     """
     view = OptunaView(stored.url, stored.name, stored.spec, to)
-    driver = stored.tables().lock.driver(stored.name)
+    with closing(stored.tables()) as tables:
+        driver = tables.lock.driver(stored.name)
     if to is not None or driver is None or driver.gone:
         view.update(stored.records, stored.front, tuple(front_summary(stored)) if stored.current_rates() is not None else ())
     return view
@@ -153,13 +153,19 @@ class _Keeping(threading.Thread):
             last, wait_s = self.over.wait(wait_s), _EVERY_S
             try:
                 self._update()
-            except BsearchError as error:
-                self._view, wait_s = None, _RETRY_S
-                if self._said != str(error):
-                    self._said = str(error)
-                    self._say(f"the copy for Optuna's dashboard is not up to date: {error}")
+            except Exception as error:  # whatever fails in the copy, the study goes on
+                self._close()
+                wait_s = _RETRY_S
+                said = str(error) if isinstance(error, BsearchError) else f"{type(error).__name__}: {error}"
+                if self._said != said:
+                    self._said = said
+                    self._say(f"the copy for Optuna's dashboard is not up to date: {said}")
+        self._close()
+
+    def _close(self) -> None:
         if self._view is not None:
             self._view.close()
+            self._view = None
 
     def _update(self) -> None:
         run = self._run

@@ -89,7 +89,9 @@ class SuggestionQueue:
                 if not self._ready:
                     return None
             proposal = self._ready.popleft()
-            if self._trials[proposal].outcome == "paused" if isinstance(proposal, int) else new:
+            # What it was made for may have changed since.
+            still = self._trials[proposal].outcome == "paused" if isinstance(proposal, int) else new
+            if still:
                 break
         if most > 1 and len(self._ready) < self._soon:
             self._prepare(running, free - 1, most - 1, new)

@@ -20,7 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...spaces.errors import StorageError
 from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.storage import masked
 from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
@@ -233,6 +235,9 @@ class Tables:
 
         Args:
             known: trials as they were read before; those that had ended then are not read again.
+
+        Raises:
+            StorageError: one is missing between others: a trial's number is its place in the study.
         """
         ended = {number: trial for number, trial in (known or {}).items() if trial.ended_at}
         table, columns = schema.trials, schema.trials.c
@@ -244,6 +249,12 @@ class Tables:
             for first, last in _runs(fresh):
                 query = sa.select(table).where(columns.study == study, columns.number.between(first, last))
                 found |= {row["number"]: _trial(row) for row in connection.execute(query).mappings()}
+        missing = next((number for number in range(len(found)) if number not in found), None)
+        if missing is not None:
+            raise StorageError(
+                f"storage {masked(self.url)}: study {study} has lost trial {missing}, though later ones are there. Restore the "
+                "database from a copy, or begin another study: --new."
+            )
         return [found[number] for number in sorted(found)]
 
     # Attempts and measurements

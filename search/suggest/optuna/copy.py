@@ -37,9 +37,6 @@ class OptunaCopy:
         storage: of Optuna's; only this process writes this study there.
         study_id: in that storage.
         space: of every searched parameter.
-
-    Raises:
-        StorageError: the study there has trials that are not copies of `trials`.
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, space: Mapping[str, BaseDistribution]) -> None:
@@ -50,7 +47,11 @@ class OptunaCopy:
         self._begun: dict[int, Mapping[str, Any]] = {}  # parameters by number there, of trials that are not yet among ours
 
     def update(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Copy what is new or has changed; returns those trials."""
+        """Copy what is new or has changed; returns those trials.
+
+        Raises:
+            StorageError: the study there has trials that are not copies of these.
+        """
         if len(self._copies) > len(records):
             raise StorageError(f"it holds {len(self._copies)} trials, and the study {len(records)}")
         changed = []
@@ -107,6 +108,8 @@ class OptunaCopy:
                 raise StorageError(f"trial {record.number} has other parameters there: {before.params}")
             if before.state.is_finished() and before.state != state:
                 raise StorageError(f"trial {record.number} is {before.state.name} there")
+            if before.state.is_finished() and before.values != (record.values and list(record.values)):
+                raise StorageError(f"trial {record.number} has other values there: {before.values}")
         ended = before.state.is_finished() if isinstance(before, FrozenTrial) else before.has_ended
         if ended:
             return

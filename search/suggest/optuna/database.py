@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.storages import RDBStorage
@@ -27,6 +27,8 @@ from ...store.database import (
 from ..space_transform import SearchSpace
 from .copy import OptunaCopy
 
+_Kind = TypeVar("_Kind", bound=RDBStorage)
+
 
 class _Storage(RDBStorage):
     """Optuna's storage, which reads a study's own attributes once for an update.
@@ -34,10 +36,12 @@ class _Storage(RDBStorage):
     Each note that is written reads those of all trials: optuna-dashboard keeps them there.
     """
 
-    _attributes: dict[int, dict[str, Any]]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.forget()
 
     def forget(self) -> None:
-        self._attributes = {}
+        self._attributes: dict[int, dict[str, Any]] = {}
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         if study_id not in self._attributes:
@@ -62,7 +66,7 @@ class OptunaDatabase:
 
     def __init__(self, url: str, name: str, objectives: Objectives, space: SearchSpace) -> None:
         self.url, self.name = url, name
-        self.storage = open_storage(url)
+        self.storage = _open(url, _Storage)
         with _optuna_errors(url):
             study = optuna.create_study(
                 study_name=name, storage=self.storage, directions=objectives.directions, load_if_exists=True
@@ -119,13 +123,17 @@ class OptunaDatabase:
         self.storage.engine.dispose()
 
 
-def open_storage(url: str) -> _Storage:
+def open_storage(url: str) -> RDBStorage:
     """Optuna's storage on the URL, configured as ours is.
 
     Raises:
         StudyFileError: as `storage_engine`.
         StorageError: it cannot be opened, or another version of Optuna has created it.
     """
+    return _open(url, RDBStorage)
+
+
+def _open(url: str, kind: type[_Kind]) -> _Kind:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     engine = storage_engine(url)  # our messages for what is wrong with a URL
     engine.connect().close()
@@ -134,8 +142,7 @@ def open_storage(url: str) -> _Storage:
     escaped, options = url.replace("{", "{{").replace("}", "}}"), engine_options(url, create=False)
     try:
         with _optuna_errors(url):
-            storage = create_once(lambda: _Storage(escaped, options))
-            storage.forget()
+            storage = create_once(lambda: kind(escaped, options))
     except RuntimeError as error:
         if "table schema" not in str(error):
             raise

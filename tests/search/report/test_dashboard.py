@@ -136,7 +136,14 @@ def test_what_a_person_wrote_stays_and_disturbs_no_driver(study: Path) -> None:
         mine = {"body": "mine", "version": document["note"]["version"] + 1}
         assert asked(address, "/api/studies/1/note", "PUT", mine)[0] == 204
         assert asked(address, "/api/studies/1/2/note", "PUT", {"body": "", "version": first[1]})[0] == 204
-    bsearch("run", study, "--serial", "--trials", "14")
+        bsearch("run", study, "--serial", "--trials", "14")  # beside the dashboard
+        # The dashboard lists a new trial up to ten seconds late.
+        while len(trials := study_document(address)["trials"]) <= len(first):
+            time.sleep(0.5)
+        added = trials[len(first)]
+        assert added["note"]["body"].startswith("**")
+        mine = {"body": "mine too", "version": added["note"]["version"] + 1}
+        assert asked(address, f"/api/studies/1/{added['trial_id']}/note", "PUT", mine)[0] == 204
     with served(study) as address:
         document = study_document(address)
         assert len(document["trials"]) >= 14
@@ -144,6 +151,7 @@ def test_what_a_person_wrote_stays_and_disturbs_no_driver(study: Path) -> None:
         assert document["trials"][1]["note"]["body"] == ""  # taken away on purpose
         assert document["trials"][2]["note"]["body"].startswith("**Failed**")
         assert document["trials"][-1]["note"]["body"].startswith("**")
+        assert document["trials"][added["number"]]["note"]["body"] == "mine too"
 
 
 @pytest.mark.slow

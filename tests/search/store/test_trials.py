@@ -152,7 +152,21 @@ def test_what_goes_on_is_seen_and_what_ended_is_read_once(tmp_path: Path) -> Non
         assert after == list(trials)
 
 
-@pytest.mark.parametrize("change", ["added", "ended", "other"])
+def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
+    """A trial's number is its place: no other takes it silently."""
+    url = f"sqlite:///{tmp_path}/twin.db"
+    tables = Tables(url)
+    trials = Trials(tables, "twin")
+    for batch in (4, 5, 6):
+        trials.begin({"effective_batch": batch})
+    with tables.engine.begin() as connection:
+        connection.execute(sa.delete(schema.trials).where(schema.trials.c.number == 1))
+    for read in (lambda: Trials(tables, "twin"), lambda: stored_trials(url, "twin")):
+        with pytest.raises(StorageError, match=r"study twin has lost trial 1, .*--new"):
+            read()
+
+
+@pytest.mark.parametrize("change", ["added", "ended", "other", "told"])
 def test_a_copy_that_others_have_written_is_left_and_changes_nothing(tmp_path: Path, change: str) -> None:
     url = f"sqlite:///{tmp_path}/twin.db"
     trials = Trials(Tables(url), "twin")
@@ -162,14 +176,14 @@ def test_a_copy_that_others_have_written_is_left_and_changes_nothing(tmp_path: P
     copy = OptunaDatabase(url, "twin", Objectives(), SPACE)
     copy.update(trials[:1] if change == "other" else trials)
     study = optuna.load_study(study_name="twin", storage=url)
-    if change == "ended":
+    if change in ("ended", "told"):
         study.tell(1, [3.0, 0.9])
     else:
         study.enqueue_trial({"effective_batch": 9})
         study.ask({"effective_batch": IntDistribution(1, 4096, log=True)})
-    trials.end(1, TrialResult("error"))
+    trials.end(1, TrialResult("complete", values=(3.0, 0.8)) if change == "told" else TrialResult("error"))
     there = [(trial.state, trial.params) for trial in study.trials]
-    with pytest.raises(StorageError, match=r"trial 1 (is COMPLETE|has other parameters) there|it holds 3 trials"):
+    with pytest.raises(StorageError, match=r"trial 1 (is COMPLETE|has other (parameters|values)) there|it holds 3 trials"):
         OptunaDatabase(url, "twin", Objectives(), SPACE).update(trials)
     assert [(trial.state, trial.params) for trial in study.trials] == there
     assert stored_trials(url, "twin") == list(trials)
