@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -150,6 +151,22 @@ def test_the_readmes_walk_is_true() -> None:
         name = path.stem if path.parent.name != "commands" else path.name
         before = "".join(one.read_text() for _, one in walk[:place])
         assert re.search(rf"from \S*\.{name} import", before), path
+
+
+# Texts that people run, and that neither the type checker nor an import of the package reads.
+WRITTEN_TO_BE_RUN = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "examples/**/*.md", "search/report/**/templates/*.jinja")
+    for path in ROOT.glob(pattern)
+    if "from bsearch" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("text", WRITTEN_TO_BE_RUN)
+def test_what_a_text_imports_is_there(text: str) -> None:
+    for module, names in re.findall(r"^ *from (bsearch[\w.]*) import ([\w, ]+)", (ROOT / text).read_text(), re.MULTILINE):
+        missing = [name for name in re.findall(r"\w+", names) if not hasattr(importlib.import_module(module), name)]
+        assert not missing, f"{text}: {module} has no {', '.join(missing)}"
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
