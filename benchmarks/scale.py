@@ -52,9 +52,10 @@ from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.pareto import study_front
+from bsearch.search.run.decisions.ending import Stage
+from bsearch.search.run.decisions.suggestion_queue import from_one_fit
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
-from bsearch.search.run.suggestion_queue import from_one_fit
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.space_transform import SearchSpace
@@ -419,7 +420,7 @@ def soak_part(options: argparse.Namespace, folder: Path) -> None:
         def look() -> None:
             step = max(options.trials // 20, 1)
             shown = 0
-            while not run.stop_reason and shown < options.trials:
+            while run.ending.stage < Stage.STOPPED and shown < options.trials:
                 if run.counted >= shown + step:
                     shown = int(run.counted) // step * step
                     files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208

@@ -25,6 +25,7 @@ from ray.tune.progress_reporter import ProgressReporter, TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from ..search.run.decisions.ending import Stage
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .tune_internals import end_at_once, forget_ended, idle_processes, keep_processes, unstage
@@ -155,7 +156,11 @@ class StudySearcher(Searcher):
 
     @property
     def leaving(self) -> bool:
-        return bool(self._study.leaving)
+        return self._study.ending.stage >= Stage.LEAVING
+
+    @property
+    def _stopped(self) -> bool:
+        return self._study.ending.stage is Stage.STOPPED
 
     def begun(self, trial_id: str) -> None:
         if trial_id in self._numbers:
@@ -176,7 +181,7 @@ class StudySearcher(Searcher):
         should_stop = self._guarded(lambda: self._study.report(self._numbers[trial_id], measurement, host))
         if should_stop is None:  # the study crashed and stops
             return True
-        if should_stop and not self._study.stop_reason:
+        if should_stop and not self._stopped:
             self._outcomes[trial_id] = json.dumps(Outcome("stopped").to_dict())
         return bool(should_stop)
 
@@ -195,12 +200,12 @@ class StudySearcher(Searcher):
         if reported:
             outcome = Outcome.from_dict(json.loads(reported))
             self._guarded(lambda: self._study.end(number, outcome))
-        elif error and not self._study.stop_reason:
+        elif error and not self._stopped:
             died = self.died.pop(trial_id, "its worker died")
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
         elif self.leaving:
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", LEFT), silently=True))
-        elif not self._study.stop_reason:
+        elif not self._stopped:
             self._guarded(lambda: self._study.put_back(number))  # it was pending, and waited in vain
         # The driver records attempts that were interrupted because the study stopped.
 
@@ -309,7 +314,7 @@ class StudyStopper(tune.Stopper):
         return self._searcher.should_stop(trial_id, result)
 
     def stop_all(self) -> bool:
-        return bool(self._study.stop_reason)
+        return self._study.ending.stage is Stage.STOPPED
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from ..objectives.machine.environment import environment
 from ..objectives.machine.gpus import UsableGpus, usable_gpus
 from ..search.report.terminal.live import in_notebook
+from ..search.run.decisions.ending import Stage
 from ..search.run.study_run import StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
@@ -369,9 +370,10 @@ class TuneRunner:
         while lost := self._run(study):
             # Of what ran on it nothing is left.
             study.lose_attempts(lost)
-            if why := self._ray.renew(lost, lambda: bool(study.stop_reason or study.leaving)):
-                study.stop_reason = study.stop_reason or study.leaving
-                if not study.stop_reason:
+            if why := self._ray.renew(lost, lambda: study.ending.stage >= Stage.LEAVING):
+                if study.ending.stage >= Stage.LEAVING:
+                    study.ending.reach(Stage.STOPPED, study.ending.why)
+                else:
                     study.fail(why)
                 break
         if study.crashed is not None:
@@ -470,14 +472,14 @@ class TuneRunner:
         while not ended.wait(_WAKE_S):
             if lost := self._ray.lost():
                 return lost
-            if study.leaving and not study.stop_reason:
+            if study.ending.stage is Stage.LEAVING:
                 if time.monotonic() - asked_at > _ASKED_AGAIN_S:
                     asked_at = time.monotonic()
                     asked.clear()
                 with contextlib.suppress(RayError, ConnectionError):
                     self._ask_to_leave(dict(searcher.processes), asked)
                 if not study.trains:
-                    study.stop_reason = study.leaving
+                    study.ending.reach(Stage.STOPPED, study.ending.why)
         return ""
 
 

@@ -50,7 +50,7 @@ MODULES = {
     "tests/objectives/test_noise_scale.py tests/objectives/test_whole_run.py",
     "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_checkpoint.py "
     "tests/objectives/test_whole_run.py tests/objectives/test_evaluation.py",
-    "search/run/after.py": "tests/search/run/test_after.py",
+    "search/run/decisions/after.py": "tests/search/run/test_after.py",
     "search/analysis/pareto.py": "tests/search/analysis/test_pareto.py "
     "tests/search/analysis/test_confirm.py::test_a_lucky_run_loses_its_place",
     "search/store/lock.py": f"{TABLES}one_driver_holds_a_study "

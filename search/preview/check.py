@@ -18,9 +18,9 @@ from ...spaces.planning import CostKey, cost_keys, feasible_batches
 from ...spaces.profile_request import profile_faults, profile_request
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ..run.eta import ClockFactors, Span
+from ..run.decisions.eta import ClockFactors, Span
+from ..run.decisions.spending import device_names, prices_of
 from ..run.serial import SerialRunner
-from ..run.spending import device_names, prices_of
 from ..store.database import storage_engine
 from ..store.stored import study_identity
 from ..store.tables import Tables

@@ -12,7 +12,7 @@ from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study.spec import StudySpec
-from ..run.eta import ClockFactors
+from ..run.decisions.eta import ClockFactors
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,12 @@ from ..store.trials import Trials, stored_trials
 from ..suggest.space_transform import SearchSpace
 from ..suggest.suggester import Suggester, suggester_of
 from ..suggest.warm_start import prior_trials
+from .decisions.ending import Stage
+from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
 from .opening import feasible_batches_sentence, step_time_summary
 from .profiles import step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Runner
-from .spending import Spending, device_names, prices_of
 from .study_run import WORTH_OF, StudyRun
 
 # How long running attempts may take to write their checkpoints once the driver is told to stop, which must not take long:
@@ -270,7 +271,7 @@ def _drive(
                 try:
                     runner.run(run)
                 except KeyboardInterrupt:
-                    if not run.stop_reason:
+                    if run.ending.stage < Stage.STOPPED:
                         raise
                 finally:
                     run.sweep()
@@ -305,7 +306,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     study.tables.save_best_rates(study.name, stored.rates.to_dict())
     return StudyResult(
         study=stored,
-        stopped="" if met and not run.failure else run.stop_reason or run.leaving or run.enough,
+        stopped="" if met and not run.failure else run.ending.why,
         failure=run.failure,
         interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
@@ -398,8 +399,8 @@ def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
             run.check_cost()
             if (error := tables.late_error()) is not None:
                 run.crash(error)
-            if run.elapsed_s() >= limit_s and not run.stop_reason:
-                run.stop_reason = f"budget.hours: {run.spec.budget.hours:g} h are used up"
+            if run.elapsed_s() >= limit_s:
+                run.ending.reach(Stage.STOPPED, f"budget.hours: {run.spec.budget.hours:g} h are used up")
 
     thread = threading.Thread(target=beat, name="bsearch-heartbeat", daemon=True)
     thread.start()
@@ -432,8 +433,8 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
         raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:
             raise raised
-        run.leaving = f"interrupted ({received[0].name})"
-        if not run.stop_reason and run.trains and runner.leave():
+        run.ending.reach(Stage.LEAVING, f"interrupted ({received[0].name})")
+        if run.ending.stage is Stage.LEAVING and run.trains and runner.leave():
             text = "stopping: running trials save a checkpoint and resume from it in the next run; repeat to stop at once"
             run.notify(Event("message", text=text))
             patience.start()
@@ -445,7 +446,7 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
 
     def stop_now() -> None:
         retry_policy.cancelled = True
-        run.stop_reason = run.stop_reason or run.leaving
+        run.ending.reach(Stage.STOPPED, run.ending.why)
 
     def expire() -> None:
         stop_now()

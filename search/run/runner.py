@@ -12,9 +12,9 @@ from .study_run import StudyRun
 
 
 class Runner(Protocol):
-    """Where attempts run. It ends when `StudyRun.next_attempt` returns None or `StudyRun.stop_reason` is set.
+    """Where attempts run. It ends when `StudyRun.next_attempt` returns None or `StudyRun.ending` is at `STOPPED`.
 
-    With `StudyRun.leaving` set it ends as soon as no attempt trains any more.
+    At `LEAVING` it ends as soon as no attempt trains any more.
     """
 
     @property

@@ -20,6 +20,7 @@ from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialSetup
+from .decisions.ending import Stage
 from .study_run import StudyRun
 
 
@@ -78,7 +79,7 @@ class SerialRunner:
         stay()  # whatever was asked of an earlier run
         while True:
             setup = study.next_attempt()
-            if setup is None or setup == "wait" or study.leaving:  # nothing else runs here
+            if setup is None or setup == "wait" or study.ending.stage >= Stage.LEAVING:  # nothing else runs here
                 return
             self._saves = setup.checkpoint is not None
             study.begun(setup.number)
@@ -89,7 +90,7 @@ class SerialRunner:
                         outcome = report
                     elif study.report(setup.number, report, socket.gethostname()):
                         break
-            if study.stop_reason and outcome.kind == "stopped":
+            if study.ending.stage is Stage.STOPPED and outcome.kind == "stopped":
                 return  # interrupted; `StudyRun.sweep` queues it again
             study.end(setup.number, outcome)
             if fault := process_fault(self.device):

@@ -31,13 +31,14 @@ from ..suggest.front_model import preload
 from ..suggest.space_transform import SearchSpace
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
-from .after import Failed, History, Paused, Retry, after
-from .attempt import Attempt, fraction_of, result_of, setup_facts, taken_by
-from .eta import ClockFactors, Span
+from .decisions.after import Failed, History, Paused, Retry, after
+from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, taken_by
+from .decisions.ending import Ending, Stage
+from .decisions.eta import ClockFactors, Span
+from .decisions.planner import Planner
+from .decisions.spending import Spending, device_names, prices_of
+from .decisions.suggestion_queue import SuggestionQueue
 from .events import Event
-from .planner import Planner
-from .spending import Spending, device_names, prices_of
-from .suggestion_queue import SuggestionQueue
 from .view import StudyView, span_of, study_view
 
 # Infeasible plans in a row after which the space is to blame.
@@ -58,9 +59,7 @@ class StudyRun:
         owns_workers: attempts run on this machine, in processes that this one started.
 
     Attributes:
-        stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
-        leaving: why it stops as soon as running attempts have written their checkpoints; empty unless it does.
-        enough: why no new trials are started, though running ones go on.
+        ending: how far the study has ended before its budget is met, and why. Runners check it often.
         failure: why it cannot continue; empty if it can.
         suggestions: what is suggested ahead.
         reported_s: when a trial last reported a measurement, by the monotonic clock.
@@ -110,7 +109,7 @@ class StudyRun:
         self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
-        self.stop_reason = self.leaving = self.enough = ""
+        self.ending = Ending()
         self._worth_known_at = 0  # trials that had ended when more trials' worth was last computed
         self.failure = ""
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
@@ -137,7 +136,7 @@ class StudyRun:
         Args:
             free: how many the runner would take now, this one included.
         """
-        if self.stop_reason or self.leaving:
+        if self.ending.stage >= Stage.LEAVING:
             return None
         if self._retries:
             return self._start(self._retries.popleft())
@@ -170,7 +169,7 @@ class StudyRun:
             return self.trials.begin(self._space.chosen(self.spec.baseline[index]), TrialFacts(baseline=index))
         if (repeat := self._next_repeat()) is not None:
             return repeat
-        if self.enough:
+        if self.ending.stage >= Stage.NO_NEW_TRIALS:
             return None
         # What is left of a budget finishes paused trials.
         new = room >= 1 or not self._paused
@@ -258,7 +257,7 @@ class StudyRun:
         accuracy = self._sign * measurement.score(setup.metric)
         fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, accuracy)
-        return (should_stop and not self.trials[number].is_repeat) or bool(self.stop_reason)
+        return (should_stop and not self.trials[number].is_repeat) or self.ending.stage is Stage.STOPPED
 
     def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:
         """Record how an attempt ended, and do what follows from it.
@@ -365,7 +364,7 @@ class StudyRun:
         """Start no more trials where they are no longer expected to be worth it."""
         least, gain = self.spec.budget.min_gain, self._suggester.expected_gain(self.trials, WORTH_OF)
         if least is not None and gain is not None and self.counted >= WORTH_OF and gain < least:
-            self.enough = f"budget.min_gain: {gain_sentence(gain)}, less than {100 * least:g}%"
+            self.ending.reach(Stage.NO_NEW_TRIALS, f"budget.min_gain: {gain_sentence(gain)}, less than {100 * least:g}%")
 
     def _pay(self, attempt: Attempt) -> None:
         """Count what an attempt's devices cost, now that it has ended."""
@@ -383,12 +382,12 @@ class StudyRun:
     def check_cost(self) -> None:
         """Stop the study where its budget is spent."""
         if why := self.spending.over(sum(self._cost(attempt) for attempt in list(self._running.values()))):
-            self.stop_reason = self.stop_reason or why
+            self.ending.reach(Stage.STOPPED, why)
 
     def fail(self, why: str) -> None:
         """Stop the study because it cannot continue."""
         self.failure = self.failure or why
-        self.stop_reason = self.stop_reason or why
+        self.ending.reach(Stage.STOPPED, why)
 
     def crash(self, error: Exception) -> None:
         """Stop because our own code or the database failed while a runner called us."""
@@ -440,7 +439,7 @@ class StudyRun:
             # The driver that took the study over continues our trials.
             self.tables.drop_writes()
             return
-        why = self.stop_reason or self.leaving or "the driver stopped"
+        why = self.ending.why if self.ending.stage >= Stage.LEAVING else "the driver stopped"
         for attempt in list(self._running.values()):
             self.tables.end_attempt(attempt.setup, Outcome("interrupted", why))
             self._pay(attempt)
@@ -530,7 +529,7 @@ class StudyRun:
         """A repeat of a member of the front, due before anything new in the last part of the budget; None if none is due."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
         to_end = len(self._running)
-        if not self.enough and self.counted + to_end < most - confirm.reserved(most):
+        if self.ending.stage < Stage.NO_NEW_TRIALS and self.counted + to_end < most - confirm.reserved(most):
             return None
         repeats = [record for record in self.trials if record.is_repeat]
         running = Counter(record.setting for record in repeats if not record.has_ended)

@@ -11,7 +11,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, TrialSetup
-from .eta import ClockFactors, Span, eta_s
+from .decisions.eta import ClockFactors, Span, eta_s
 
 
 @dataclass(frozen=True, slots=True)

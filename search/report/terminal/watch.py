@@ -15,7 +15,7 @@ from ....spaces.storage import masked
 from ....spaces.study.spec import StudySpec
 from ....spaces.trial import COUNTED, Measurement, TrialSetup
 from ...analysis.pareto import study_front
-from ...run.eta import Span
+from ...run.decisions.eta import Span
 from ...run.view import StudyView, span_of, study_view
 from ...store.database import UNAVAILABLE_LIMIT_S, RetryPolicy
 from ...store.lock import Driver

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 from bsearch.search.report.notes import _outcome
 from bsearch.search.report.page.timeline import TONES
-from bsearch.search.run.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Paused, Retry, after
-from bsearch.search.run.attempt import Attempt
+from bsearch.search.run.decisions.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Paused, Retry, after
+from bsearch.search.run.decisions.attempt import Attempt
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialRecord
 from bsearch.spaces.study.file import study_from_dict

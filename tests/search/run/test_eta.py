@@ -7,7 +7,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from bsearch.search.run.eta import ClockFactors, Span, at_once, eta_s
+from bsearch.search.run.decisions.eta import ClockFactors, Span, at_once, eta_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.task_code import task_code_hash
+from bsearch.search.run.decisions.spending import Spending, prices_of
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.run.spending import Spending, prices_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialFacts, TrialRecord

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from bsearch.search.run.suggestion_queue import SuggestionQueue
+from bsearch.search.run.decisions.suggestion_queue import SuggestionQueue
 from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.search.suggest.space_transform import SearchSpace

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
-from ...spaces.record import TrialRecord
-from ..suggest.suggester import Proposal, Suggester
+from ....spaces.record import TrialRecord
+from ...suggest.suggester import Proposal, Suggester
 
 # One fit makes one more for every so many running trials, rounded: the models then lack a few more outcomes besides the
 # many that they lack anyway, and one fit serves them all.

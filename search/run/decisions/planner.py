@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from ...spaces.errors import InfeasiblePlanError
-from ...spaces.laws.device import DeviceProfile
-from ...spaces.plan import plan_batch
-from ...spaces.planning import (
+from ....spaces.errors import InfeasiblePlanError
+from ....spaces.laws.device import DeviceProfile
+from ....spaces.plan import plan_batch
+from ....spaces.planning import (
     CostKey,
     checkpoint_url,
     cost_key,
@@ -20,9 +20,9 @@ from ...spaces.planning import (
     plan_limits,
     trial_setup,
 )
-from ...spaces.study.spec import StudySpec
-from ...spaces.trial import EVALUATION_BATCH, TRAINER_EVALUATION_BATCH, Outcome, Suggestion, TrialSetup
-from ..suggest.pausing import RUNG
+from ....spaces.study.spec import StudySpec
+from ....spaces.trial import EVALUATION_BATCH, TRAINER_EVALUATION_BATCH, Outcome, Suggestion, TrialSetup
+from ...suggest.pausing import RUNG
 from .attempt import Attempt
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from ...spaces.errors import Fault, StudyFileError
-from ...spaces.laws.device import DeviceProfile
-from ...spaces.planning import CostKey
-from ...spaces.record import TrialRecord
-from ...spaces.study.spec import StudySpec
+from ....spaces.errors import Fault, StudyFileError
+from ....spaces.laws.device import DeviceProfile
+from ....spaces.planning import CostKey
+from ....spaces.record import TrialRecord
+from ....spaces.study.spec import StudySpec
 
 
 def device_names(profiles: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> dict[str, str]:

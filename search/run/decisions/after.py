@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ...spaces.trial import LEFT, NODE_DIED, Outcome, TrialSetup
+from ....spaces.trial import LEFT, NODE_DIED, Outcome, TrialSetup
 from .attempt import Attempt
 
 # This many equal errors in a row are the task's fault, not the trial's.

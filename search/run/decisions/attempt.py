@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...objectives.machine.processor import OtherPrograms
-from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.plan import ActivationCheckpointing
-from ...spaces.record import TrialFacts, TrialResult, taken_per_second
-from ...spaces.study.goals import Speed
-from ...spaces.trial import Measurement, Outcome, Suggestion, TrialSetup
+from ....objectives.machine.processor import OtherPrograms
+from ....spaces.learning_rate import RULES_FOR_ADAM
+from ....spaces.plan import ActivationCheckpointing
+from ....spaces.record import TrialFacts, TrialResult, taken_per_second
+from ....spaces.study.goals import Speed
+from ....spaces.trial import Measurement, Outcome, Suggestion, TrialSetup
 
 # A trial counts as having shared its device if it waited for a core for more than this share of its training, or if the rest
 # of its time is off the expected time by more than this share plus what trials are off by when alone (a slow first second).
