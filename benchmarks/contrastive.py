@@ -23,7 +23,7 @@ from bsearch import Study
 from bsearch import run as run_study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.steps.loss_sum import LossSum
 from bsearch.objectives.steps.step_clock import StepClock
 from bsearch.objectives.training import TrainingRun

@@ -29,7 +29,7 @@ sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "
 
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling import memory, probe
-from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe, memory_law
 from bsearch.objectives.task import Task
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import train_task

@@ -168,7 +168,7 @@ def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...]) -> Iter
 def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...]) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
     from ..objectives.parallel.rank_processes import spread_ranks
-    from ..objectives.profiling.probe import profile_task
+    from ..objectives.profiling.task_profile import profile_task
 
     try:
         spread_ranks(machines_of(shares))

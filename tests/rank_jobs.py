@@ -15,7 +15,7 @@ from bsearch.objectives.loading import load_task
 from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.parallel.fsdp2 import own_part, whole
 from bsearch.objectives.profiling import probe
-from bsearch.objectives.profiling.live_bytes import LiveBytes
+from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.state import checkpoint, leaving
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import attempt_in_rank

@@ -27,7 +27,7 @@ import pytest
 import torch
 from bsearch.objectives.adapters.loop_task import TrainingParts, _collector
 from bsearch.objectives.data.batches import SampleKeys, SampleStream
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest

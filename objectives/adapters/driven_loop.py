@@ -28,7 +28,7 @@ from ..loading import schedule_of
 from ..machine.torch_settings import configure_torch, seed_everything
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..optimizers import shown_kind
-from ..profiling.live_bytes import LiveBytes
+from ..profiling.memory.live_bytes import LiveBytes
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock

@@ -15,7 +15,7 @@ from ...spaces.plan import BatchPlan
 from ..loading import load_task
 from ..machine.host import cores_here
 from ..task import Task
-from .memory import MemoryProbe
+from .memory.tracing import MemoryProbe
 
 
 @dataclass(frozen=True, slots=True)

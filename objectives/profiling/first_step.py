@@ -8,10 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ...spaces.errors import BsearchError, TaskError
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..loading import user_code_location
+from ..model.batch_norm import batch_norms
+from ..optimizers import decouples_decay, has_adams_betas, shown_kind
 from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import Task
@@ -98,3 +103,26 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
         return samples, run
     assert first_error is not None
     raise first_error
+
+
+def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
+    """The profile with what its run shows of the data, the optimizer and the model."""
+    return replace(
+        profile,
+        training_set=run.data.training_set,
+        smallest_micro_batch=smallest,
+        unit="" if run.data.lengths is None else run.data.unit,
+        units_per_sample=None if run.data.lengths is None else float(np.average(run.data.lengths, weights=run.data.weights)),
+        optimizer=shown_kind(run.optimizer),
+        adaptive=has_adams_betas(run.optimizer),
+        decoupled_decay=decouples_decay(run.optimizer),
+        applies_decay=any(
+            math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups
+        ),
+        applies_betas=any(
+            all(map(math.isclose, group["betas"], run.setup.betas)) for group in run.optimizer.param_groups if "betas" in group
+        ),
+        batch_statistics=any(True for _ in batch_norms(run.model)),
+        model_parameters=sum(parameter.numel() for parameter in run.parameters),
+        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
+    )

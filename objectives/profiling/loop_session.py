@@ -33,8 +33,8 @@ from ..machine import accelerator
 from ..machine.device_memory import release_memory
 from ..model.weight_average import WeightAverage
 from ..task import TrainFunction
-from .live_bytes import LiveBytes
-from .memory import Peak, batch_factory
+from .memory.live_bytes import LiveBytes
+from .memory.tracing import Peak, batch_factory
 from .step_time import Round, orders
 
 # Steps of two micro-batches: the second step has the optimizers' states, the second micro-batch the gradients of the first.

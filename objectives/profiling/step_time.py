@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 from ...spaces.errors import ProfilingError, TaskError
-from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_plans
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_plans, timing_plans
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.loop_task import uses_loop
 from ..data.batches import in_order
 from ..loading import load_task
+from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import OtherPrograms, waited_s
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
@@ -29,7 +32,9 @@ from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun
+from .exchange import exchange_over
 from .fit import fit_step_time, leave_one_out, with_uncertainty
+from .power import with_power
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
@@ -259,3 +264,76 @@ def fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
     ]
     evaluations = [one.evaluations[0] for one in rounds if one.evaluations]
     return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else None)
+
+
+def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with a step-time law for each number of devices, if the study allots time for it.
+
+    Raises:
+        ProfilingError: a rank died.
+    """
+    refused = request.highest > (profile.training_set or request.highest) or profile.unused_parameters or profile.other_costs
+    if not request.timing_s or refused:
+        return profile  # no need to time what the driver will refuse anyway
+    laws = []
+    for devices in request.devices:
+        smallest = profile.smallest_micro_batch
+        share = request.largest_share(profile.training_set, devices)
+        cap = profile.cap_on(devices, request.memory.headroom) or share
+        if profile.embedding == "cached":
+            share = max(share // 2, smallest)
+        plans_up_to = partial(
+            timing_plans,
+            smallest,
+            devices=devices,
+            dense=profile.kind == "gpu",
+            activation_checkpointing=profile.activation_checkpointing,
+            embedding=profile.embedding,
+            largest_batch=min(request.highest, profile.largest_batch or request.highest),
+        )
+        plans = plans_up_to(max(min(cap, share), smallest))
+        setup = replace(
+            request.setup,
+            plan=plans[0],
+            smallest_micro_batch=smallest,
+            evaluation_batch=profile.evaluation_batch,
+            # On a CPU the limit is that of a virtual device, and counting bytes would slow the timed steps.
+            memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
+        )
+        release_memory(profile.kind)  # the ranks use this process's device too
+        law = _timed_within_memory(reference, setup, plans, plans_up_to, request.timing_s)
+        law = replace(law, embedding=profile.embedding)
+        if devices > 1:
+            law = replace(law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes))
+        if request.energy:
+            try:
+                law = with_power(reference, setup, law)
+            except ProfilingError as error:
+                profile = replace(profile, no_energy=str(error))
+        laws.append(law)
+    profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
+    others = tuple(with_step_times(reference, alternative, request) for alternative in profile.alternatives)
+    return replace(profile, alternatives=others)
+
+
+def _timed_within_memory(
+    reference: str,
+    setup: TrialSetup,
+    plans: list[BatchPlan],
+    plans_up_to: Callable[[int], list[BatchPlan]],
+    limit_s: float,
+) -> StepTime:
+    """The law of these plans, halving their sizes while memory runs out: without a limit it has not been probed."""
+    while True:
+        try:
+            # Compiling is not worth another look.
+            if setup.device == "gpu" and not setup.training.compile:
+                return refined_step_time(lambda chosen: timed_rounds(reference, setup, chosen), plans, limit_s)
+            with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
+                return measured_step_time(rounds, plans, limit_s, on_cpu=setup.device == "cpu")
+        except Exception as error:
+            largest = max(plan.largest_micro_batch for plan in plans) // 2
+            if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:
+                raise
+        release_memory(setup.device)
+        plans = plans_up_to(largest)

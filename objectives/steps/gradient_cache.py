@@ -25,7 +25,7 @@ from ..data.batches import RandomState
 from ..model.batch_norm import once_per_step
 from ..model.buffers import KeptBuffers
 from ..parallel.data_parallel import Ranks
-from ..profiling.live_bytes import LiveBytes
+from ..profiling.memory.live_bytes import LiveBytes
 from ..task import name_of
 from .two_passes import fresh, held
 

@@ -16,7 +16,7 @@ from ...spaces.trial import Parameter, TrialSetup
 from ..machine import accelerator
 from ..machine.energy import counter_of
 from ..machine.processor import waited_s
-from ..profiling.live_bytes import LiveBytes
+from ..profiling.memory.live_bytes import LiveBytes
 
 # Steps whose live tensors are counted on a CPU: the second includes the optimizer's states.
 COUNTED_STEPS = 2

@@ -38,7 +38,7 @@ from ..parallel.fsdp2 import (
     takes_unused_parameters,
 )
 from ..parallel.zero1 import ShardedOptimizer
-from ..profiling.live_bytes import LiveBytes
+from ..profiling.memory.live_bytes import LiveBytes
 from ..task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
 from .gradient_cache import EmbeddingsOf, GradientCache
 from .noise_scale import NoiseScale

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..data.batches import RandomState, with_tensors
 from ..model.buffers import KeptBuffers
-from ..profiling.live_bytes import LiveBytes
+from ..profiling.memory.live_bytes import LiveBytes
 
 
 def held(batch: Any, *, on_device: bool = False) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...objectives.machine.energy import limited_power
 from ...objectives.machine.host import cores_here
-from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
+from ...objectives.profiling.memory_rows import MemoryRow, memory_rows, profile_like
 from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card

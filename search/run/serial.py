@@ -13,7 +13,7 @@ from ...objectives.machine.device import device_name
 from ...objectives.machine.device_memory import process_fault
 from ...objectives.machine.gpus import UsableGpus, usable_gpus
 from ...objectives.machine.host import cores_here
-from ...objectives.profiling.probe import profile_in_subprocess, profile_task
+from ...objectives.profiling.task_profile import profile_in_subprocess, profile_task
 from ...objectives.state.leaving import stay
 from ...objectives.trial import leave, start_attempt
 from ...spaces.errors import ClusterError, Fault, StudyFileError

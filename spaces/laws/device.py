@@ -288,6 +288,16 @@ class ProfileRequest:
     shared_batch: int = 0
     others: tuple[tuple[str, Parameter, Mapping[str, Parameter]], ...] = ()
 
+    def largest_share(self, training_set: int | None, devices: int) -> int:
+        """The largest micro-batch that a trial on this number of devices could need, memory aside."""
+        batch = min(self.highest, training_set or self.highest)
+        return min(-(-batch // devices), self.memory.largest_micro_batch or batch)
+
+    @property
+    def parameter_shards(self) -> int:
+        """The devices that share out a model's parameters; 1: each has all of them."""
+        return max(self.devices) if self.setup.sharding == "fsdp2" else 1
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "setup": self.setup.to_dict(),

@@ -94,7 +94,7 @@ class Card:
     def allocator(self) -> Any:
         """Its caching allocator, which reads its settings at the first allocation."""
         if self._allocator is None:
-            from bsearch.objectives.profiling.allocator import CachingAllocator
+            from bsearch.objectives.profiling.memory.allocator import CachingAllocator
 
             settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
             self._allocator = CachingAllocator(expandable="expandable_segments:true" in settings.lower())
@@ -132,7 +132,7 @@ class Card:
         Raises:
             torch.OutOfMemoryError: it does not fit.
         """
-        from bsearch.objectives.profiling.allocator import AllocatorFullError
+        from bsearch.objectives.profiling.memory.allocator import AllocatorFullError
 
         key, size = storage._cdata, storage.nbytes()
         if not size or key in self._storages:

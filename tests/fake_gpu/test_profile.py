@@ -12,8 +12,8 @@ import torch
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.machine import device
 from bsearch.objectives.machine.device import usable_bytes
-from bsearch.objectives.profiling.memory import MemoryProbe
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.laws.device import ProfileRequest

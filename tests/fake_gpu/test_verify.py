@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bsearch.cli import main
-from bsearch.objectives.profiling.allocator import CachingAllocator
+from bsearch.objectives.profiling.memory.allocator import CachingAllocator
 from bsearch.verify.claims import Claim, Fact
 from bsearch.verify.report import Report
 from bsearch.verify.stage import Stage

@@ -13,8 +13,8 @@ import pytest
 import torch
 from bsearch.objectives.model.activation_checkpointing import checkpoint_activations
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.memory import MemoryProbe
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest

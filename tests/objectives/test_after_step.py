@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan

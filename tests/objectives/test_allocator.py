@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from bsearch.objectives.profiling.allocator import BLOCK, MIB, AllocatorFullError, CachingAllocator, Event
+from bsearch.objectives.profiling.memory.allocator import BLOCK, MIB, AllocatorFullError, CachingAllocator, Event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -13,9 +13,9 @@ import torch
 import torchvision
 from bsearch.objectives.model.activation_checkpointing import checkpoint_activations
 from bsearch.objectives.profiling import memory
-from bsearch.objectives.profiling.as_cuda import attention, backward
-from bsearch.objectives.profiling.live_bytes import LiveBytes
-from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.memory.as_cuda import attention, backward
+from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.spaces.plan import ActivationCheckpointing
 from bsearch.spaces.trial import TrialSetup
@@ -122,7 +122,7 @@ def test_the_walk_of_the_graph_is_the_engines(name: str) -> None:
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 @pytest.mark.parametrize(("size", "dtype"), [(16, torch.float32), (12, torch.bfloat16), (300, torch.bfloat16)])
 def test_attention_is_taken_by_the_kernel_that_cuda_would_choose(mask: str | None, size: int, dtype: torch.dtype) -> None:
-    from bsearch.objectives.profiling.as_cuda import as_cuda
+    from bsearch.objectives.profiling.memory.as_cuda import as_cuda
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), as_cuda():

@@ -12,7 +12,7 @@ from bsearch.objectives.language.packing import IGNORED, Document, fitted
 from bsearch.objectives.language.pretrained import tokens_of
 from bsearch.objectives.language.text import Bytes
 from bsearch.objectives.language.token_loss import summed_cross_entropy
-from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import TrialSetup

@@ -13,8 +13,8 @@ import torch
 from bsearch.cluster.study import Study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.memory import MemoryProbe
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner

@@ -12,7 +12,7 @@ import yaml
 from bsearch.objectives.examination.examine import examined
 from bsearch.objectives.examination.step import uneven_parts
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.memory import MemoryProbe, cached_law, memory_law
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe, cached_law, memory_law
 from bsearch.objectives.steps.two_passes import HeldStep, held
 from bsearch.objectives.task import Task
 from bsearch.objectives.training import TrainingRun

@@ -15,7 +15,7 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.language.packing import IGNORED, Document, best_fit, pack, positions
 from bsearch.objectives.optimizers import OPTIMIZERS
-from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.task import Loss
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
 from bsearch.objectives.data.batches import SampleStream
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import plan_batch

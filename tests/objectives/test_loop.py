@@ -19,7 +19,7 @@ from bsearch.objectives.optimizers import named_optimizer
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling import power
 from bsearch.objectives.profiling.loop_session import LoopMemory
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import leaving
 from bsearch.objectives.task import Data
 from bsearch.objectives.training import TrainingRun

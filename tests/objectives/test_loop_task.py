@@ -20,8 +20,8 @@ from bsearch.objectives.adapters.loop_task import (
     uses_adapter,
 )
 from bsearch.objectives.data.batches import Fetcher
-from bsearch.objectives.profiling.memory import MemoryProbe
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.plan import BatchPlan

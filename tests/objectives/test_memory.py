@@ -15,8 +15,9 @@ import torchvision
 from bsearch.cli import main
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.machine.device_memory import is_out_of_memory
-from bsearch.objectives.profiling.memory import MemoryProbe, Peak, evaluation_batch, memory_law
-from bsearch.objectives.profiling.probe import fastest_evaluation_batch, profile_task, verified
+from bsearch.objectives.profiling.memory.limit import fastest_evaluation_batch, verified
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe, Peak, evaluation_batch, memory_law
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.search.store.tables import Tables
@@ -318,7 +319,7 @@ SIZES: list[int] = []
 @pytest.mark.parametrize("limit", [2e6, 12e6, math.inf])
 def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1437 samples the triples alone would take 12 GB."""
-    monkeypatch.setattr("bsearch.objectives.profiling.memory.host_bytes", lambda: 400e6)
+    monkeypatch.setattr("bsearch.objectives.profiling.memory.tracing.host_bytes", lambda: 400e6)
     SIZES.clear()
     probe = MemoryProbe(Triples(), setup())
     law = memory_law(probe, limit, 1, 1437)
@@ -516,7 +517,7 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     monkeypatch.setattr(MemoryProbe, "_traced", wrong)
     # As if real tensors had not been tried.
     monkeypatch.setattr(
-        "bsearch.objectives.profiling.probe.verified", lambda law, probe, limit, usable, largest: (law, largest)
+        "bsearch.objectives.profiling.memory.limit.verified", lambda law, probe, limit, usable, largest: (law, largest)
     )
     run(limited_study(study_file, 12, limit="900kB"))
     trials = as_optuna(tmp_path / "small.db").trials

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.optimizers import OPTIMIZERS, MuonAdamW, hidden_matrices, named_optimizer
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest

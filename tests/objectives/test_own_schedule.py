@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from bsearch.objectives.loading import schedule_of
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.store.stored import study_identity
 from bsearch.spaces.errors import StudyFileError, TaskError

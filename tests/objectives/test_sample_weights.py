@@ -15,7 +15,7 @@ from bsearch import Data, Task, TaskError, balanced
 from bsearch.objectives.data.batches import _DRAW, Fetcher, SampleKeys, SampleStream, _drawn, mixed
 from bsearch.objectives.data.sample_weights import checked_weights
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.profiling.memory import batch_factory
+from bsearch.objectives.profiling.memory.tracing import batch_factory
 from bsearch.objectives.task import checked_data
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.trial import TrialSetup

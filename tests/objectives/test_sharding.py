@@ -11,7 +11,7 @@ import pytest
 import torch
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.parallel.zero1 import owners
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state.checkpoint import experiment_of
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study

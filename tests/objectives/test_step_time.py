@@ -19,8 +19,8 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.machine.processor import OtherPrograms
 from bsearch.objectives.profiling.fit import fit_step_time, with_uncertainty
-from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.profiling.step_time import Round, measured_step_time, refined_step_time, timed_rounds
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.driver import StudyResult, run_study

@@ -17,7 +17,7 @@ from bsearch.objectives.data.batches import RandomState
 from bsearch.objectives.data.stream import FirstSamples, StreamReader, TrainingStream
 from bsearch.objectives.parallel.data_parallel import Ranks
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import checkpoint
 from bsearch.objectives.task import Data, checked_data
 from bsearch.objectives.training import TrainingRun

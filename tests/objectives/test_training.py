@@ -14,8 +14,8 @@ import torch
 from bsearch.objectives.data.batches import Fetcher, in_order
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.machine.torch_settings import allow_tf32
-from bsearch.objectives.profiling.live_bytes import LiveBytes
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.steps.stepping import rescale_gradients
 from bsearch.objectives.task import Loss, Score, Task, named_scores
 from bsearch.objectives.training import TrainingRun, train_task

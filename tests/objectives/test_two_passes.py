@@ -12,7 +12,7 @@ import torch
 from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.optimizers import needs_closure
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.task import Loss
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import BsearchError

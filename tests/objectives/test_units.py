@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives.profiling.memory import batch_factory
+from bsearch.objectives.profiling.memory.tracing import batch_factory
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import TaskError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.memory import MemoryProbe
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import ProfileRequest

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import torch
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.task import Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import BsearchError

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_segments, is_out_of_memory, release_memory
-from ...objectives.profiling.as_cuda import backward
-from ...objectives.profiling.live_bytes import LiveBytes
-from ...objectives.profiling.memory import MemoryProbe
-from ...objectives.profiling.probe import profile_task
+from ...objectives.profiling.memory.as_cuda import backward
+from ...objectives.profiling.memory.live_bytes import LiveBytes
+from ...objectives.profiling.memory.tracing import MemoryProbe
+from ...objectives.profiling.task_profile import profile_task
 from ...objectives.training import TrainingRun
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.plan import BatchPlan

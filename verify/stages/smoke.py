@@ -27,7 +27,7 @@ from ...objectives.machine.gpus import asked_here
 from ...objectives.machine.host import cores_here, host_bytes
 from ...objectives.machine.nvidia import nvidia_smi
 from ...objectives.parallel.rank_processes import close_ranks
-from ...objectives.profiling.live_bytes import LiveBytes
+from ...objectives.profiling.memory.live_bytes import LiveBytes
 from ...objectives.training import TrainingRun
 from ...spaces.plan import BatchPlan
 from ..claims import Claim, Data, Fact

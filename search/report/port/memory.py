@@ -89,7 +89,7 @@ def checkpoints(recipe: Recipe) -> bool:
 def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> Memory | str:
     """What fits on a device, or why that is not known."""
     from ....objectives.language.imagined import Imagined, saved_bytes
-    from ....objectives.profiling.memory import MemoryProbe, memory_law
+    from ....objectives.profiling.memory.tracing import MemoryProbe, memory_law
 
     named = model or recipe.get("model")
     if named is None:

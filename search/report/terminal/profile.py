@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ....objectives.profiling.probe import MemoryRow
+from ....objectives.profiling.memory_rows import MemoryRow
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.laws.step_time import StepTime
 from ....spaces.planning import training_cost

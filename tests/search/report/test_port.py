@@ -15,7 +15,7 @@ import torch
 import yaml
 from bsearch.cli import main
 from bsearch.objectives.language.imagined import Imagined
-from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.task import Loss
 from bsearch.search.report.port.edit import rewritten
 from bsearch.search.report.port.memory import Memory, target_of

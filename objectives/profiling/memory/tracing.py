@@ -20,21 +20,21 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
-from ...spaces.errors import ProfilingError
-from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
-from ...spaces.plan import Embedding
-from ...spaces.readable import readable_bytes
-from ...spaces.trial import TrialSetup
-from ..data.batches import SampleKeys, in_order, to_device
-from ..machine import accelerator
-from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory, segments_grow
-from ..machine.host import host_bytes
-from ..parallel.fsdp2 import imagined_ranks
-from ..task import Task
-from ..training import TrainingRun
+from ....spaces.errors import ProfilingError
+from ....spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
+from ....spaces.plan import Embedding
+from ....spaces.readable import readable_bytes
+from ....spaces.trial import TrialSetup
+from ...data.batches import SampleKeys, in_order, to_device
+from ...machine import accelerator
+from ...machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory, segments_grow
+from ...machine.host import host_bytes
+from ...parallel.fsdp2 import imagined_ranks
+from ...task import Task
+from ...training import TrainingRun
+from ..first_step import on_cpu
 from .allocator import AllocatorFullError, CachingAllocator
 from .as_cuda import as_cuda, move_to_fake_cuda
-from .first_step import on_cpu
 from .live_bytes import LiveBytes
 
 # Two micro-batches have the same peak as more; one has a peak up to 12 % lower.

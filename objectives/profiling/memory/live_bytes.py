@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from ..parallel.fsdp2 import own_part
+from ...parallel.fsdp2 import own_part
 from .allocator import BLOCK, Event
 
 

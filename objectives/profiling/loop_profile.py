@@ -1,0 +1,174 @@
+"""Profile a training loop of one's own: examined, traced and timed as far as it is made of ours."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import closing
+from dataclasses import replace
+
+from ...spaces.errors import Fault, StudyFileError, TaskError
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.examination import Examination
+from ...spaces.plan import BatchPlan
+from ...spaces.trial import Outcome, TrialSetup
+from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
+from ..machine.device_memory import release_memory
+from ..task import TrainFunction, embeds
+from ..trial import start_attempt
+from .costs import with_other_costs
+from .first_step import ReadParameters, smallest_workable, user_code_errors, with_facts_of
+from .loop_session import LoopMemory, LoopSession, examined_session
+from .memory.limit import verified, with_memory
+from .memory.tracing import does_not_fit, memory_law
+from .step_time import with_step_times
+
+
+def profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
+    """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
+    if request.setup.sharding != "ddp":
+        message = (
+            f"expected ddp, since the task's training loop creates the optimizer itself; got {request.setup.sharding}. Remove "
+            "it, or shard in the loop."
+        )
+        raise StudyFileError(Fault("devices.sharding", message))
+    if request.setup.training.ema is not None and not uses_loop(function):
+        message = (
+            "expected null, since the task's training loop evaluates and saves its own model; got "
+            f"{request.setup.training.ema:g}. Remove it, or average weights in the loop."
+        )
+        raise StudyFileError(Fault("training.ema", message))
+    if "none" not in request.memory.activation_checkpointing:
+        message = (
+            "expected a list that includes none, since the task's training loop decides itself which activations it keeps; got "
+            f"{', '.join(request.memory.activation_checkpointing)}. Remove it, or turn it on in the loop."
+        )
+        raise StudyFileError(Fault("memory.activation_checkpointing", message))
+    # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
+    unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
+    if uses_loop(function):
+        return _profile_of_kit(function, reference, request, unknown)
+    if not uses_adapter(function):
+        with user_code_errors(reference, "a first measurement"):
+            _first_measurement(reference, request.setup)
+        note = "your own loop takes its own steps; it was only run to its first measurement"
+        return replace(unknown, examination=Examination(note=note))
+    task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
+    with user_code_errors(reference, "preparing its first step"):
+        try:
+            size = len(task.data(setup).train)  # type: ignore[arg-type]
+        except NoTrainingError as error:
+            note = _unknown_memory(error)
+            return replace(unknown, note=note, examination=Examination(note=f"{type(error).__name__}: {error}"[:200]))
+    task = task.prepared(setup)
+    examination = task.parts(setup).examination
+    if examination is not None and examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(examination.refusal_lines))
+    profile = replace(profile, examination=examination)
+    unknown = replace(unknown, examination=examination, training_set=size)
+    # What is checkpointed is the loop's own affair.
+    request = replace(request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)}))
+    try:
+        smallest, run = smallest_workable(task, setup)
+    except Exception as error:
+        if isinstance(error, TaskError) and embeds(task):
+            raise TaskError(f"task {reference}: {error}") from None  # each trial would fail of it
+        return replace(unknown, note=_unknown_memory(error))  # a loop's step may do more than is known here
+    profile = with_facts_of(profile, run, smallest)
+    del run
+    release_memory(profile.kind)
+    profile = with_memory(task, profile, request)
+    if profile.memory is not None:  # without it there is no law that has to hold for all parameters
+        with user_code_errors(reference, "comparing the cost of its parameters"):
+            profile = with_other_costs(task, profile, request)
+    del task
+    gc.collect()  # trainers form reference cycles that hold their model
+    return profile
+
+
+def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
+    """The profile of a loop of one's own that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
+    parameters = ReadParameters(request.setup.parameters)
+    setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
+    with user_code_errors(reference, "a test step"):
+        smallest, profile = _smallest_of_loop(function, setup, profile)
+        setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+        examination = examined_session(function, setup)
+    if examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(examination.refusal_lines))
+    if setup.training.samples not in (None, profile.training_set):
+        message = f"expected the length of the training set, {profile.training_set}, got {setup.training.samples}"
+        raise StudyFileError(Fault("training.samples", message))
+    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
+    profile = replace(profile, examination=examination, unused_parameters=unused)
+    request = replace(request, setup=setup, others=())
+    with user_code_errors(reference, "tracing its memory"):
+        profile = _with_loop_memory(function, setup, profile, request)
+    with user_code_errors(reference, "timing its steps"):
+        return with_step_times(reference, profile, request)
+
+
+def _smallest_of_loop(function: TrainFunction, setup: TrialSetup, profile: DeviceProfile) -> tuple[int, DeviceProfile]:
+    """The fewest samples that a part works with, 1 or 2, and the profile with what is known of the loop's models."""
+    first_error: Exception | None = None
+    for samples in (1, 2):
+        session = LoopSession(function, replace(setup, plan=BatchPlan(samples)))
+        try:
+            loop = session.loop
+            session.step([(samples, loop.train_fetcher.fetch(loop.stream.take(0, samples)))], samples)
+            return samples, with_facts_of(profile, loop, samples)
+        except (ValueError, RuntimeError) as error:
+            first_error = first_error or error
+        finally:
+            session.close()
+    assert first_error is not None
+    raise first_error
+
+
+def _with_loop_memory(
+    function: TrainFunction, setup: TrialSetup, profile: DeviceProfile, request: ProfileRequest
+) -> DeviceProfile:
+    """The profile with the memory law of a `Loop`, if the study or the device sets a limit.
+
+    Raises:
+        StudyFileError: not even the smallest part fits.
+    """
+    limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
+    profile = replace(profile, limit_bytes=limit)
+    if limit is None and not request.traces:
+        return profile
+    usable = min(profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices)
+    smallest = profile.smallest_micro_batch
+    highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
+    probe = LoopMemory(function, setup)
+    try:
+        law = memory_law(probe, usable, smallest, highest)
+        largest = None if law is None else law.largest_micro_batch(usable)
+        if law is None or largest is None:
+            peak = None if law is None else probe.train_peak(smallest)
+            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, peak, usable, smallest)))
+        if limit is not None:
+            law, largest = verified(law, probe, limit, usable, largest)
+        law = replace(law, source=probe.source, note=law.note or probe.note)
+        return replace(profile, memory=law, largest_micro_batch=largest)
+    finally:
+        probe.close()
+
+
+def _first_measurement(reference: str, setup: TrialSetup) -> None:
+    """Run a loop of one's own up to its first measurement, in a training of two steps.
+
+    Raises:
+        TaskError: it fails, or yields none.
+    """
+    size = min(setup.effective_batch, setup.training.samples or setup.effective_batch)
+    setup = replace(setup, plan=BatchPlan(size), samples_budget=2 * size)
+    with closing(start_attempt(reference, setup)) as attempt:  # type: ignore[type-var]  # a generator
+        report = next(attempt)
+    if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
+        name = reference.rpartition(":")[2]
+        raise TaskError(f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}")
+
+
+def _unknown_memory(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"Its memory is not known before the first trial: {type(error).__name__}: {lines[0] if lines else ''}"[:300]

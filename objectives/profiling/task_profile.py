@@ -1,0 +1,152 @@
+"""Profile a task on a device before the first trial: whether it runs, what fits in memory, and how long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.plan import BatchPlan
+from ...spaces.trial import TrialSetup
+from ..examination.examine import examined
+from ..examination.scores import first_scores
+from ..loading import load_task, schedule_of
+from ..machine import accelerator
+from ..machine.device import bytes_here, device_name, neighbours_here
+from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
+from ..optimizers import takes_shards
+from ..parallel.rank_processes import close_ranks, ranks_here
+from ..parallel.zero1 import state_bytes
+from ..task import Task
+from ..training import TrainingRun
+from .costs import with_other_costs
+from .first_step import ReadParameters, on_cpu, smallest_workable, user_code_errors, with_facts_of
+from .loop_profile import profile_of_loop
+from .memory.limit import with_memory, with_possible_checkpointing
+from .memory.tracing import does_not_fit
+from .sharing import with_sharing
+from .step_time import with_step_times
+
+
+def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
+    """Run the training code on its smallest micro-batch, probe its memory where a limit applies, and time its steps.
+
+    Raises:
+        TaskError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
+        StudyFileError: not even the smallest micro-batch fits the memory limit.
+        ProfilingError: the device fails.
+    """
+    if fault := process_fault(request.setup.device):
+        raise ProfilingError(f"the {request.setup.device.upper()} of this process does not work: {fault}")
+    training = load_task(reference)
+    setup, kind = request.setup, request.setup.device
+    schedule_of(setup)  # or raises
+    device_bytes = bytes_here(kind, request.share)
+    if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
+        setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
+        request = replace(request, setup=setup)
+    profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)
+    if kind == "gpu":
+        profile = replace(profile, neighbours=neighbours_here())
+    if not isinstance(training, Task):
+        return profile_of_loop(training, reference, request, profile)
+    if kind == "gpu" and accelerator.device_count() < (here := ranks_here(max(request.devices))):
+        raise ProfilingError(f"devices.per_trial: expected {here} GPUs here, got {accelerator.device_count()}")
+    parameters = ReadParameters(setup.parameters)
+    setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
+    with user_code_errors(reference, "a test step"), _limit_named(setup, request):
+        smallest, run = _first_run(training, setup, request)
+        request = with_possible_checkpointing(training, run.model, request)
+        scores = first_scores(run)
+        examination = examined(run, smallest)
+    if examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(examination.refusal_lines))
+    if setup.metric not in scores:
+        raise TaskError(
+            f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
+            f"({', '.join(scores)}), got {setup.metric!r}"
+        )
+    sharded = setup.sharding == "fsdp2"
+    if sharded and not takes_shards(run.optimizer):
+        message = (
+            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. "
+            "Write zero1, or use AdamW."
+        )
+        raise StudyFileError(Fault("devices.sharding", message))
+    profile = with_facts_of(profile, run, smallest)
+    profile = replace(
+        profile,
+        # Sharded, they are traced.
+        gradient_bytes=0 if sharded else profile.gradient_bytes,
+        validation_set=len(run.data.validation),  # type: ignore[arg-type]
+        state_bytes=()
+        if setup.sharding != "zero1"
+        else tuple((devices, state_bytes(run.optimizer, devices)) for devices in sorted({1, *request.devices})),
+        examination=examination,
+        validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
+        unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
+    )
+    # Free the test run before memory is probed.
+    del run
+    release_memory(kind)
+    with _limit_named(setup, request):
+        profile = with_memory(training, profile, request)
+    with user_code_errors(reference, "comparing the cost of its parameters"):
+        profile = with_other_costs(training, profile, request)
+    largest = min(request.highest, profile.training_set or request.highest)
+    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
+    with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
+        profile = with_step_times(reference, profile, request)
+    return with_sharing(reference, profile, request, partial(bytes_here, kind))
+
+
+def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
+    """The smallest micro-batch that works and its run, with more activation checkpointing where memory runs out without.
+
+    What several GPUs share out may be too large for one: then it runs on the CPU.
+    """
+    more = [mode for mode in request.memory.activation_checkpointing if mode != "none"]
+    for mode in more:
+        try:
+            return smallest_workable(task, setup)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not task.checkpoint_blocks(task.model(setup)):
+                if setup.sharding != "fsdp2":
+                    raise
+                break
+        release_memory(setup.device)
+        setup = replace(setup, plan=replace(setup.plan, activation_checkpointing=mode))
+    try:
+        return smallest_workable(task, setup)
+    except Exception as error:
+        if not is_out_of_memory(error) or setup.device == "cpu":
+            raise
+        if setup.sharding != "fsdp2":
+            raise
+    release_memory(setup.device)
+    return smallest_workable(task, on_cpu(setup))
+
+
+@contextmanager
+def _limit_named(setup: TrialSetup, request: ProfileRequest) -> Iterator[None]:
+    """Context in which a GPU's memory that does not do for one sample is a fault of its limit, and not of the task."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error) or setup.device == "cpu":
+            raise
+        usable = (setup.memory_limit_bytes or 0) * (1 - request.memory.headroom)
+        raise StudyFileError(Fault("memory.limit", does_not_fit(None, None, usable, 1))) from None
+
+
+def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:
+    """`profile_task` for a separate process: ends its ranks, which would otherwise keep the process alive."""
+    try:
+        return profile_task(reference, request)
+    finally:
+        close_ranks()
