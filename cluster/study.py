@@ -232,11 +232,12 @@ class Study:
             StudyFileError: no trial has finished yet.
         """
         from ..search.report.page.draw import plotly_figure
-        from ..search.report.page.figures import StudyFigures
+        from ..search.report.page.figures import front_figure
+        from ..search.report.page.study_data import StudyData
 
         if not self._stored.front.trials:
             raise StudyFileError(f"study {self.name}: has no finished trial yet, so there is nothing to plot")
-        return plotly_figure(StudyFigures(self._stored).front_figure())
+        return plotly_figure(front_figure(StudyData(self._stored)))
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the study as one HTML page that opens without a network; by default into results/NAME/report.html.
@@ -245,12 +246,12 @@ class Study:
             OutputError: the file cannot be written.
         """
         from ..search.laws.best_rate import with_rates
-        from ..search.report.page.figures import StudyFigures
         from ..search.report.page.page import report_page
+        from ..search.report.page.study_data import StudyData
 
         target = self._results / self.name / "report.html" if path is None else Path(path)
         stored = with_rates(self._stored)
-        return write_file(target, report_page(StudyFigures.of(stored)))
+        return write_file(target, report_page(StudyData.of(stored)))
 
     def resume(self, **overrides: Any) -> Study:
         """Resume the study until its budget is met, and return it as it is then; `overrides` as for `run`.

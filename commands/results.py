@@ -347,16 +347,17 @@ def report(
     training faster.
     """
     from ..search.laws.best_rate import with_rates
-    from ..search.report.page.figures import StudyFigures
+    from ..search.report.page.figures import figures_of
     from ..search.report.page.page import report_page, write_figures
+    from ..search.report.page.study_data import StudyData
     from ..search.store.stored import StoredStudy
     from ..spaces.files import write_file
 
     stored = with_rates(StoredStudy.open(study, name))
-    drawn = StudyFigures.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
+    drawn = StudyData.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
     path = write_file(out or results_beside(study) / stored.name / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
-    for figure in write_figures(drawn.all(), figures) if figures else ():
+    for figure in write_figures(figures_of(drawn), figures) if figures else ():
         click.echo(f"wrote {plain(from_here(figure.absolute()))}")
     if opened:
         click.launch(str(path.absolute()))

@@ -164,7 +164,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     """The end of a run: the front, its files, and what to do next."""
     from ..search.report.export import json_text, study_document, write_front
     from ..search.report.page.draw import picture
-    from ..search.report.page.figures import StudyFigures
+    from ..search.report.page.figures import front_figure
+    from ..search.report.page.study_data import StudyData
     from ..search.report.terminal.tables import outcome_counts
     from ..search.run.study_run import gain_sentence
     from ..spaces.readable import count, seconds
@@ -177,7 +178,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     console.print()
     if stored.front.trials:
         print_front(stored, sum(record.counts > 0 for record in stored.records), console)
-        for path in write_front(out, document, picture(StudyFigures(stored).front_figure(), "png")):
+        for path in write_front(out, document, picture(front_figure(StudyData(stored)), "png")):
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
         console.print(f"{stored.name} has no finished trial yet, so there is no front.")

@@ -34,7 +34,8 @@ from ..terminal.tables import front_summary
 from .decide import decision_data
 from .draw import LOOKS, picture, plotly_document
 from .figure import Figure
-from .figures import StudyFigures
+from .figures import figures_of
+from .study_data import StudyData
 
 # What tells choices apart in the front's figure: Okabe and Ito's colours, which colour-blind readers tell apart, and symbols.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
@@ -137,9 +138,9 @@ def _exact(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def report_page(drawn: StudyFigures) -> str:
+def report_page(drawn: StudyData) -> str:
     """The page of a study as HTML, including all scripts, styles and data."""
-    study, figures = drawn.study, drawn.all()
+    study, figures = drawn.study, figures_of(drawn)
     front = study.front
     settings = {record.number: record for record in study.records}
     settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
@@ -228,7 +229,7 @@ def _colourings(study: StoredStudy, settings: Mapping[int, TrialRecord]) -> dict
 _MOST_ROWS = 200
 
 
-def _summary(drawn: StudyFigures) -> Iterator[str]:
+def _summary(drawn: StudyData) -> Iterator[str]:
     yield from front_summary(drawn.study)
     note = batch_norm_note(drawn.study.front)
     if note:

@@ -10,7 +10,8 @@ import pytest
 from bsearch.search.analysis.pareto import front_members, front_of, knee, no_slower, no_worse
 from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
 from bsearch.search.report.page.draw import picture
-from bsearch.search.report.page.figures import StudyFigures
+from bsearch.search.report.page.figures import front_figure
+from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.report.terminal.tables import comparison, front_plot, knee_sentence
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.front import ParetoFront
@@ -35,7 +36,7 @@ def record(number: int, train_s: float, accuracy: float, outcome: str = "complet
 
 def front_picture(records: list[TrialRecord], front: ParetoFront) -> bytes:
     study = StoredStudy("sqlite:///s.db", "s", study_from_dict(small_study()), {}, 0.0, tuple(records), front)
-    return picture(StudyFigures(study).front_figure(), "png")
+    return picture(front_figure(StudyData(study)), "png")
 
 
 @given(points)

@@ -21,9 +21,10 @@ from bsearch.search.analysis.retime import KnownDevice, Retimed, retimed
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.decide import decision_data
 from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
-from bsearch.search.report.page.figures import StudyFigures
+from bsearch.search.report.page.figures import figures_of, front_figure
 from bsearch.search.report.page.page import picks, report_page, time_saving_sentences
 from bsearch.search.report.page.powers_of_two import powers_of_two
+from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.run.profiles import stored_profiles
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -93,7 +94,7 @@ def page(study: StoredStudy, devices: dict[str, Retimed]) -> str:
         study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
     )
     strangers = replace(study, records=strange, front=front)
-    return report_page(StudyFigures.of(strangers, devices))
+    return report_page(StudyData.of(strangers, devices))
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_texts_of_strangers_stay_texts(page: str) -> None:
 
 @pytest.mark.slow
 def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(study: StoredStudy) -> None:
-    figures = StudyFigures.of(study).all()
+    figures = figures_of(StudyData.of(study))
     assert [figure.name for figure in figures] == [
         "front",
         "batch-accuracy",
@@ -141,8 +142,8 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
 
 @pytest.mark.slow
 def test_devices_are_compared_by_cost(study: StoredStudy, devices: dict[str, Retimed]) -> None:
-    assert StudyFigures.of(study).devices_figure() is None
-    figure = StudyFigures.of(study, devices).devices_figure()
+    assert not [one for one in figures_of(StudyData.of(study)) if one.name == "devices"]
+    figure = next(one for one in figures_of(StudyData.of(study, devices)) if one.name == "devices")
     assert figure is not None
     layers = {layer.name: layer for layer in figure.layers}
     assert list(layers) == ["own, front", "own", "dear, front", "dear"]
@@ -162,7 +163,7 @@ def test_devices_are_compared_by_cost(study: StoredStudy, devices: dict[str, Ret
 
 
 def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy) -> None:
-    layers = {layer.name: layer for layer in StudyFigures.of(study).front_figure().layers}
+    layers = {layer.name: layer for layer in front_figure(StudyData.of(study)).layers}
     assert layers["trials on the front"].trials == tuple(trial.number for trial in study.front.trials)
     shown = {number for layer in layers.values() for number in layer.trials}
     ended = {record.number for record in study.records if record.outcome == "complete"}
@@ -173,7 +174,7 @@ def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy)
 
 def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None:
     path = made_study(tmp_path, budget={"trials": 3}, sampler="random")
-    names = [figure.name for figure in StudyFigures.of(StoredStudy.open(str(path))).all()]
+    names = [figure.name for figure in figures_of(StudyData.of(StoredStudy.open(str(path))))]
     assert "memory" not in names
     assert "step-time" in names  # the clock's own
 
@@ -206,7 +207,7 @@ def test_being_faster_is_priced_by_the_front() -> None:
 
 
 def test_powers_of_two_are_told_from_the_same_trials(study: StoredStudy) -> None:
-    found = powers_of_two(study, StudyFigures.of(study).profiles)
+    found = powers_of_two(study, StudyData.of(study).profiles)
     assert found is not None
     assert all(trial.settings["effective_batch"] in (8, 16, 32, 64, 128, 256) for trial in found.kept.trials)
     assert found.moved is not None

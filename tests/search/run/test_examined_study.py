@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from bsearch.cli import main
-from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import report_page
+from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.run.profiles import stored_profiles
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError, TaskError
@@ -116,7 +116,7 @@ def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callab
     assert any("examined: inexact" in line and "MeanScore.score" in line for line in lines)
     shown = CliRunner().invoke(main, ["show", str(path)]).output.replace("\n", " ")
     assert "Not exact (training.accept_inexact)" in shown and "error: expected a ratio of sums" in shown
-    assert "Examined: inexact" in report_page(StudyFigures.of(StoredStudy.open(str(path))))
+    assert "Examined: inexact" in report_page(StudyData.of(StoredStudy.open(str(path))))
     # Without the key it is refused, although the profile is stored.
     path.write_text(path.read_text().replace("accept_inexact: true", "accept_inexact: false"))
     path.write_text(path.read_text().replace("trials: 3", "trials: 4"))

@@ -1,0 +1,120 @@
+"""Figures of the device: memory and throughput by the micro-batch, as predicted and as measured."""
+
+from __future__ import annotations
+
+from ....spaces.plan import BatchPlan
+from .figure import Axis, Figure, Layer
+from .study_data import StudyData
+
+
+def memory_figure(data: StudyData) -> Figure | None:
+    """Peak bytes against the micro-batch, with the limit."""
+    measured = [r for r in data.runs if r.facts.peak_bytes is not None and r.facts.micro_batch is not None]
+    profile = next(iter(data.profiles.values()), None)
+    if profile is None or (law := profile.memory) is None:
+        return None
+    mebi = float(1 << 20)
+    sizes = tuple(float(size) for size, _ in law.points)
+    predicted = tuple(law.peak_bytes(size) / mebi for size, _ in law.points)
+    layers = [Layer("predicted", "line", "law", sizes, predicted)]
+    for other in profile.alternatives:
+        if other.memory is None:
+            continue
+        more = tuple(float(size) for size, _ in other.memory.points)
+        held = 2 * other.memory.held_bytes  # of a step of two such micro-batches
+        bytes_there = tuple((other.memory.peak_bytes(size) + held * size) / mebi for size, _ in other.memory.points)
+        label = other.recomputed if other.embedding else f"{other.recomputed} activation checkpointing"
+        layers.append(Layer(label, "line", "front", more, bytes_there))
+    caption = (
+        "Peak memory of a training step. "
+        + ("Traced with fake tensors" if law.source == "traced" else "Measured with real tensors")
+    ) + " before the first trial."
+    limit, cap = profile.limit_bytes, profile.largest_micro_batch
+    if limit is not None:
+        headroom = data.study.spec.memory.headroom
+        usable = limit * (1 - headroom) / mebi
+        ends = (sizes[0], sizes[-1])
+        layers.append(Layer("limit", "line", "limit", ends, (limit / mebi,) * 2))
+        if headroom:
+            layers.append(Layer("limit minus headroom", "line", "alternative", ends, (usable,) * 2))
+        caption += f" The largest micro-batch that fits is {cap}; larger batches accumulate, and the step stays the same."
+    if measured:
+        layers.append(
+            Layer(
+                "trials, measured",
+                "points",
+                "measured",
+                tuple(float(r.facts.micro_batch or 0) for r in measured),
+                tuple(float(r.facts.peak_bytes or 0) / mebi for r in measured),
+                labels=tuple(data.label(r) for r in measured),
+                trials=tuple(r.number for r in measured),
+            )
+        )
+    return Figure(
+        "memory",
+        f"Memory on {profile.device}",
+        caption,
+        Axis("micro_batch", "micro-batch (samples per forward pass on one device)"),
+        Axis("peak_mib", "peak (MiB)"),
+        tuple(layers),
+    )
+
+
+def step_time_figure(data: StudyData) -> Figure | None:
+    """Samples per second against the micro-batch: by the step-time law, as timed for it, and as measured in trials."""
+    profile = next(iter(data.profiles.values()), None)
+    laws = profile.all_step_times if profile else ()
+    layers = []
+    for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
+        prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len({one.devices for one in laws}) > 1 else ""
+        if law.activation_checkpointing != "none":
+            prefix += f"{law.activation_checkpointing} activation checkpointing, "
+        fewest = 2 if law.embedding == "cached" else 1
+        prefix += "embeddings cached, " * (fewest > 1)
+        sizes = _between(law.points[0][0], law.points[-1][0])
+        plans = [BatchPlan(size * fewest * law.devices, fewest, law.devices) for size in sizes]
+        rate = tuple(plan.effective_batch / law.seconds_of(plan) for plan in plans)
+        layers.append(Layer(f"{prefix}step-time law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
+        timed = [one for one in law.timed if one.plan.accumulation == fewest]
+        layers.append(
+            Layer(
+                f"{prefix}timed for the law",
+                "points",
+                tone,  # type: ignore[arg-type]
+                tuple(float(one.plan.largest_micro_batch) for one in timed),
+                tuple(one.plan.effective_batch / one.step_s for one in timed),
+                low=tuple(one.plan.effective_batch / max(one.rounds) for one in timed),
+                high=tuple(one.plan.effective_batch / min(one.rounds) for one in timed),
+            )
+        )
+    ran = [
+        r for r in data.runs if r.facts.steps and r.facts.micro_batch and r.facts.measured_train_s and r.facts.accumulation == 1
+    ]
+    layers.append(
+        Layer(
+            "trials, measured",
+            "points",
+            "measured",
+            tuple(float(r.facts.micro_batch or 0) for r in ran),
+            tuple(float(r.facts.samples_budget or 0) / float(r.facts.measured_train_s or 1.0) for r in ran),
+            labels=tuple(data.label(r) for r in ran),
+            trials=tuple(r.number for r in ran),
+        )
+    )
+    intervals = [law.interval for law in laws if law.interval is not None]
+    caption = "Throughput of whole steps without accumulation."
+    if intervals:
+        caption += f" The law was fitted to ± {max(intervals):.1%}; concurrent trials may run slower."
+    return Figure(
+        "step-time",
+        "Throughput against the micro-batch",
+        caption,
+        Axis("micro_batch", "micro-batch (samples per forward pass on one device)", log=True),
+        Axis("samples_per_s", "samples per second"),
+        tuple(layer for layer in layers if layer.x),
+    )
+
+
+def _between(low: int, high: int, most: int = 60) -> list[int]:
+    """Sizes from low to high, evenly spaced on a log scale."""
+    return sorted({round(low * (high / low) ** (part / (most - 1))) for part in range(most)})

@@ -1,0 +1,178 @@
+"""What a study's figures are drawn from, and what they have in common: axes, groups of trials, labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from ....spaces.errors import StudyFileError
+from ....spaces.front import ParetoFront
+from ....spaces.laws.device import DeviceProfile
+from ....spaces.readable import number
+from ....spaces.record import TrialRecord
+from ....spaces.study.goals import Speed
+from ...analysis.rates import BestRates
+from ...analysis.retime import Retimed
+from ...laws.best_rate import rates_of
+from ...run.profiles import stored_profiles
+from ...store.stored import StoredStudy
+from .figure import Axis, Layer, Tone
+from .powers_of_two import PowersOfTwo, powers_of_two
+
+# Each measure of speed in a title, and its unit on an axis.
+MEASURES: dict[Speed, tuple[str, str]] = {
+    "train_s": ("training time", "seconds of training"),
+    "device_s": ("training time", "seconds of training × devices"),
+    "cost": ("cost", "of a training, without evaluation"),
+    "energy_j": ("energy", "joules of a training, without evaluation"),
+}
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """What a study's figures are drawn from, read once; the front figure needs only the study.
+
+    Args:
+        curves: (samples seen, accuracy) by trial.
+        attempts: as stored in the database.
+        profiles: of the device that trials are timed for, by parameters that change cost; empty if none is stored.
+        devices: the trials on other devices, to be compared.
+    """
+
+    study: StoredStudy
+    curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
+    attempts: Sequence[Mapping[str, Any]] = ()
+    profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
+    devices: Mapping[str, Retimed] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, study: StoredStudy, devices: Mapping[str, Retimed] = MappingProxyType({})) -> StudyData:
+        tables = study.tables()
+        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables), devices)
+
+    @property
+    def front(self) -> ParetoFront:
+        return self.study.front
+
+    @cached_property
+    def rates(self) -> BestRates | None:
+        """The best rate at each batch; None if the trials do not determine it."""
+        try:
+            return rates_of(self.study)
+        except StudyFileError:
+            return None
+
+    @cached_property
+    def powers_of_two(self) -> PowersOfTwo | None:
+        return powers_of_two(self.study, self.profiles)
+
+    @cached_property
+    def baseline(self) -> list[TrialRecord]:
+        """The baseline trials; with the mean of their runs if they are on the front."""
+        members = {trial.number: trial for trial in self.front.trials}
+        complete = [r for r in self.study.records if r.is_baseline and not r.is_repeat and r.outcome == "complete"]
+        return [members.get(r.number, r) for r in complete]
+
+    @cached_property
+    def runs(self) -> list[TrialRecord]:
+        """Complete trials, each setting once."""
+        return [r for r in self.study.records if r.outcome == "complete" and not r.is_repeat]
+
+    @property
+    def groups(self) -> tuple[tuple[str, Tone, list[TrialRecord]], ...]:
+        """Complete trials by what they are: a layer's name, its tone, and the trials."""
+        members = {trial.number for trial in self.front.trials}
+        return (
+            ("other trials", "other", [r for r in self.runs if r.number not in members]),
+            ("trials on the front", "front", list(self.front.trials)),
+            ("baseline", "baseline", self.baseline),
+        )
+
+    def time_axis(self) -> Axis:
+        return Axis(self.front.speed, f"{self.front.speed} ({MEASURES[self.front.speed][1]})", log=True)
+
+    def accuracy_axis(self) -> Axis:
+        better = "higher" if self.front.direction == "maximize" else "lower"
+        return Axis(self.front.metric, f"{self.front.metric} ({better} is better)", ends=self.levels)
+
+    @cached_property
+    def levels(self) -> tuple[float, float] | None:
+        """The accuracies that figures show: without trials so bad that they would flatten all others; None shows every one."""
+        members = [float(trial.accuracy or 0.0) for trial in self.front.trials]
+        if len(members) < 2 or not max(members) > min(members):
+            return None
+        reach = max(members) - min(members)
+        levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and finite(r.accuracy)]
+        shown = [*members, *(level for level in levels if min(members) - reach <= level <= max(members) + reach)]
+        if len(shown) == len(members) + len(levels):
+            return None
+        bars = [end for trial in self.front.trials for end in trial.interval or ()]
+        room = 0.05 * (max(shown) - min(shown))
+        return min([*shown, *bars]) - room, max([*shown, *bars]) + room
+
+    def points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
+        chosen = [r for r in records if finite(self.front.taken(r)) and finite(r.accuracy)]
+        intervals = tone == "front" and bool(chosen) and all(r.interval is not None for r in chosen)
+        return Layer(
+            name,
+            "points",
+            tone,
+            tuple(float(self.front.taken(r) or 0.0) for r in chosen),
+            tuple(float(r.accuracy or 0.0) for r in chosen),
+            low=tuple(r.interval[0] for r in chosen if r.interval) if intervals else (),
+            high=tuple(r.interval[1] for r in chosen if r.interval) if intervals else (),
+            labels=tuple(self.label(r) for r in chosen),
+            trials=tuple(r.number for r in chosen),
+            shown=shown,
+        )
+
+    def line(self, name: str, trials: Sequence[TrialRecord], tone: Tone = "front") -> Layer:
+        """The best accuracy on a front at every training time."""
+        times = tuple(float(self.front.taken(trial) or 0.0) for trial in trials)
+        return Layer(name, "steps", tone, times, tuple(float(trial.accuracy or 0.0) for trial in trials))
+
+    def label(self, record: TrialRecord) -> str:
+        """A trial in a few lines, as hover text."""
+        values = record.settings
+        lines = [f"trial {record.number}" + ("" if record.outcome == "complete" else f", {record.outcome.replace('_', ' ')}")]
+        if finite(record.accuracy):
+            interval = ""
+            if record.half_interval is not None:
+                interval = f" ± {number(record.half_interval)}"
+            lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} {self.front.takes(record)}")
+        if "effective_batch" in values:
+            lines.append(f"effective batch {values['effective_batch']}{_plan_label(values)}")
+        if "learning_rate" in values:
+            lines.append(f"learning rate {number(values['learning_rate'])} ({values.get('rule', 'constant')})")
+        lines += [
+            f"{name} {number(value)}"
+            for name, value in record.parameters.items()
+            if name not in _LABELLED and value is not None
+        ]
+        if record.message and record.outcome != "complete":
+            lines.append(record.message.splitlines()[0][:100])
+        return "\n".join(lines)
+
+
+_LABELLED = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
+
+
+def finite(value: Any) -> bool:
+    """Whether a value is a number that has a place on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plan_label(values: Mapping[str, Any]) -> str:
+    """A batch's plan, in brackets."""
+    if "micro_batch" not in values:
+        return ""
+    devices, accumulation = int(values.get("devices", 1)), int(values.get("accumulation", 1))
+    parts = [f"micro-batch {values['micro_batch']}"]
+    parts += [f"accumulation {accumulation}"] * (accumulation > 1) + [f"{devices} devices"] * (devices > 1)
+    if mode := values.get("activation_checkpointing"):
+        parts.append(f"{mode} activation checkpointing")
+    return f" ({', '.join(parts)})"
