@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from bsearch.objectives.trial import start_attempt
 from bsearch.objectives.vision import small_cnn
-from bsearch.search.laws.scale_up import LAWS, ScaledUp, scale_up
+from bsearch.search.laws.scale_up import scale_up
+from bsearch.search.laws.scaled_up import LAWS, ScaledUp
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.record import TrialFacts, TrialRecord

@@ -22,7 +22,7 @@ from .options import TIMES, VALUE, device_options, json_option, name_option
 
 if TYPE_CHECKING:
     from ..search.analysis.retime import Retimed
-    from ..search.laws.scale_up import NextStudy
+    from ..search.laws.scaled_up import NextStudy
     from ..search.store.stored import StoredStudy
 
 
@@ -241,7 +241,7 @@ def _check_alike(opened: Sequence[StoredStudy]) -> None:
 def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
     import yaml
 
-    from ..search.laws.scale_up import next_study
+    from ..search.laws.next_study import next_study
     from ..spaces.files import write_file
 
     return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))

@@ -21,19 +21,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ...spaces.errors import StudyFileError
 from ...spaces.record import TrialRecord
-from ...spaces.study.file import study_from_dict
-from ...spaces.study.spec import StudySpec
 from ..analysis.accuracy_scale import DEEPEST
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
 from ..suggest.batch_rate_prior import BARE, AccuracyPrior, BatchRate
 from .best_rate import other_coordinates
+from .scaled_up import EXPONENTS, NextStudy, ScaledUp, SettingAt, Size, follows_size, size_of
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.
 FEWEST, _MOST = 12, 160
@@ -54,143 +53,11 @@ _AT_EDGE, _MARGIN = 0.25, 0.04
 _ADAPTIVE = ("adam", "lion", "rmsprop", "adafactor", "sophia", "adagrad", "adadelta", "lamb", "muon", "soap", "shampoo")
 # How much of the number of samples per parameter the timescale of weight decay follows: from none to this power.
 _DECAY_POWER = 0.527
-# A next study searches batches and rates this many times smaller and larger than what is expected to be best.
-_AROUND = 5
-_NOT_NEXT = {"baseline", "stopping", "target", "storage", "confirm", "warm_start"}
 # A next study: its trials, its samples relative to the largest tried, what it may cost, in trainings of the target's size, by
 # what factor it has to differ from every size tried, and how much it has to narrow one of the intervals.
 NEXT_TRIALS, _NEXT_SIZES, _NEXT_COST, _NEXT_APART, _NEXT_NARROWS = 16, (0.1, 0.2, 0.33, 0.5, 2.0, 3.0, 5.0), 2.0, 1.5, 0.95
 # An exponent whose posterior mean is so many prior standard deviations away contradicts what is published.
 _FAR = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """A published law: exponents of the batch and of the rate.
-
-    Attributes:
-        batch_by_data, batch_by_model, rate_by_data, rate_by_model: a, b, c and d.
-    """
-
-    name: str
-    batch_by_data: float
-    batch_by_model: float
-    rate_by_data: float
-    rate_by_model: float
-
-    @property
-    def exponents(self) -> Array:
-        return np.array([self.batch_by_data, self.batch_by_model, self.rate_by_data, self.rate_by_model])
-
-
-LAWS = (Law("Step Law", 0.571, 0.0, 0.307, -0.713), Law("Power Lines", 0.383, 0.0, 0.192, -0.25))
-EXPONENTS = ("batch_by_data", "batch_by_model", "rate_by_data", "rate_by_model")
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The size of a training.
-
-    Args:
-        samples: that it trains on, repeated ones counted each time.
-        parameters: of its model; 1 where training code of one's own does not report them.
-    """
-
-    samples: float
-    parameters: float
-
-    @property
-    def logs(self) -> Array:
-        return np.log([self.samples, self.parameters])
-
-    @property
-    def cost(self) -> float:
-        """Proportional to its floating-point operations."""
-        return self.samples * self.parameters
-
-
-@dataclass(frozen=True, slots=True)
-class SettingAt:
-    """A setting of the larger training.
-
-    Args:
-        multiple: its batch over the best.
-        learning_rate: the best at that batch.
-        weight_decay: that keeps its timescale; None where there is none.
-        given_up: accuracy below the best's, as trainings of the largest size tried have it.
-    """
-
-    multiple: float
-    effective_batch: int
-    learning_rate: Estimate
-    weight_decay: Estimate | None
-    given_up: Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class NextStudy:
-    """The study that would narrow the intervals most.
-
-    Args:
-        size: of its trainings.
-        narrows: factors by which the intervals of batch and rate would shrink, on log scales.
-        cost: its trials, in trainings of the larger size.
-    """
-
-    size: Size
-    effective_batch: float
-    learning_rate: float
-    trials: int
-    narrows: tuple[float, float]
-    cost: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledUp:
-    """What trials of smaller sizes say of a larger one.
-
-    Args:
-        begin: the largest size tried; target: what was asked for.
-        sizes: the different sizes of the trials.
-        batch: the best of the larger training.
-        settings: at that batch and around it.
-        exponents: by name, beforehand and as the trials have them.
-        carried: the best batch and rate at `begin`, which would be carried over unchanged.
-        adaptive: the optimizer is one that the published laws are about; None where the trials do not name it.
-        passes: over its training data, at most, that one of the trials made; the published laws are of one.
-        edges: names of what is best at the end of what was tried, so that more may be better.
-        contradicted: names of exponents that these trials put far from what was expected beforehand.
-        effective_draws: of the exponents, that carry the weight: few make intervals rough.
-    """
-
-    begin: Size
-    target: Size
-    trials: int
-    sizes: tuple[Size, ...]
-    batch: Estimate
-    settings: tuple[SettingAt, ...]
-    exponents: dict[str, tuple[Estimate, Estimate]]
-    carried: tuple[float, float]
-    adaptive: bool | None
-    passes: float
-    edges: tuple[str, ...]
-    contradicted: tuple[str, ...]
-    effective_draws: float
-    next: NextStudy | None
-
-    @property
-    def best(self) -> SettingAt:
-        return next(setting for setting in self.settings if setting.multiple == 1)
-
-    @property
-    def published(self) -> bool:
-        """Whether there are published laws of trainings like these."""
-        return bool(self.adaptive) and self.passes <= 1
-
-    def by_law(self, law: Law) -> tuple[float, float]:
-        """The batch and the rate where the best at `begin` is carried over by a published law alone."""
-        moved = np.reshape(law.exponents, (2, 2)) @ (self.target.logs - self.begin.logs)
-        return self.carried[0] * math.exp(moved[0]), self.carried[1] * math.exp(moved[1])
 
 
 def scale_up(
@@ -223,14 +90,14 @@ def scale_up(
         )
     if len({one.facts.model_parameters is None for one in complete}) > 1:
         raise StudyFileError(f"study {name}: expected trials that all know their model's parameters, got some that do not")
-    begin = Size(max(_size(one).samples for one in complete), max(_size(one).parameters for one in complete))
-    sizes = sorted({_size(one) for one in complete}, key=lambda one: (one.cost, one.samples))
+    begin = Size(max(size_of(one).samples for one in complete), max(size_of(one).parameters for one in complete))
+    sizes = sorted({size_of(one) for one in complete}, key=lambda one: (one.cost, one.samples))
     ended = [one for one in ended if one.outcome == "diverged" or one.accuracy is not None]
     if len(ended) > _MOST:
-        ended.sort(key=lambda one: _size(one).cost)
+        ended.sort(key=lambda one: size_of(one).cost)
         ended = [ended[place] for place in np.linspace(0, len(ended) - 1, _MOST).round().astype(int)]
     tried = np.array([[math.log(one.settings["effective_batch"]), math.log(one.facts.learning_rate or 1)] for one in ended])
-    _check_spread(name, tried, [_size(one) for one in ended])
+    _check_spread(name, tried, [size_of(one) for one in ended])
     with single_threaded_blas():
         fit = _Fit(ended, tried, begin, direction)
         return fit.scaled(Size(begin.samples * data, begin.parameters * model), tuple(sizes))
@@ -252,10 +119,6 @@ def _check_spread(name: str, tried: Array, sizes: Sequence[Size]) -> None:
         raise StudyFileError(
             f"study {name}: space.{key}: expected trials of one size that differ in it, to see which is best. Search a range."
         )
-
-
-def _size(record: TrialRecord) -> Size:
-    return Size(float(record.facts.samples_budget or 1), float(record.facts.model_parameters or 1))
 
 
 def _adaptive(records: Sequence[TrialRecord]) -> bool | None:
@@ -324,7 +187,7 @@ class _Fit:
     def __init__(
         self, records: Sequence[TrialRecord], tried: Array, begin: Size, direction: Literal["minimize", "maximize"]
     ) -> None:
-        sizes = [_size(record) for record in records]
+        sizes = [size_of(record) for record in records]
         self.records, self.begin, self.tried = records, begin, tried
         self.away = np.array([size.logs for size in sizes]) - begin.logs
         sign = 1.0 if direction == "maximize" else -1.0
@@ -345,7 +208,7 @@ class _Fit:
         names = {name for record in records for name in record.parameters}
         partly = {name for name in names if not all(name in record.parameters or name in record.settings for record in records)}
         others = other_coordinates(records, without={"epochs"} | partly)
-        self.others = others[:, [not _follows(column, self.away) for column in others.T]]
+        self.others = others[:, [not follows_size(column, self.away) for column in others.T]]
         self.best = 0
         self.adaptive = _adaptive(records)
         self.passes = max(record.facts.epochs or 1.0 for record in records)
@@ -588,61 +451,6 @@ class _Fit:
         return min(found, key=lambda one: one[0])[1] if found else None
 
 
-def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy) -> dict[str, Any]:
-    """A study file's content for that study: the same but for its size, its space around the best, and its budget.
-
-    Args:
-        spec: of a study with trials of that many parameters.
-        records: its trials.
-
-    Raises:
-        StudyFileError: its trials do not say how many samples an epoch has.
-    """
-    trained = [
-        record for record in records if record.facts.epochs and record.facts.samples_budget and record.outcome == "complete"
-    ]
-    if not trained:
-        raise StudyFileError(f"study {spec.study}: its trials know no epochs, so --then-run cannot write one with other epochs")
-    # Of the widest and longest the best: parameters that are sizes under other names are fixed as there.
-    largest = max(trained, key=lambda one: (_size(one).parameters, _size(one).samples))
-    away = np.log([[_size(one).samples, _size(one).parameters] for one in trained])
-    fixed = {
-        name: largest.parameters[name]
-        for name, values in ((name, [one.parameters.get(name) for one in trained]) for name in largest.parameters)
-        if all(isinstance(value, int | float) for value in values) and _follows(np.array(values, dtype=float), away)
-    }
-    per_epoch = (largest.facts.samples_budget or 0) / (largest.facts.epochs or 1)
-    batch = round(found.effective_batch)
-    content = spec.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_NEXT)
-    content.get("cluster", {}).pop("checkpoints", None)  # they are the study's own
-    content = {key: value for key, value in content.items() if value != {}}
-    content |= {
-        "study": f"{spec.study}-next",
-        "space": {
-            **content["space"],
-            **fixed,
-            "effective_batch": {"low": max(1, round(batch / _AROUND)), "high": round(batch * _AROUND)},
-            "reference_rate": {
-                "low": float(f"{found.learning_rate / _AROUND:.2g}"),
-                "high": float(f"{found.learning_rate * _AROUND:.2g}"),
-                "at_batch": batch,
-            },
-            "epochs": float(f"{found.size.samples / per_epoch:.4g}"),
-        },
-        "budget": {"trials": found.trials},
-        "stopping": "none",
-    }
-    study_from_dict(content)
-    return content
-
-
-def _follows(column: Array, sizes: Array) -> bool:
-    """Whether a parameter is the size under another name, such as a width."""
-    if np.ptp(column) == 0:
-        return False
-    return any(np.ptp(size) > 0 and abs(np.corrcoef(column, size)[0, 1]) > 0.9 for size in sizes.T)
-
-
 def _weighted(draws: Array, weights: Array) -> Estimate:
     order = draws.argsort()
     low, value, high = np.interp((0.05, 0.5, 0.95), np.cumsum(weights[order]), draws[order])
@@ -658,6 +466,3 @@ def _around(log: float, draws: Array) -> Estimate:
 def _exp(logs: Array) -> Estimate:
     found = Estimate.of(logs)
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
-
-
-__all__ = ["EXPONENTS", "FEWEST", "LAWS", "Law", "NextStudy", "ScaledUp", "SettingAt", "Size", "next_study", "scale_up"]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ....spaces.readable import number
 from ...analysis.rates import Estimate
-from ...laws.scale_up import LAWS, ScaledUp
+from ...laws.scaled_up import LAWS, ScaledUp
 from .tables import column
 
 _EXPONENTS = {
