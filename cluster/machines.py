@@ -126,7 +126,7 @@ class RayMachines:
         node, until = self._nodes[machine], time.monotonic() + _MISSED_S
         while time.monotonic() < until:
             with suppress(ConnectionError):
-                if node not in {one["NodeID"] for one in nodes()}:
+                if node not in {entry["NodeID"] for entry in nodes()}:
                     return True
             time.sleep(_ASKED_S)
         return False

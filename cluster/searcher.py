@@ -113,7 +113,7 @@ class StudySearcher(Searcher):
         setups = self._study.setups(setup.number)
         return {
             "task": self._study.spec.task,
-            "setups": {kind: json.dumps(one.to_dict()) for kind, one in setups.items()},
+            "setups": {kind: json.dumps(own_setup.to_dict()) for kind, own_setup in setups.items()},
             "shares": split,
         }
 
@@ -144,13 +144,14 @@ class StudySearcher(Searcher):
 
         Pending attempts are not counted: they take idle ones.
         """
-        share, running = self._share(), sum(sum(self._splits[one][1]) for one in self._running if one in self._splits)
+        share = self._share()
+        running = sum(sum(self._splits[trial_id][1]) for trial_id in self._running if trial_id in self._splits)
         return share is not None and (running + self.idle > share or (self._declined and self.idle > 0))
 
     def takes_back(self, trials: Iterable[Any]) -> Iterator[Any]:
         """Those of Tune's pending trials that are not to start, the latest first."""
         order = {trial_id: place for place, trial_id in enumerate(self._splits)}
-        for trial in sorted(trials, key=lambda one: -order.get(one.trial_id, -1)):
+        for trial in sorted(trials, key=lambda candidate: -order.get(candidate.trial_id, -1)):
             if trial.status == "PENDING" and self.should_withdraw(trial.trial_id):
                 yield trial
 

@@ -253,7 +253,7 @@ class TuneRunner:
         for machines in alike:
             memories = {machine: self._gpu_memories.get(machine, "") for machine in machines}
             if len({*memories.values()} - {""}) > 1:
-                kinds |= {one: f"{kinds[one]} {memory}" for one, memory in memories.items() if memory}
+                kinds |= {machine: f"{kinds[machine]} {memory}" for machine, memory in memories.items() if memory}
         return kinds
 
     def device_id(self, kind: str = "") -> str:
@@ -275,7 +275,9 @@ class TuneRunner:
             with contextlib.suppress(ConnectionError):
                 others = self._ray.others()
             free = self._rooms(others.free) if others is not None else rooms
-            place = max((machine for machine in here if rooms.get(machine, 0) >= devices), key=lambda one: free.get(one, 0))
+            place = max(
+                (machine for machine in here if rooms.get(machine, 0) >= devices), key=lambda machine: free.get(machine, 0)
+            )
             yield NodeAffinitySchedulingStrategy(place, soft=False), split
             return
         # A profile has whole GPUs.

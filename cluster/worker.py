@@ -52,7 +52,7 @@ class AttemptTrainable(tune.Trainable):
         if len(setups) > 1:
             # The device is known only here; a kind that joined later uses the plan with the smallest micro-batch.
             kind = own_kind(tuple(setups))
-            smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
+            smallest = min(setups.values(), key=lambda candidate: candidate.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
         self._shares, self._device = tuple(config["shares"]), setup.device

@@ -200,7 +200,7 @@ def scale_up(
 
     if then_run is not None and then_run.exists():
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
-    opened = [StoredStudy.open(study, one) for study in studies for one in (named or (None,))]
+    opened = [StoredStudy.open(study, name) for study in studies for name in (named or (None,))]
     _check_alike(opened)
     names, records = ", ".join(stored.name for stored in opened), [record for stored in opened for record in stored.records]
     found = predict(names, records, data, model, opened[0].front.direction)
@@ -216,8 +216,8 @@ def scale_up(
         console.print("\nWrote nothing: no study that costs up to two trainings of that size would narrow an interval by 5%.")
         return
     widest = found.next.size.parameters
-    stored = next(one for one in opened if any((trial.facts.model_parameters or 1) == widest for trial in one.records))
-    batch, rate = (f"{1 - one:.0%}" for one in found.next.narrows)
+    stored = next(study for study in opened if any((trial.facts.model_parameters or 1) == widest for trial in study.records))
+    batch, rate = (f"{1 - factor:.0%}" for factor in found.next.narrows)
     console.print(
         f"\nWrote {from_here(_write_next(then_run, stored, found.next))}: {found.next.trials} trials of "
         f"{found.next.size.samples:,.0f} samples, in all {found.next.cost:.2g} trainings of the predicted size. It would "

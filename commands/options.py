@@ -155,8 +155,8 @@ def task_parameters(texts: tuple[str, ...]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
-        several = [plain_value(one, f"--set {name}") for one in value.split(",")]
-        ends = [plain_value(one, f"--set {name}") for one in value.split(":")]
+        several = [plain_value(choice, f"--set {name}") for choice in value.split(",")]
+        ends = [plain_value(end, f"--set {name}") for end in value.split(":")]
         if len(several) > 1:
             given[name] = {"choices": several, "changes_cost": True}  # where it does not, that only costs time
         elif len(ends) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):

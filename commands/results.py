@@ -311,11 +311,11 @@ def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name
         )
     tracked = tell(stored, chosen, results_beside(study) / stored.name)
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in tracked], indent=2))
+        click.echo(json.dumps([asdict(status) for status in tracked], indent=2))
     else:
-        for one in tracked:
-            click.echo(one.sentence)
-    ctx.exit(FAILED if any(one.left for one in tracked) else 0)
+        for status in tracked:
+            click.echo(status.sentence)
+    ctx.exit(FAILED if any(status.left for status in tracked) else 0)
 
 
 @main.command(

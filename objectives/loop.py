@@ -179,7 +179,9 @@ class Loop(TrainingSamples):
         self.modes = TrainingModes(self.model)
         self.average, self._buffers = WeightAverage(self.parameters), SharedBuffers(self.model, self.ranks)
         self._evaluation = ExitStack()
-        self._peak_rates = {name: [float(group["lr"]) for group in one.param_groups] for name, one in self.optimizers.items()}
+        self._peak_rates = {
+            name: [float(group["lr"]) for group in optimizer.param_groups] for name, optimizer in self.optimizers.items()
+        }
         self._number = self._seen = self._total = self._resumed_at = 0
         self._elapsed_s = 0.0
         self.current: Step | None = None
@@ -463,7 +465,7 @@ class Loop(TrainingSamples):
         values = {name: float(value) for name, value in scores.items()}
         facts: dict[str, Parameter] = {
             "steps": self._total,
-            "optimizer": ", ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers.values())),
+            "optimizer": ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.optimizers.values())),
             "model_parameters": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             **({"resumed_at": self._resumed_at} if self._resumed_at else {}),
             **({"ema_decay": self.setup.ema_decay(self.setup.effective_batch)} if self.setup.training.ema is not None else {}),
@@ -497,8 +499,8 @@ class Loop(TrainingSamples):
                 "steps": self._number,
                 "samples_seen": self._seen,
                 "models": self.model.state_dict(),
-                "optimizers": {name: whole_state(one) for name, one in self.optimizers.items()},
-                "others": {name: one.state_dict() for name, one in self.others.items()},
+                "optimizers": {name: whole_state(optimizer) for name, optimizer in self.optimizers.items()},
+                "others": {name: other.state_dict() for name, other in self.others.items()},
                 "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
                 "average": [*self.average.values],
                 "clock": clock.state(),

@@ -239,7 +239,7 @@ def embeds(task: Task) -> bool:
         TaskError: it has only one of `embed` and `batch_loss`, or a loss beside them; that of a base class does not count.
     """
     classes = type(task).__mro__
-    place = {name: next(i for i, one in enumerate(classes) if name in vars(one)) for name in ("embed", "batch_loss", "loss")}
+    place = {name: next(i for i, base in enumerate(classes) if name in vars(base)) for name in ("embed", "batch_loss", "loss")}
     own = [name for name in place if getattr(type(task), name) is not getattr(Task, name)]
     if own in ([], ["loss"]):
         return False

@@ -22,7 +22,7 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 def check_task_file(path: Path) -> None:
     if os.path.isfile(path):  # noqa: PTH113  # a name that is too long raises nothing here
         return
-    siblings = [one.name for one in path.parent.glob("*.py")] if len(path.name) <= 100 else []
+    siblings = [file.name for file in path.parent.glob("*.py")] if len(path.name) <= 100 else []
     raise TaskError(f"task file {plain(str(path))}: no such file.{near_miss(path.name, siblings)}")
 
 
@@ -38,7 +38,7 @@ def task_kind(reference: str) -> Literal["task", "huggingface", "lightning", "lo
         return "task"
     if isinstance(defined, ast.FunctionDef):
         adapters: tuple[Literal["huggingface", "lightning"], ...] = ("huggingface", "lightning")
-        return next((one for one in adapters if f"bsearch.objectives.adapters.{one}" in text), "loop")
+        return next((adapter for adapter in adapters if f"bsearch.objectives.adapters.{adapter}" in text), "loop")
     return None
 
 
@@ -49,13 +49,13 @@ def _definition(source: Path, name: str) -> tuple[ast.stmt, str]:
         OSError, SyntaxError, LookupError: it cannot be read or found.
     """
     text = source.read_text(encoding="utf-8")
-    for one in ast.parse(text).body:
-        if getattr(one, "name", None) == name:
-            return one, text
-        if isinstance(one, ast.ImportFrom) and one.level == 1 and one.module:
-            original = next((alias.name for alias in one.names if (alias.asname or alias.name) == name), None)
+    for statement in ast.parse(text).body:
+        if getattr(statement, "name", None) == name:
+            return statement, text
+        if isinstance(statement, ast.ImportFrom) and statement.level == 1 and statement.module:
+            original = next((alias.name for alias in statement.names if (alias.asname or alias.name) == name), None)
             if original is not None:
-                return _definition(source.parent / f"{one.module.replace('.', '/')}.py", original)
+                return _definition(source.parent / f"{statement.module.replace('.', '/')}.py", original)
     raise LookupError(name)
 
 
@@ -123,8 +123,8 @@ def _code(source: bytes) -> bytes:
                     write(field)
             parts.append(")")
         elif isinstance(value, list):
-            for one in value:
-                write(one)
+            for element in value:
+                write(element)
         else:
             parts.append(repr(value))
 

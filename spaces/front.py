@@ -40,7 +40,7 @@ class ParetoFront:
             return self.trials
         sign = 1.0 if self.direction == "maximize" else -1.0
         found: list[TrialRecord] = []
-        for trial in sorted(self.trials, key=lambda one: (self.taken(one) or 0.0, -sign * (one.accuracy or 0.0))):
+        for trial in sorted(self.trials, key=lambda member: (self.taken(member) or 0.0, -sign * (member.accuracy or 0.0))):
             if not found or sign * (trial.accuracy or 0.0) > sign * (found[-1].accuracy or 0.0):
                 found.append(trial)
         return tuple(found)

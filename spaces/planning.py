@@ -156,7 +156,7 @@ def planned(
     Raises:
         InfeasiblePlanError: no feasible plan.
     """
-    return best_plan(profile, lambda one: _planned(spec, one, effective_batch, devices, accumulation))
+    return best_plan(profile, lambda variant: _planned(spec, variant, effective_batch, devices, accumulation))
 
 
 def best_plan(profile: DeviceProfile, plan_of: Callable[[DeviceProfile], BatchPlan]) -> BatchPlan:
@@ -170,9 +170,9 @@ def best_plan(profile: DeviceProfile, plan_of: Callable[[DeviceProfile], BatchPl
     """
     best: BatchPlan | None = None
     error: InfeasiblePlanError | None = None
-    for one in profile.each:
+    for variant in profile.each:
         try:
-            plan = plan_of(one)
+            plan = plan_of(variant)
         except InfeasiblePlanError as infeasible:
             if error is None or infeasible.violation < error.violation:
                 error = infeasible
@@ -187,7 +187,7 @@ def best_plan(profile: DeviceProfile, plan_of: Callable[[DeviceProfile], BatchPl
 
 def _faster(profile: DeviceProfile, plan: BatchPlan, than: BatchPlan) -> bool:
     """Whether a plan is known to be faster than another, beyond doubt."""
-    laws = [profile.under(one).step_time(one.devices) for one in (plan, than)]
+    laws = [profile.under(compared).step_time(compared.devices) for compared in (plan, than)]
     if laws[0] is None or laws[1] is None or any(law.interval is None for law in laws if law):
         return False
     return laws[0].step_s(plan) < laws[1].step_s(than) * (1 - max(map(doubt, laws)))  # type: ignore[arg-type]
@@ -300,7 +300,7 @@ def known_taken(
     if not all(profile.step_times for profile in profiles.values()):
         return None
     speeds = spec.objectives.speeds
-    if "energy_j" in speeds and any(law.power is None for one in profiles.values() for law in one.all_step_times):
+    if "energy_j" in speeds and any(law.power is None for profile in profiles.values() for law in profile.all_step_times):
         return None
     fixed, costly = spec.fixed(), _costly(spec)
     depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
@@ -340,7 +340,7 @@ def known_taken(
             key = tuple((name, values[name]) for name in costly)
             known_s, watts = seconds_and_watts(key, values)
             each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
-            cached[relevant] = tuple(math.nan if one is None else known_s * one for one in each)
+            cached[relevant] = tuple(math.nan if per_second is None else known_s * per_second for per_second in each)
         return cached[relevant]
 
     return taken
@@ -413,7 +413,7 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
     profiles = list(profiles)
     for profile in profiles:
         lows.append(max(low, fewest * profile.smallest_micro_batch))
-        planned_most = max(_largest_planned(spec, one, most) for one in profile.each)
+        planned_most = max(_largest_planned(spec, variant, most) for variant in profile.each)
         highs.append(int(min(high, profile.training_set or high, planned_most)))
     feasible = min(lows), max(highs)
     if feasible[0] > feasible[1]:

@@ -94,7 +94,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
         batch = settings.get("effective_batch")
         if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
             message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
-            if not any(one.splits for one in profile.each):
+            if not any(variant.splits for variant in profile.each):
                 message += " (a batch is never split, since the loss compares its samples)"
             faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
@@ -115,7 +115,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
             )
     if profile.examination is not None and not spec.training.accept_inexact:
         faults += [Fault("", line) for line in profile.examination.refusal_lines]
-    if not any(one.splits for one in profile.each):
+    if not any(variant.splits for variant in profile.each):
         message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
         if profile.embedding:
             message = (

@@ -22,8 +22,8 @@ _PAGES = 40 * _MIB
 def following(data: Iterable[Data]) -> Iterator[Claim | Fact]:
     """The claims and facts that follow from a stage's data."""
     by_kind: dict[str, list[Data]] = {}
-    for one in data:
-        by_kind.setdefault(one.kind, []).append(one)
+    for case in data:
+        by_kind.setdefault(case.kind, []).append(case)
     for kind, cases in by_kind.items():
         if kind in RULES:
             yield from RULES[kind](cases)
@@ -32,8 +32,8 @@ def following(data: Iterable[Data]) -> Iterator[Claim | Fact]:
 def rounded(value: Any) -> Any:
     """Seconds to six digits, however they are nested: a report is read by people, too."""
     if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
-    return float(f"{value:.6g}") if isinstance(value, float) else [rounded(one) for one in value]
+        return {name: rounded(item) for name, item in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else [rounded(item) for item in value]
 
 
 def medians(bursts: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float, list[float]]:
@@ -57,7 +57,7 @@ def law_of(case: Data) -> StepTime:
     """The law of step time of the plans that it is fitted to."""
     plans, rounds = _timed(case)
     count = case.values["fitted"]
-    return with_uncertainty(fitted([Round(one.steps[:count]) for one in rounds], plans[:count]))
+    return with_uncertainty(fitted([Round(timed_round.steps[:count]) for timed_round in rounds], plans[:count]))
 
 
 def _timed(case: Data) -> tuple[list[BatchPlan], list[Round]]:
@@ -77,7 +77,7 @@ def step_times(cases: Sequence[Data]) -> Iterator[Claim]:
         law = law_of(case)
         errors, noise = [], []
         for index in range(case.values["fitted"], len(plans)):
-            seconds = [one.steps[index][0] for one in rounds[1:]]
+            seconds = [timed_round.steps[index][0] for timed_round in rounds[1:]]
             plan, middle = plans[index], median(seconds)
             errors.append((f"{plan.effective_batch} in {plan.accumulation}", abs(law.step_s(plan) / middle - 1)))
             noise.append(_uncertainty(seconds))

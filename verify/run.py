@@ -155,17 +155,17 @@ def run_stage(planned: Planned, told: Mapping[str, Any], stage: StageReport, gra
                 except subprocess.TimeoutExpired:
                     ended = f"killed after {limit_s:.0f} s"
                 finally:
-                    for one in processes_of_session(process.pid):
+                    for pid in processes_of_session(process.pid):
                         with suppress(ProcessLookupError, PermissionError):
-                            os.kill(one, signal.SIGKILL)
+                            os.kill(pid, signal.SIGKILL)
                     clocks_after = clocks() if on_gpu else ""
         finally:
             found = list(_lines(path))
-            if not any("done" in one for one in found):
-                stage.problem = next((one["problem"] for one in found if "problem" in one), ended)
-            stage.claims = [Claim(**one["Claim"]) for one in found if "Claim" in one]
-            stage.facts = [Fact(**one["Fact"]) for one in found if "Fact" in one]
-            stage.data = [Data(**one["Data"]) for one in found if "Data" in one]
+            if not any("done" in line for line in found):
+                stage.problem = next((line["problem"] for line in found if "problem" in line), ended)
+            stage.claims = [Claim(**line["Claim"]) for line in found if "Claim" in line]
+            stage.facts = [Fact(**line["Fact"]) for line in found if "Fact" in line]
+            stage.data = [Data(**line["Data"]) for line in found if "Data" in line]
             for follows in following(stage.data):
                 (stage.claims if isinstance(follows, Claim) else stage.facts).append(follows)  # type: ignore[arg-type]
             if clocks_before:

@@ -109,7 +109,7 @@ class KubeRaySubmitter:
 
     def jobs(self) -> list[Job]:
         listed = json.loads(output([*self._kubectl("get"), "rayjobs.ray.io", f"--selector={MANAGED}=bsearch", "--output=json"]))
-        found = [_job(one) for one in listed["items"]]
+        found = [_job(item) for item in listed["items"]]
         return sorted(found, key=lambda job: job.submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
 
     def job(self, id: str) -> Job:

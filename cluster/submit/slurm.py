@@ -183,7 +183,9 @@ class SlurmSubmitter:
         )
 
     def jobs(self) -> list[Job]:
-        newest = sorted(_found([]).values(), key=lambda one: one[0].submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
+        newest = sorted(
+            _found([]).values(), key=lambda entry: entry[0].submitted or datetime.min.replace(tzinfo=UTC), reverse=True
+        )
         return [job for job, _ in newest]
 
     def job(self, id: str) -> Job:
@@ -192,10 +194,10 @@ class SlurmSubmitter:
     def _job(self, id: str) -> tuple[Job, str]:
         """A job and its working folder; of an array, the task that comes first in `_ARRAY_ORDER`."""
         checked_id(id, _ID, "4711")
-        found = [one for name, one in _found([f"--jobs={id}"]).items() if name == id or name.startswith(f"{id}_")]
+        found = [entry for name, entry in _found([f"--jobs={id}"]).items() if name == id or name.startswith(f"{id}_")]
         if not found:
             raise ClusterError(f"Slurm: no job {id} of bsearch. `bsearch jobs list --launcher slurm` lists the jobs there.")
-        job, folder = min(found, key=lambda one: _ARRAY_ORDER.index(one[0].state))
+        job, folder = min(found, key=lambda entry: _ARRAY_ORDER.index(entry[0].state))
         return Job(id, job.study, "slurm", job.state, job.submitted, job.started), folder
 
     def logs(self, id: str) -> str:

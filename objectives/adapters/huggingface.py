@@ -214,10 +214,10 @@ def _arguments_class(trainer: Any) -> type[TrainingArguments]:
     if found := getattr(trainer, "training_args_class", None):
         return found  # type: ignore[no-any-return]
     kinds: list[type[TrainingArguments]] = [TrainingArguments]
-    for one in trainer.__mro__:
-        if "__init__" in vars(one):
+    for base in trainer.__mro__:
+        if "__init__" in vars(base):
             with suppress(NameError, TypeError):  # of types that only a checker imports
-                hint = get_type_hints(one.__init__).get("args")
+                hint = get_type_hints(base.__init__).get("args")
                 members = get_args(hint) or (hint,)
                 kinds += [kind for kind in members if isinstance(kind, type) and issubclass(kind, TrainingArguments)]
     return max(kinds, key=lambda kind: len(kind.__mro__))

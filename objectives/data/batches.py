@@ -140,7 +140,7 @@ class SampleStream:
                 positions = np.arange(block * _DRAWN, (block + 1) * _DRAWN)
                 known = _drawn(self._cumulative, self.seed, positions), positions
             # A step can span several blocks; older ones are not needed again.
-            self._blocks = {old: one for old, one in self._blocks.items() if old >= block - 1} | {block: known}
+            self._blocks = {old: kept for old, kept in self._blocks.items() if old >= block - 1} | {block: known}
         return known
 
     def micro_batches(self, plans: Iterable[BatchPlan], position: int, rank: int) -> Iterator[SampleKeys]:
@@ -240,7 +240,7 @@ class Fetcher(Dataset[Any]):
 
     def same_data(self, other: Fetcher) -> bool:
         """Whether both fetch the same samples, as far as that can be seen without reading them."""
-        (tensors, places), (others, other_places) = (_tensors_of(one._source) for one in (self, other))
+        (tensors, places), (others, other_places) = (_tensors_of(fetcher._source) for fetcher in (self, other))
         if tensors is None or others is None:
             return self._source is other._source
         if len(tensors) != len(others) or not all(map(operator.is_, tensors, others)):
@@ -343,12 +343,12 @@ def _grouped(micro_batches: Iterable[SampleKeys], most: int) -> Iterator[list[Sa
         yield group
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(leaf: Any, other: Any) -> bool:
     """Whether two leaves of a sample are certainly equal."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(leaf, Tensor) and isinstance(other, Tensor):
+        return leaf.dtype == other.dtype and torch.equal(leaf, other)
     try:
-        return type(one) is type(other) and bool(np.all(one == other))
+        return type(leaf) is type(other) and bool(np.all(leaf == other))
     except Exception:
         return False
 

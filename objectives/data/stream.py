@@ -89,7 +89,7 @@ class Read:
     def before(self, position: int) -> Read:
         """What of it precedes a position."""
         digests = {number: digest for number, digest in self.digests.items() if number < position}
-        states = [one for one in self.states if sum(number >= one[0] for number in digests) >= _VERIFIED]
+        states = [state for state in self.states if sum(number >= state[0] for number in digests) >= _VERIFIED]
         return Read(digests, states, self.more)
 
     def to_dict(self) -> dict[str, Any]:

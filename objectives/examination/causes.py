@@ -274,5 +274,5 @@ def _sum_over_pairs(
     )
 
 
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)
+def _close(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=_SAME, abs_tol=1e-12)

@@ -139,9 +139,9 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
         yield Finding("unstable_validation", where("validation data"), message)
 
 
-def differ(one: Any, other: Any) -> bool:
+def differ(batch: Any, other: Any) -> bool:
     """Whether two batches certainly differ."""
-    first, second = list(leaves(one)), list(leaves(other))
+    first, second = list(leaves(batch)), list(leaves(other))
     return len(first) != len(second) or any(map(_certainly_unequal, first, second))
 
 
@@ -190,13 +190,13 @@ def _has_rows(leaf: Any, samples: int) -> bool:
     return isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 and len(leaf) == samples
 
 
-def _certainly_unequal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.is_nested or other.is_nested:
+def _certainly_unequal(leaf: Any, other: Any) -> bool:
+    if isinstance(leaf, Tensor) and isinstance(other, Tensor):
+        if leaf.is_nested or other.is_nested:
             return False  # their shapes are symbols, which always differ
-        return one.shape != other.shape or not torch.equal(*(torch.nan_to_num(tensor.to_dense()) for tensor in (one, other)))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape != other.shape or not np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    if isinstance(one, int | float | str | bytes) and isinstance(other, int | float | str | bytes):
-        return one != other and not (one != one and other != other)
+        return leaf.shape != other.shape or not torch.equal(*(torch.nan_to_num(tensor.to_dense()) for tensor in (leaf, other)))
+    if isinstance(leaf, np.ndarray) and isinstance(other, np.ndarray):
+        return leaf.shape != other.shape or not np.array_equal(leaf, other, equal_nan=leaf.dtype.kind == "f")
+    if isinstance(leaf, int | float | str | bytes) and isinstance(other, int | float | str | bytes):
+        return leaf != other and not (leaf != leaf and other != other)
     return False

@@ -138,9 +138,9 @@ class CausalLM(Task):
         if came not in (None, whole.dtype):
             state: dict[str, Any] = {}
             cast: dict[Any, Any] = {}
-            for name, one in whole.state_dict().items():
-                key = (one.data_ptr(), one.shape, one.stride())  # what is tied stays so
-                state[name] = cast.setdefault(key, one.to(came) if one.is_floating_point() else one)
+            for name, tensor in whole.state_dict().items():
+                key = (tensor.data_ptr(), tensor.shape, tensor.stride())  # what is tied stays so
+                state[name] = cast.setdefault(key, tensor.to(came) if tensor.is_floating_point() else tensor)
             options["state_dict"] = state
         try:
             whole.save_pretrained(str(folder), **options)
@@ -185,12 +185,12 @@ def _as_it_came(config: dict[str, Any], dtype: str | None) -> dict[str, Any]:
 
 def _embeddings(model: Any) -> list[Any]:
     """The input's and the output's, of which peft keeps the trained ones beside the frozen ones."""
-    found = [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
-    return [getattr(one, "modules_to_save", {"default": one})["default"] for one in found]
+    found = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    return [getattr(module, "modules_to_save", {"default": module})["default"] for module in found]
 
 
 def _embedding_names(model: Any) -> list[str]:
-    whose = {id(one) for one in (model.get_input_embeddings(), model.get_output_embeddings())}
+    whose = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
     return [name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in whose]
 
 

@@ -49,8 +49,8 @@ def compared(model: nn.Module, data: Data, *, divided: bool) -> tuple[float, flo
     return off, ahead
 
 
-def _relative(one: Tensor, other: Tensor) -> float:
-    return float((one - other).float().norm() / other.float().norm().clamp_min(1e-30))
+def _relative(logits: Tensor, other: Tensor) -> float:
+    return float((logits - other).float().norm() / other.float().norm().clamp_min(1e-30))
 
 
 __all__ = ["compared", "logits_of"]

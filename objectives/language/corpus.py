@@ -66,8 +66,8 @@ class Corpus:
         return "; ".join(parts)
 
 
-def _counted(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def _counted(count: int, noun: str, many: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ def _sources(setup: TrialSetup, key: str) -> tuple[_Source, ...]:
             plain, weight = name, ""
         path = setup.path(plain)
         found.append(_Source(str(path) if path.exists() or not is_on_hub(plain) else plain, _weight(weight, key)))
-    if len({one.weight is None for one in found}) > 1:
+    if len({source.weight is None for source in found}) > 1:
         raise TaskError(f"space.{key}: expected a weight for all sources or none, such as a.jsonl@3, b.jsonl@1; got {whole!r}")
-    if key != "text" and any(one.weight is not None for one in found):
+    if key != "text" and any(source.weight is not None for source in found):
         raise TaskError(f"space.{key}: expected sources without weights, since every document is scored once; got {whole!r}")
     return tuple(found)
 
@@ -179,16 +179,16 @@ def _corpus(wanted: _Wanted) -> Corpus:
     if not validation:
         train, validation = map(list, zip(*(held_out(part, wanted.validation_share) for part in train), strict=True))
     fitting, fates = zip(*(_fitted(wanted, part, "text", tokens) for part in train), strict=True)
-    scored, _ = _fitted(wanted, [one for part in validation for one in part], "validation_text", tokens)
+    scored, _ = _fitted(wanted, [text for part in validation for text in part], "validation_text", tokens)
     parts = [pack(documents, wanted.length, alone=wanted.alone) for documents in fitting]
     documents = [document for part in fitting for document in part]
     shown = documents[:: max(len(documents) // _SHOWN, 1)][:_SHOWN]
-    trained = {one.whole for part in train for one in part}
+    trained = {text.whole for part in train for text in part}
     return Corpus(
         train=joined(parts),
         validation=pack(scored, wanted.length, alone=wanted.alone),
         fate=reduce(operator.add, fates),
-        on_both_sides=sum(one.whole in trained for part in validation for one in part),
+        on_both_sides=sum(text.whole in trained for part in validation for text in part),
         weights=None
         if wanted.text[0].weight is None
         else tuple(
@@ -197,7 +197,7 @@ def _corpus(wanted: _Wanted) -> Corpus:
             for _ in rows.lengths
         ),
         shares=tuple(
-            (Path(source.name).name, (source.weight or 0) / sum(one.weight or 0 for one in wanted.text))
+            (Path(source.name).name, (source.weight or 0) / sum(other.weight or 0 for other in wanted.text))
             for source in wanted.text
             if source.weight is not None
         ),
@@ -213,7 +213,7 @@ def _read(wanted: _Wanted, source: _Source, key: str, tokens: Tokens) -> list[Te
         TaskError: there are none, or one is not understood.
     """
     path = Path(source.name)
-    elsewhere = [Path(one.name) for one in wanted.validation_text] if key == "text" else []
+    elsewhere = [Path(other.name) for other in wanted.validation_text] if key == "text" else []
     placed = records_on_hub(source.name, key) if is_on_hub(source.name) else records(path, wanted.files, key, elsewhere)
     found = list(texts(placed, wanted.templates, tokens, wanted.turns))
     if not found:

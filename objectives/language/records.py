@@ -72,11 +72,11 @@ def records(path: Path, files: str, key: str, leave_out: Sequence[Path] = ()) ->
     elif (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         yield from _of_dataset(path, key)
     else:
-        for one in sorted(path.rglob(files or "*")):
-            hidden = any(part.startswith(".") for part in one.relative_to(path).parts)
-            elsewhere = any(one.resolve().is_relative_to(other.resolve()) for other in leave_out)
-            if one.is_file() and not hidden and not elsewhere and (files or one.suffix.lower() in KINDS):
-                yield from _of_file(one, key)
+        for file in sorted(path.rglob(files or "*")):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            elsewhere = any(file.resolve().is_relative_to(other.resolve()) for other in leave_out)
+            if file.is_file() and not hidden and not elsewhere and (files or file.suffix.lower() in KINDS):
+                yield from _of_file(file, key)
 
 
 def _of_file(path: Path, key: str) -> Iterator[Placed]:
@@ -170,8 +170,8 @@ def _without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
 
     def pruned(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: pruned(one) for key, one in value.items() if one is not None}
-        return [pruned(one) for one in value] if isinstance(value, list) else value
+            return {key: pruned(field) for key, field in value.items() if field is not None}
+        return [pruned(item) for item in value] if isinstance(value, list) else value
 
     return {key: pruned(value) for key, value in record.items()}
 

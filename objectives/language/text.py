@@ -53,10 +53,10 @@ class Bytes:
     eos_token_id: int | None = 256
 
     def __call__(self, text: Sequence[str], *, add_special_tokens: bool) -> Mapping[str, Any]:
-        return {"input_ids": [list(one.encode()) for one in text]}
+        return {"input_ids": [list(piece.encode()) for piece in text]}
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(one for one in ids if one < 256).decode(errors="replace") + "<end>" * (256 in ids)
+        return bytes(token for token in ids if token < 256).decode(errors="replace") + "<end>" * (256 in ids)
 
     def __len__(self) -> int:
         return 257
@@ -335,7 +335,7 @@ def _chat(
                 f"{where}: expected the chat template to render the content of messages[{number}], got a text without it. "
                 "Use another chat template, or change the data."
             )
-    answers = [number for number, one in enumerate(messages) if one["role"] == "assistant" and number >= begins]
+    answers = [number for number, turn in enumerate(messages) if turn["role"] == "assistant" and number >= begins]
     answers = [number for number in answers if _trains(messages[number], f"messages[{number}]", where)]
     parts: list[tuple[str, bool]] = []
     at = 0
@@ -363,11 +363,11 @@ def tokenized(made: Iterable[Text], tokens: Tokens, *, train_on_prompt: bool) ->
     """
     begins, ends = _frame(tokens)
     for chunk in _chunks(list(made), 1000):
-        for one, (ids, counts, head) in zip(chunk, _encoded(chunk, tokens), strict=True):
-            if not one.is_chat:
+        for text, (ids, counts, head) in zip(chunk, _encoded(chunk, tokens), strict=True):
+            if not text.is_chat:
                 if ids[: len(begins)] != begins:
-                    ids, counts = begins + ids, [one.parts[0][1]] * len(begins) + counts
-                said = one.whole.rstrip()
+                    ids, counts = begins + ids, [text.parts[0][1]] * len(begins) + counts
+                said = text.whole.rstrip()
                 if ends and not (ends[0] in ids and said.endswith(tokens.decode(ends))):
                     ids, counts = ids + ends, [*counts, True]
                 head = len(begins)
@@ -391,22 +391,22 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
         TaskError: such a tokenizer for conversations.
     """
     if getattr(tokens, "is_fast", False):
-        mixed = len({counted for one in made for _, counted in one.parts}) > 1  # else nobody asks which characters are whose
-        encoded = tokens([one.whole for one in made], add_special_tokens=False, return_offsets_mapping=mixed)
-        for number, (one, ids) in enumerate(zip(made, encoded["input_ids"], strict=True)):
+        mixed = len({counted for text in made for _, counted in text.parts}) > 1  # else nobody asks which characters are whose
+        encoded = tokens([text.whole for text in made], add_special_tokens=False, return_offsets_mapping=mixed)
+        for number, (text, ids) in enumerate(zip(made, encoded["input_ids"], strict=True)):
             offsets = encoded["offset_mapping"][number] if mixed else ()
-            whose = _overlapping(one, offsets) if mixed else [one.parts[0][1]] * len(ids)
-            yield list(ids), list(whose), sum(end <= one.head for _, end in offsets) if one.head else 0
+            whose = _overlapping(text, offsets) if mixed else [text.parts[0][1]] * len(ids)
+            yield list(ids), list(whose), sum(end <= text.head for _, end in offsets) if text.head else 0
         return
-    if any(one.is_chat for one in made):
+    if any(text.is_chat for text in made):
         raise TaskError(
             f"space.tokenizer: expected a fast tokenizer, since messages need character offsets; got {type(tokens).__name__}. "
             "Name one with a tokenizer.json."
         )
-    pieces = iter(tokens([part for one in made for part, _ in one.parts], add_special_tokens=False)["input_ids"])
-    for one in made:
+    pieces = iter(tokens([part for text in made for part, _ in text.parts], add_special_tokens=False)["input_ids"])
+    for text in made:
         ids, counts = [], []
-        for _, counted in one.parts:
+        for _, counted in text.parts:
             piece = next(pieces)
             ids += piece
             counts += [counted] * len(piece)
@@ -437,8 +437,8 @@ def held_out(made: Sequence[Text], share: float | None) -> tuple[list[Text], lis
     """
     if share is not None:
         sides: tuple[list[Text], list[Text]] = ([], [])
-        for one in made:
-            sides[_drawn(one.whole) < share].append(one)
+        for text in made:
+            sides[_drawn(text.whole) < share].append(text)
         if not all(sides):
             raise TaskError(
                 "space.validation_share: expected at least one document for training and one for validation, got "
@@ -450,7 +450,7 @@ def held_out(made: Sequence[Text], share: float | None) -> tuple[list[Text], lis
             f"space.text: expected at least {_HELD_OUT} documents, every tenth for validation, got {len(made)}. Name "
             "validation_text, or give each document a file or a line of .jsonl."
         )
-    rest = [one for number, one in enumerate(made) if number % _HELD_OUT != _HELD_OUT - 1]
+    rest = [text for number, text in enumerate(made) if number % _HELD_OUT != _HELD_OUT - 1]
     return rest, list(made[_HELD_OUT - 1 :: _HELD_OUT])
 
 

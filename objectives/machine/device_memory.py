@@ -50,9 +50,9 @@ def segments_grow() -> bool:
     """
     if not EXPANDABLE_SEGMENTS or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return EXPANDABLE_SEGMENTS
-    one = torch.ones(1, device="cuda")
+    tensor = torch.ones(1, device="cuda")
     grow = any(expandable for _, _, expandable, _ in allocator_segments())
-    del one
+    del tensor
     return grow
 
 

@@ -150,12 +150,12 @@ def asked_here(*, tries: bool) -> UsableGpus:
             gpus = tuple(_described(torch, index, tries) for index in range(accelerator.device_count()))
         except Exception as error:
             return UsableGpus(reason=_first_line(error))
-    faults = [f"GPU {index} ({one.name}): {one.fault}" for index, one in enumerate(gpus) if one.fault]
+    faults = [f"GPU {index} ({gpu.name}): {gpu.fault}" for index, gpu in enumerate(gpus) if gpu.fault]
     if not gpus:
-        return _none(torch, [str(one.message) for one in caught])
+        return _none(torch, [str(warning.message) for warning in caught])
     leave_out = ""
     if faults and len(faults) < len(gpus):
-        leave_out = f"; to leave it out: CUDA_VISIBLE_DEVICES={','.join(str(i) for i, one in enumerate(gpus) if not one.fault)}"
+        leave_out = f"; to leave it out: CUDA_VISIBLE_DEVICES={','.join(str(i) for i, gpu in enumerate(gpus) if not gpu.fault)}"
     return UsableGpus(gpus, "; ".join(faults) + leave_out)
 
 

@@ -31,7 +31,7 @@ class WeightAverage:
         if not self.values:
             self.values.extend(parameter.detach().to(_wide(parameter.dtype), copy=True) for parameter in self._parameters)
             return
-        weights = [one.detach().to(value.dtype) for one, value in zip(self._parameters, self.values, strict=True)]
+        weights = [parameter.detach().to(value.dtype) for parameter, value in zip(self._parameters, self.values, strict=True)]
         get_ema_multi_avg_fn(decay)(self.values, weights, None)  # type: ignore[no-untyped-call]
 
     @contextmanager

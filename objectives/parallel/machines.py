@@ -136,7 +136,7 @@ def host_ranks(meeting: Meeting, first: int, end: int, port: int, key: bytes) ->
 
     host = connected("host", first)
     processes = start_ranks(meeting, [(rank, connected("rank", rank)) for rank in range(first, end)])
-    ranks: dict[Any, tuple[int, Any]] = {one.sentinel: (rank, one) for rank, one in enumerate(processes, first)}
+    ranks: dict[Any, tuple[int, Any]] = {child.sentinel: (rank, child) for rank, child in enumerate(processes, first)}
     try:
         while ranks:
             for ready in wait([host, *ranks]):

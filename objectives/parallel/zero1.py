@@ -34,7 +34,7 @@ def state_bytes(optimizer: Optimizer, ranks: int) -> int:
     """Bytes of state on the rank with the most, after a first step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     loads = [0] * ranks
-    for parameter, rank in zip(parameters, owners([one.numel() for one in parameters], ranks), strict=True):
+    for parameter, rank in zip(parameters, owners([tensor.numel() for tensor in parameters], ranks), strict=True):
         state = optimizer.state.get(parameter, {}).values()
         loads[rank] += sum(value.numel() * value.element_size() for value in state if isinstance(value, Tensor))
     return max(loads)
@@ -51,7 +51,7 @@ class ShardedOptimizer:
         self.optimizer, self.rank, self._gather = optimizer, rank, gather
         self._whole = [list(group["params"]) for group in optimizer.param_groups]
         every = [parameter for group in self._whole for parameter in group]
-        self._owners = dict(zip(map(id, every), owners([one.numel() for one in every], ranks), strict=True))
+        self._owners = dict(zip(map(id, every), owners([parameter.numel() for parameter in every], ranks), strict=True))
         self._every = every
         self._keep_own()
 
@@ -74,7 +74,9 @@ class ShardedOptimizer:
     def share_parameters(self) -> None:
         """Send each rank's updated parameters to the others."""
         with torch.no_grad():
-            pending = [dist.broadcast(one.detach(), self._owners[id(one)], async_op=True) for one in self._every]
+            pending = [
+                dist.broadcast(parameter.detach(), self._owners[id(parameter)], async_op=True) for parameter in self._every
+            ]
         for work in pending:
             work.wait()  # type: ignore[union-attr]  # asynchronous, so it is there
 
@@ -85,7 +87,7 @@ class ShardedOptimizer:
         # One tensor at a time: the whole state may be more than a device has room for.
         described = self._gather({"states": [{index: _described(state) for index, state in local["state"].items()}]})["states"]
         state: dict[int, dict[str, Any]] = {}
-        for index, kinds in sorted((index, kinds) for one in described for index, kinds in one.items()):
+        for index, kinds in sorted((index, kinds) for of_rank in described for index, kinds in of_rank.items()):
             parameter = self._every[index]
             state[index] = {}
             for name, (shape, dtype, value) in kinds.items():

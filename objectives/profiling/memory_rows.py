@@ -47,11 +47,16 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
     rows: list[MemoryRow] = []
 
-    def with_law(one: DeviceProfile, first: DeviceProfile | None) -> DeviceProfile:
+    def with_law(variant: DeviceProfile, first: DeviceProfile | None) -> DeviceProfile:
         probe = MemoryProbe(
-            task, smallest_setup(here.setup, one), usable, like_gpu=True, ranks=here.parameter_shards, embedding=one.embedding
+            task,
+            smallest_setup(here.setup, variant),
+            usable,
+            like_gpu=True,
+            ranks=here.parameter_shards,
+            embedding=variant.embedding,
         )
-        law = memory_law(probe, usable, smallest, highest if one.embedding != "cached" else max(highest // 2, smallest))
+        law = memory_law(probe, usable, smallest, highest if variant.embedding != "cached" else max(highest // 2, smallest))
         assert law is not None
         largest = law.largest_micro_batch(usable)
         if largest is None:
@@ -63,12 +68,12 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
             most, peaks = first.evaluation_batch, dict(first.memory.evaluation_points)
         else:
             most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
-        if one.embedding == "cached":
+        if variant.embedding == "cached":
             law, largest_batch = cached_law(probe, law, usable, 2 * smallest, request.highest)
-            one = replace(one, largest_batch=largest_batch)
+            variant = replace(variant, largest_batch=largest_batch)
         law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
-        rows.extend(MemoryRow(size, probe.train_peak(size).total, None, one.recomputed) for size in sizes)
-        return replace(one, largest_micro_batch=largest, evaluation_batch=most, memory=law)
+        rows.extend(MemoryRow(size, probe.train_peak(size).total, None, variant.recomputed) for size in sizes)
+        return replace(variant, largest_micro_batch=largest, evaluation_batch=most, memory=law)
 
     with user_code_errors(reference, "tracing it as on a GPU"):
         request = with_possible_checkpointing(task, task.model(here.setup), request)
@@ -95,7 +100,7 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     task = _traceable(reference, request.setup)
     if profile.memory is None:
         raise TaskError(f"task {reference}: {profile.note or 'its memory is not known'}")
-    return [row for one in profile.each for row in _memory_rows(task, request, one, limit_s / len(profile.each))]
+    return [row for variant in profile.each for row in _memory_rows(task, request, variant, limit_s / len(profile.each))]
 
 
 def _memory_rows(task: Task, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> Iterator[MemoryRow]:

@@ -259,10 +259,14 @@ def fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
     """The law of rounds in which these plans were timed; the first round, a warm-up, is left out if there are others."""
     used = rounds[1:] or rounds
     timed = [
-        TimedPlan(plan, tuple(one.steps[index][0] for one in used), median(one.steps[index][1] for one in used))
+        TimedPlan(
+            plan,
+            tuple(timed_round.steps[index][0] for timed_round in used),
+            median(timed_round.steps[index][1] for timed_round in used),
+        )
         for index, plan in enumerate(plans)
     ]
-    evaluations = [one.evaluations[0] for one in rounds if one.evaluations]
+    evaluations = [timed_round.evaluations[0] for timed_round in rounds if timed_round.evaluations]
     return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else None)
 
 

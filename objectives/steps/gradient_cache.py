@@ -224,7 +224,7 @@ def _back_propagate(task: Embeds, outputs: Sequence[Tensor], gradients: Rows) ->
             "none with a graph"
         )
     # Its gradient with respect to each embedding is that embedding's own.
-    torch.stack([one.float() for one in used]).sum().backward()  # type: ignore[no-untyped-call]
+    torch.stack([product.float() for product in used]).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _concatenated(task: Embeds, tensors: Sequence[Tensor]) -> Tensor:

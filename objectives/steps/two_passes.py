@@ -30,7 +30,7 @@ def fresh(batch: Any, device: torch.device) -> Any:
     """A held batch for one pass: where it would not be copied to the device, a copy, since a task may change it in place."""
 
     def copied() -> Any:
-        return with_tensors(batch, lambda one: one.clone() if one.device.type == device.type else one)
+        return with_tensors(batch, lambda tensor: tensor.clone() if tensor.device.type == device.type else tensor)
 
     return LiveBytes.fetched(copied)
 

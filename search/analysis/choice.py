@@ -110,7 +110,7 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
 
 
 def _cheapest(name: str, settings: Iterable[TrialRecord]) -> TrialRecord:
-    priced = [(cost, place, one) for place, one in enumerate(settings) if (cost := one.taken("cost")) is not None]
+    priced = [(cost, place, setting) for place, setting in enumerate(settings) if (cost := setting.taken("cost")) is not None]
     if not priced:
         raise StudyFileError(f"study {name}: expected trials with a cost, which devices.prices gives them; got none")
     return min(priced)[2]
@@ -133,7 +133,7 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
 def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:
     """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
     reaching = [setting for setting in settings if setting.outcome == "complete" and front.reaches(setting, target)]
-    return replace(front, trials=tuple(sorted(reaching, key=lambda one: front.taken(one) or 0.0)), knee=None)
+    return replace(front, trials=tuple(sorted(reaching, key=lambda setting: front.taken(setting) or 0.0)), knee=None)
 
 
 def below(best: TrialRecord, target: float) -> str:

@@ -54,8 +54,8 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     freedom, (accuracy, errors) = noise.freedom, noise.means(scores)
     probabilities = front_probabilities(taken, accuracy, errors, freedom)
 
-    def takes_less(one: int, other: int) -> bool:
-        return bool((taken[one] <= taken[other]).all() and (taken[one] < taken[other]).any())
+    def takes_less(index: int, other: int) -> bool:
+        return bool((taken[index] <= taken[other]).all() and (taken[index] < taken[other]).any())
 
     half_widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * errors
     averages = []
@@ -164,4 +164,4 @@ def next_seed(used: Iterable[int], seed: int) -> int:
     9
     """
     taken = {seed, *used}
-    return next(one for one in count(seed) if one not in taken)
+    return next(candidate for candidate in count(seed) if candidate not in taken)

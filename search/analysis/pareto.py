@@ -46,9 +46,9 @@ def front_members(points: Sequence[Sequence[float]]) -> list[int]:
     return members
 
 
-def beats(one: Sequence[float], other: Sequence[float]) -> bool:
+def beats(point: Sequence[float], other: Sequence[float]) -> bool:
     """Whether a point is at least as low as another everywhere, and lower somewhere."""
-    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+    return all(a <= b for a, b in zip(point, other, strict=True)) and tuple(point) != tuple(other)
 
 
 def knee(points: Sequence[tuple[float, float]]) -> int | None:
@@ -94,7 +94,7 @@ def front_of(
     for record in finished:
         taken = record.taken(speed), *(() if second_speed is None else (record.taken(second_speed),))
         assert record.accuracy is not None
-        points.append((*(one for one in taken if one is not None), sign * record.accuracy))
+        points.append((*(value for value in taken if value is not None), sign * record.accuracy))
         assert len(points[-1]) == len(taken) + 1
     members = front_members(points)
     flat = [(points[index][0], points[index][-1]) for index in members]

@@ -64,7 +64,7 @@ def read_devices(files: Sequence[Path]) -> dict[str, KnownDevice]:
     named: dict[str, KnownDevice] = {}
     for device, file in zip(devices, files, strict=True):
         name = device.name if names.count(device.name) == 1 else f"{device.name} ({file.stem})"
-        again = sum(one == name or one.startswith(f"{name}, ") for one in named)
+        again = sum(known == name or known.startswith(f"{name}, ") for known in named)
         named[f"{name}, {again + 1}" if again else name] = device
     return named
 
@@ -102,13 +102,13 @@ def read_profile(path: Path, *, timed: bool = True) -> KnownDevice:
     try:
         document = TypeAdapter(_Document).validate_json(text.encode(), strict=True)
     except ValidationError as error:
-        faults = [Fault(_dotted(one["loc"]), _words(one), str(path)) for one in error.errors(include_url=False)[:10]]
+        faults = [Fault(_dotted(detail["loc"]), _words(detail), str(path)) for detail in error.errors(include_url=False)[:10]]
         raise StudyFileError(
             [Fault("", "expected what `bsearch profile STUDY --out FILE` writes", str(path)), *faults]
         ) from None
     except BsearchError as error:
         raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
-    profiles = tuple((one.parameters, one.profile) for one in document.profiles)
+    profiles = tuple((entry.parameters, entry.profile) for entry in document.profiles)
     if not profiles or (timed and not all(profile.step_times for _, profile in profiles)):
         raise StudyFileError(
             f"{path}: expected step times, got none. Write bsearch profile STUDY --seconds 30 --out {path} on the device."
@@ -167,7 +167,9 @@ def retimed(
         price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
     if price is None and "cost" in objectives.speeds:
         raise StudyFileError(f"retime: expected a price for {device.name}, since the front is of costs. Write --price.")
-    if "energy_j" in objectives.speeds and any(law.power is None for _, one in device.profiles for law in one.all_step_times):
+    if "energy_j" in objectives.speeds and any(
+        law.power is None for _, profile in device.profiles for law in profile.all_step_times
+    ):
         raise StudyFileError(
             f"retime: expected a profile of {device.name} with its power, since the front is of energy. Run bsearch profile "
             "STUDY --energy --out FILE there."
@@ -274,8 +276,10 @@ def front_over_devices(placements: Sequence[Placement], objectives: Objectives) 
 def best_on_each(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> list[Placement]:
     """The front's most accurate setting on every device that it can be trained on, cheapest first."""
     sign = objectives.metric.sign
-    best = max(front, key=lambda one: sign * (one.trial.accuracy or 0.0)).trial.number
-    return sorted((placement for placement in placements if placement.trial.number == best), key=lambda one: one.taken)
+    best = max(front, key=lambda placement: sign * (placement.trial.accuracy or 0.0)).trial.number
+    return sorted(
+        (placement for placement in placements if placement.trial.number == best), key=lambda placement: placement.taken
+    )
 
 
 def device_sentences(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> Iterator[str]:
@@ -283,8 +287,8 @@ def device_sentences(placements: Sequence[Placement], front: Sequence[Placement]
     same = best_on_each(placements, front, objectives)
     speed, best, least = same[0].speeds[0], same[0].trial.number, same[0].taken[0]
     for device in dict.fromkeys(placement.device for placement in placements):
-        count = sum(one.device == device for one in front)
-        there = next((one.taken[0] for one in same if one.device == device), None)
+        count = sum(placement.device == device for placement in front)
+        there = next((placement.taken[0] for placement in same if placement.device == device), None)
         if there is None:
             taken = f"trial {best} cannot be trained there"
         else:
@@ -352,22 +356,22 @@ def planned_on(
         there = ", ".join(str(step_time.devices) for step_time in profile.step_times)
         raise StudyFileError(f"devices {devices}: expected a number that the profile was timed on: {there}")
 
-    def limits(one: DeviceProfile) -> dict[str, Any]:
-        law = one.step_time(devices)
-        cap = one.cap_on(devices, 0.0, effective_batch)
+    def limits(variant: DeviceProfile) -> dict[str, Any]:
+        law = variant.step_time(devices)
+        cap = variant.cap_on(devices, 0.0, effective_batch)
         caps = (largest_micro_batch, cap, None if law is None else law.largest_micro_batch)
         return {
             "largest_micro_batch": min((cap for cap in caps if cap is not None), default=None),
-            "smallest_micro_batch": max(smallest_micro_batch, one.smallest_micro_batch),
-            "activation_checkpointing": one.activation_checkpointing,
-            **accumulation_limits(one.embedding, couples_samples=one.couples_samples),
+            "smallest_micro_batch": max(smallest_micro_batch, variant.smallest_micro_batch),
+            "activation_checkpointing": variant.activation_checkpointing,
+            **accumulation_limits(variant.embedding, couples_samples=variant.couples_samples),
         }
 
-    def plan_of(one: DeviceProfile) -> BatchPlan:
-        plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits(one))
-        if accumulation is not None or not one.splits:
+    def plan_of(variant: DeviceProfile) -> BatchPlan:
+        plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits(variant))
+        if accumulation is not None or not variant.splits:
             return plan
-        return with_fastest_accumulation(plan, replace(one, smallest_micro_batch=limits(one)["smallest_micro_batch"]))
+        return with_fastest_accumulation(plan, replace(variant, smallest_micro_batch=limits(variant)["smallest_micro_batch"]))
 
     plan = best_plan(profile, plan_of)
     used = profile.under(plan)

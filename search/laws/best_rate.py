@@ -275,7 +275,7 @@ class _Ridge:
         interval of the posterior alone covered the truth in 62 to 84 % of studies, that of both in most (docs/log.md).
         """
         every = np.arange(len(self.targets))
-        started = min((self._fitted(self.prior, every, 20, exponent) for exponent in (0.0, 0.5, 1.0)), key=lambda one: one[0])
+        started = min((self._fitted(self.prior, every, 20, exponent) for exponent in (0.0, 0.5, 1.0)), key=lambda fit: fit[0])
         least, best = self._fitted(started[1], every, 60)
         offset = 0.05 if best[0] < 0.5 else -0.05
         rise = self._fitted(best, every, 6, best[0] + offset)[0] - least

@@ -34,11 +34,11 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
     if not trained:
         raise StudyFileError(f"study {spec.study}: its trials know no epochs, so --then-run cannot write one with other epochs")
     # Of the widest and longest the best: parameters that are sizes under other names are fixed as there.
-    largest = max(trained, key=lambda one: (size_of(one).parameters, size_of(one).samples))
-    away = np.log([[size_of(one).samples, size_of(one).parameters] for one in trained])
+    largest = max(trained, key=lambda record: (size_of(record).parameters, size_of(record).samples))
+    away = np.log([[size_of(record).samples, size_of(record).parameters] for record in trained])
     fixed = {
         name: largest.parameters[name]
-        for name, values in ((name, [one.parameters.get(name) for one in trained]) for name in largest.parameters)
+        for name, values in ((name, [record.parameters.get(name) for record in trained]) for name in largest.parameters)
         if all(isinstance(value, int | float) for value in values) and follows_size(np.array(values, dtype=float), away)
     }
     per_epoch = (largest.facts.samples_budget or 0) / (largest.facts.epochs or 1)

@@ -94,11 +94,11 @@ def study_samples(
         StudyFileError: it did not search batch and epochs, has too few trials, or a batch lies outside its range.
     """
     searched = searched_of(spec.domains())
-    space = {one: distribution(domain) for one, domain in searched.items()}
+    space = {key: distribution(domain) for key, domain in searched.items()}
     faults = [
-        Fault(f"study {name}", f"expected a range of space.{one}, over which samples to a target are fitted; got one value")
-        for one in (BATCH, EPOCHS)
-        if not isinstance(space.get(one), IntDistribution | FloatDistribution)
+        Fault(f"study {name}", f"expected a range of space.{key}, over which samples to a target are fitted; got one value")
+        for key in (BATCH, EPOCHS)
+        if not isinstance(space.get(key), IntDistribution | FloatDistribution)
     ]
     if not faults:
         low, high = space[BATCH].low, space[BATCH].high  # type: ignore[attr-defined]
@@ -108,24 +108,24 @@ def study_samples(
             if not low <= batch <= high
         ]
     complete = [
-        one
-        for one in averaged(records, spec.objectives)
-        if one.accuracy is not None and one.facts.samples_budget and one.facts.epochs
+        record
+        for record in averaged(records, spec.objectives)
+        if record.accuracy is not None and record.facts.samples_budget and record.facts.epochs
     ]
     if not faults and len(complete) < LEAST_TRIALS:
         faults.append(Fault(f"study {name}", f"expected at least {LEAST_TRIALS} complete trials, got {len(complete)}"))
     if faults:
         raise StudyFileError(faults)
     sign, fixed = spec.objectives.metric.sign, spec.fixed()
-    trials = [({**fixed, **one.parameters}, sign * (one.accuracy or 0.0)) for one in complete]
-    per_epoch = [(one.facts.samples_budget or 0) / (one.facts.epochs or 1) for one in complete]
+    trials = [({**fixed, **record.parameters}, sign * (record.accuracy or 0.0)) for record in complete]
+    per_epoch = [(record.facts.samples_budget or 0) / (record.facts.epochs or 1) for record in complete]
     found = samples_by_batch(
         trials,
         space,
         round(statistics.median(per_epoch)),
         sign * target,
         batches,
-        conditions={one: domain.when for one, domain in searched.items() if domain.when},
+        conditions={key: domain.when for key, domain in searched.items() if domain.when},
         scaled=fixed.get("rule") != "constant",
     )
     return replace(found, target=target)
@@ -156,7 +156,7 @@ def samples_by_batch(
     metric = np.array([value for _, value in trials])
     place, scale = BatchRate.of(transform, scaled), AccuracyScale(metric)
     low, high = (float(getattr(space[BATCH], end)) for end in ("low", "high"))
-    grid = sorted({*(round(one) for one in np.geomspace(low, high, _BATCHES)), *batches})
+    grid = sorted({*(round(batch) for batch in np.geomspace(low, high, _BATCHES)), *batches})
     short, long = (float(getattr(space[EPOCHS], end)) for end in ("low", "high"))
     lengths = np.geomspace(short, long, _LENGTHS)
     from scipy.stats import qmc

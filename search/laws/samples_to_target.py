@@ -26,7 +26,7 @@ from ..analysis.rates import Estimate
 
 # The grid, and what is expected beforehand of each: means and standard deviations, of k and the spread on a log scale.
 _SHARPNESS, _GROWTH = (0.5, 1.0, 2.0, 4.0), (0.35, 0.5, 0.7, 0.85, 1.0, 1.15)
-_SPREADS, _LEVELS = tuple(float(one) for one in np.geomspace(0.01, 0.5, 16)), (0.01, 0.1, 0.4, 1.5)
+_SPREADS, _LEVELS = tuple(float(spread) for spread in np.geomspace(0.01, 0.5, 16)), (0.01, 0.1, 0.4, 1.5)
 _OF_SHARPNESS, _OF_GROWTH, _OF_SPREAD, _OF_LEVELS = (0.0, 0.7), (0.9, 0.25), (0.06, 1.0), (0.1, 2.0)
 # Knees lie from this far below the smallest to this far above the largest batch, in natural logarithms; and their number.
 _BELOW, _ABOVE, _KNEES = 2.0, 3.0, 120
@@ -110,7 +110,7 @@ def fit_batch_law(points: Sequence[RunsToTarget]) -> BatchLaw:
     same = (of_group[:, None] == of_group[None, :]).astype(float)
 
     ends = math.log(batches.min()) - _BELOW, math.log(batches.max()) + _ABOVE
-    knees, sharpness, growth = (one.ravel() for one in np.meshgrid(np.linspace(*ends, _KNEES), _SHARPNESS, _GROWTH))
+    knees, sharpness, growth = (axis.ravel() for axis in np.meshgrid(np.linspace(*ends, _KNEES), _SHARPNESS, _GROWTH))
     times = growth / sharpness * np.logaddexp(0.0, sharpness * (np.log(batches)[:, None] - knees))  # (n, grid)
     residuals = logs[:, None] - middle - times
     prior = _log_normal(np.log(sharpness), _OF_SHARPNESS) + _log_normal(growth, _OF_GROWTH)

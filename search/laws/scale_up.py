@@ -80,24 +80,26 @@ def scale_up(
         StudyFileError: too few complete trials, or they do not differ in batch and rate.
     """
     ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
-    complete = [one for one in ended if one.outcome == "complete" and one.accuracy is not None]
-    if len(complete) >= FEWEST and len({one.accuracy for one in complete}) == 1:
+    complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
+    if len(complete) >= FEWEST and len({record.accuracy for record in complete}) == 1:
         raise StudyFileError(f"study {name}: expected trials that differ in the metric, got {complete[0].accuracy:g} in all")
     if len(complete) < FEWEST:
         raise StudyFileError(
             f"study {name}: expected at least {FEWEST} complete trials, got {len(complete)}. Raise budget.trials; trials that "
             "were stopped early do not count here, which `stopping: none` avoids."
         )
-    if len({one.facts.model_parameters is None for one in complete}) > 1:
+    if len({record.facts.model_parameters is None for record in complete}) > 1:
         raise StudyFileError(f"study {name}: expected trials that all know their model's parameters, got some that do not")
-    begin = Size(max(size_of(one).samples for one in complete), max(size_of(one).parameters for one in complete))
-    sizes = sorted({size_of(one) for one in complete}, key=lambda one: (one.cost, one.samples))
-    ended = [one for one in ended if one.outcome == "diverged" or one.accuracy is not None]
+    begin = Size(max(size_of(record).samples for record in complete), max(size_of(record).parameters for record in complete))
+    sizes = sorted({size_of(record) for record in complete}, key=lambda size: (size.cost, size.samples))
+    ended = [record for record in ended if record.outcome == "diverged" or record.accuracy is not None]
     if len(ended) > _MOST:
-        ended.sort(key=lambda one: size_of(one).cost)
+        ended.sort(key=lambda record: size_of(record).cost)
         ended = [ended[place] for place in np.linspace(0, len(ended) - 1, _MOST).round().astype(int)]
-    tried = np.array([[math.log(one.settings["effective_batch"]), math.log(one.facts.learning_rate or 1)] for one in ended])
-    _check_spread(name, tried, [size_of(one) for one in ended])
+    tried = np.array(
+        [[math.log(record.settings["effective_batch"]), math.log(record.facts.learning_rate or 1)] for record in ended]
+    )
+    _check_spread(name, tried, [size_of(record) for record in ended])
     with single_threaded_blas():
         fit = _Fit(ended, tried, begin, direction)
         return fit.scaled(Size(begin.samples * data, begin.parameters * model), tuple(sizes))
@@ -107,7 +109,7 @@ def _check_spread(name: str, tried: Array, sizes: Sequence[Size]) -> None:
     """Raise unless trials of one size differ in their batches, and in the rates at a batch."""
     within = tried.copy()
     for size in set(sizes):
-        same = np.array([one == size for one in sizes])
+        same = np.array([other == size for other in sizes])
         within[same] -= within[same].mean(axis=0)
     batches, rates = within.T
     key = ""
@@ -192,7 +194,9 @@ class _Fit:
         self.away = np.array([size.logs for size in sizes]) - begin.logs
         sign = 1.0 if direction == "maximize" else -1.0
         trained = [record.accuracy is not None and record.outcome == "complete" for record in records]
-        accuracies = sign * np.array([one.accuracy if good else math.nan for one, good in zip(records, trained, strict=True)])
+        accuracies = sign * np.array(
+            [record.accuracy if good else math.nan for record, good in zip(records, trained, strict=True)]
+        )
         held = Counter(size for size, good in zip(sizes, trained, strict=True) if good)
         self.scale = _Scale(
             accuracies[trained], np.array([1 / held[size] for size, good in zip(sizes, trained, strict=True) if good])
@@ -244,7 +248,7 @@ class _Fit:
         exponents = self._exponents(free)
         kept = exponents[np.minimum(order, len(exponents) - 1)]
         self.best = self._best(process, weights @ exponents)
-        draws = [(self._given(process, one), one) for one in kept]
+        draws = [(self._given(process, drawn), drawn) for drawn in kept]
         tops = np.array([self._top(*each) for each in draws])  # (kept, 2): u, v
         moved = np.einsum("kij,j->ki", kept.reshape(-1, 2, 2), target.logs - self.begin.logs)
         best = self._expected_best(draws, moved)
@@ -365,7 +369,7 @@ class _Fit:
         bounds = np.array([self._bounds(exponents) for _, exponents in draws]) + moved[:, None, :]
         low, high = np.median(bounds, axis=0)
         for _ in range(2):  # coarse, then fine around the best
-            axes = [np.linspace(low[one], high[one], _GRID) for one in (0, 1)]
+            axes = [np.linspace(low[axis], high[axis], _GRID) for axis in (0, 1)]
             spots = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
             best = spots[self._expected(draws, moved, spots).argmax()]
             step = 2 * (high - low) / _GRID
@@ -387,7 +391,7 @@ class _Fit:
         for (process, exponents), by in zip(draws, moved, strict=True):
             low, high = self._bounds(exponents)
             line = np.linspace(low[1], high[1], _LINE)
-            spots = np.vstack([np.column_stack([np.full(_LINE, one - by[0]), line]) for one in (batch, best)])
+            spots = np.vstack([np.column_stack([np.full(_LINE, log_batch - by[0]), line]) for log_batch in (batch, best)])
             drawn = self._drawn(process, spots)
             here, there = self.scale.back(np.array([drawn[:_LINE].max(), drawn[_LINE:].max()]))
             rates.append(line[drawn[:_LINE].argmax()] + by[1])
@@ -415,7 +419,7 @@ class _Fit:
         return _exp(moved + math.log(decay))
 
     def _edges(self, tops: Array, kept: Array) -> tuple[str, ...]:
-        bounds = np.array([self._bounds(one) for one in kept])  # (kept, 2, 2)
+        bounds = np.array([self._bounds(exponents) for exponents in kept])  # (kept, 2, 2)
         share = (tops - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])
         found = []
         for column, name in enumerate(("effective_batch", "learning_rate")):
@@ -435,7 +439,7 @@ class _Fit:
         for times in _NEXT_SIZES:
             size = Size(self.begin.samples * times, self.begin.parameters)
             cost = NEXT_TRIALS * size.cost / target.cost
-            near = any(max(one.samples, size.samples) < _NEXT_APART * min(one.samples, size.samples) for one in sizes)
+            near = any(max(other.samples, size.samples) < _NEXT_APART * min(other.samples, size.samples) for other in sizes)
             if cost > _NEXT_COST or size.samples > target.samples or near:
                 continue
             there = tops + np.einsum("kij,j->ki", kept.reshape(-1, 2, 2), size.logs - self.begin.logs)
@@ -448,7 +452,7 @@ class _Fit:
             middle = np.exp(np.median(there + self.middle, axis=0))
             study = NextStudy(size, float(middle[0]), float(middle[1]), NEXT_TRIALS, (narrows[0], narrows[1]), cost)
             found.append((math.log(narrows[0]) + math.log(narrows[1]), study))
-        return min(found, key=lambda one: one[0])[1] if found else None
+        return min(found, key=lambda candidate: candidate[0])[1] if found else None
 
 
 def _weighted(draws: Array, weights: Array) -> Estimate:

@@ -53,7 +53,12 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Calla
         raise StudyFileError(f"sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
     facts = bench_facts(probe)
     suggested = some_suggestions(facts, sizes)
-    beside = [near for one in suggested for near in (one - 1, one, one + 1) if near <= profile.training_set]
+    beside = [
+        near
+        for suggestion in suggested
+        for near in (suggestion - 1, suggestion, suggestion + 1)
+        if near <= profile.training_set
+    ]
     limits: dict[str, Any] = {
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
@@ -120,7 +125,7 @@ def sizes_of(text: str) -> list[int]:
             raise StudyFileError(f"sizes: expected integers >= 1 or around:N, with commas between, got {cut(part, 60)!r}")
         size = int(found[2])
         near = (round(0.78 * size), size - 1, size, size + 1, round(1.22 * size))
-        sizes.update(one for one in (near if found[1] else (size,)) if one >= 1)
+        sizes.update(added for added in (near if found[1] else (size,)) if added >= 1)
     return sorted(sizes)
 
 
@@ -134,8 +139,8 @@ def suggested_sizes(facts: BenchFacts, low: int, high: int) -> list[int]:
     """
     if facts.image is None:
         return []
-    one = (1 << 14) * facts.multiprocessors / math.prod(facts.image)
-    return sorted({int(n * one) for n in range(1, int(high / one) + 1) if low <= int(n * one) <= high})
+    step = (1 << 14) * facts.multiprocessors / math.prod(facts.image)
+    return sorted({int(n * step) for n in range(1, int(high / step) + 1) if low <= int(n * step) <= high})
 
 
 def some_suggestions(facts: BenchFacts, sizes: Sequence[int]) -> list[int]:
@@ -177,7 +182,7 @@ def differences(per_sample_s: Mapping[int, Sequence[float]], pairs: Sequence[tup
         per_sample_s: seconds per sample of each round, by size.
 
     >>> timed = {127: [1.00, 1.10, 0.90, 1.01], 128: [1.01, 1.09, 0.91, 1.00], 129: [1.20, 1.31, 1.10, 1.22]}
-    >>> [one.real for one in differences(timed, [(127, 128), (129, 128)])]
+    >>> [difference.real for difference in differences(timed, [(127, 128), (129, 128)])]
     [False, True]
     """
     found = []
@@ -223,8 +228,8 @@ def bench_document(
     rows, per_sample_s = [], {}
     comparable = tuple(facts.image or ()) == PUBLISHED_IMAGE
     for index, (size, plan) in enumerate(plans.items()):
-        steps = [one.steps[index][0] for one in rounds]
-        inference = [one.evaluations[index] * profile.validation_set for one in rounds]
+        steps = [timed_round.steps[index][0] for timed_round in rounds]
+        inference = [timed_round.evaluations[index] * profile.validation_set for timed_round in rounds]
         epochs = [step_s * profile.training_set / size for step_s in steps]
         per_sample_s[size] = [step_s / size for step_s in steps]
         rows.append(
@@ -241,19 +246,24 @@ def bench_document(
             }
         )
     near = neighbours({*asked} & {*plans})
-    beside = [(one, other) for one in suggested for other in (one - 1, one + 1) if {one, other} <= {*plans}]
+    beside = [
+        (suggestion, other)
+        for suggestion in suggested
+        for other in (suggestion - 1, suggestion + 1)
+        if {suggestion, other} <= {*plans}
+    ]
     compared = differences(per_sample_s, near + beside)
     return {
         **about,
         "device": profile.device,
         "rounds": len(rounds),
         "rows": rows,
-        "differences": [_difference(one) for one in compared[: len(near)]],
+        "differences": [_difference(difference) for difference in compared[: len(near)]],
         "rule": {
             "image": facts.image,
             "multiprocessors": facts.multiprocessors,
             "suggested": list(suggested),
-            "differences": [_difference(one) for one in compared[len(near) :]],
+            "differences": [_difference(difference) for difference in compared[len(near) :]],
         },
         "largest_micro_batch": profile.largest_micro_batch,
         "limit_bytes": profile.limit_bytes,
@@ -265,12 +275,12 @@ def _mean_and_std(values: Sequence[float]) -> dict[str, float]:
     return {"mean": mean(values), "std": stdev(values) if len(values) > 1 else math.nan}
 
 
-def _difference(one: Difference) -> dict[str, Any]:
+def _difference(difference: Difference) -> dict[str, Any]:
     return {
-        "size": one.size,
-        "against": one.other,
-        "change": one.change,
-        "interval": [one.low, one.high],
-        "real": one.real,
-        "sentence": one.sentence(),
+        "size": difference.size,
+        "against": difference.other,
+        "change": difference.change,
+        "interval": [difference.low, difference.high],
+        "real": difference.real,
+        "sentence": difference.sentence(),
     }

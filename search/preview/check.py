@@ -146,15 +146,15 @@ def profile_study(
     runner = SerialRunner(spec.devices)
     with limited_power(runner.device, power_limit_w):
         profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True, energy=energy)
-    if energy and (why := next((one.no_energy for _, one in profiled.values() if one.no_energy), "")):
+    if energy and (why := next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")):
         raise ProfilingError(f"--energy: expected a device whose energy can be read; {why}")
     if power_limit_w is not None:
         at = f"{next(iter(profiled.values()))[1].device} at {power_limit_w:g} W"
-        profiled = {key: (request, replace(one, device=at)) for key, (request, one) in profiled.items()}
+        profiled = {key: (request, replace(measured, device=at)) for key, (request, measured) in profiled.items()}
     request, profile = next(iter(profiled.values()))
     rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
     task = study_identity(spec, task_code_hash(spec.task))["task"]
-    return ProfiledStudy(task, {key: one for key, (_, one) in profiled.items()}, rows)
+    return ProfiledStudy(task, {key: measured for key, (_, measured) in profiled.items()}, rows)
 
 
 def _profiles(

@@ -218,14 +218,16 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
     state: State = "problem" if required else "warning"
     usable = usable_gpus(tries=True)
     driver, machine = _nvidia()
-    for index, one in enumerate(usable.gpus):
-        description = f"GPU {index}: {one.name}, {readable_bytes(one.free_bytes)} of {readable_bytes(one.total_bytes)} free"
+    for index, device in enumerate(usable.gpus):
+        description = (
+            f"GPU {index}: {device.name}, {readable_bytes(device.free_bytes)} of {readable_bytes(device.total_bytes)} free"
+        )
         description += f", driver {driver}" if driver else ""
-        if one.fault:
-            of = "sm_{}{}".format(*one.capability) if one.is_cuda else "it"
+        if device.fault:
+            of = "sm_{}{}".format(*device.capability) if device.is_cuda else "it"
             advice = f"Leave it out by CUDA_VISIBLE_DEVICES, or install a torch that supports {of}."
-            yield Finding("gpu", state, f"{description}; {one.fault}", advice)
-        elif one.free_bytes < one.total_bytes / 2:
+            yield Finding("gpu", state, f"{description}; {device.fault}", advice)
+        elif device.free_bytes < device.total_bytes / 2:
             advice = "Another process uses its memory: check nvidia-smi, or select GPUs with CUDA_VISIBLE_DEVICES."
             yield Finding("gpu", "warning", description, advice)
         else:
@@ -317,7 +319,7 @@ def disks(spec: StudySpec | None, storage: str | None) -> Iterator[Finding]:
     seen: dict[int, list[str]] = {}
     places: dict[int, Path] = {}
     for what, folder in folders.items():
-        existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+        existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         if not os.access(existing, os.W_OK):
             yield Finding(
                 "disk", "problem", f"{what}: {existing} is not writable", "Choose another folder, or change its permissions."

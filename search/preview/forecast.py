@@ -76,8 +76,8 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count
             plan = planned(spec, profile, batch, devices, requested)
         except InfeasiblePlanError:
             continue
-        one = profile.under(plan)
-        law = one.step_time(devices)
+        variant = profile.under(plan)
+        law = variant.step_time(devices)
         if law is None:
             continue
         batches.append(
@@ -88,7 +88,7 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count
                 micro_batch=plan.largest_micro_batch,
                 activation_checkpointing=plan.activation_checkpointing,
                 step_s=law.step_s(plan),
-                epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, one, devices, batch)),
+                epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, variant, devices, batch)),
             )
         )
     return batches

@@ -125,7 +125,7 @@ def _front_table(front: ParetoFront, page: str) -> str:
         *(name.replace("_", " ") for name in names),
         "",
     ]
-    rows = [head, [":---" if one in ("rule", "") else "---:" for one in head]]
+    rows = [head, [":---" if heading in ("rule", "") else "---:" for heading in head]]
     members = front.trials[:_FRONT_ROWS]
     for trial in members:
         facts = trial.facts

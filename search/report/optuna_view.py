@@ -69,7 +69,7 @@ class OptunaView:
         if functions is None or not (changed or self._front is None or summary != self._summary):
             return
         # Only notes of current and former members of the front, and of repeats of both, mention the front.
-        members = {trial.number for one in (front, self._front) if one is not None for trial in one.trials}
+        members = {trial.number for version in (front, self._front) if version is not None for trial in version.trials}
         notes: dict[int | None, str] = {
             record.number: trial_note(record, self._spec, front, study=self._study, traceback=self._traceback(record))
             for record in records

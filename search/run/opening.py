@@ -19,7 +19,7 @@ def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profil
     profiles = list(profiles)
     caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
-    kinds = dict.fromkeys(one.recomputes for profile in profiles for one in profile.each)
+    kinds = dict.fromkeys(variant.recomputes for profile in profiles for variant in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
     if caps and len(kinds) == 1 and _words(*next(iter(kinds))) in _PLAIN:
         sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
@@ -57,7 +57,7 @@ def _words(mode: ActivationCheckpointing, embedding: Embedding) -> str:
 
 def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]) -> list[int]:
     """The largest micro-batches of profiles that recompute this, ascending."""
-    caps = (micro_batch_cap(spec, one) for profile in profiles for one in profile.each if one.recomputes == kind)
+    caps = (micro_batch_cap(spec, variant) for profile in profiles for variant in profile.each if variant.recomputes == kind)
     return sorted({cap for cap in caps if cap is not None})
 
 
@@ -100,8 +100,13 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
         yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"
         spread = [law.exchange for law in these if law.exchange is not None]
         if spread:
-            yield exchange_sentence(max(spread, key=lambda one: one.between_s))
-        caps = [micro_batch_cap(spec, one, devices) for profile in profiles for one in profile.each if one.step_time(devices)]
+            yield exchange_sentence(max(spread, key=lambda exchange: exchange.between_s))
+        caps = [
+            micro_batch_cap(spec, variant, devices)
+            for profile in profiles
+            for variant in profile.each
+            if variant.step_time(devices)
+        ]
         largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
         for law, cap in zip(these, caps, strict=True):
             if law.largest_micro_batch < min(largest, cap or largest):

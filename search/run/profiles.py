@@ -58,8 +58,8 @@ def study_profiles(
 
 def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]]) -> dict[str, dict[CostKey, DeviceProfile]]:
     """The profiles with their smallest evaluation batch, so that all trials are evaluated alike."""
-    everywhere = [one for of_kind in profiles.values() for profile in of_kind.values() for one in profile.each]
-    batch = min((one.evaluation_batch for one in everywhere if one.evaluation_batch is not None), default=None)
+    everywhere = [variant for of_kind in profiles.values() for profile in of_kind.values() for variant in profile.each]
+    batch = min((variant.evaluation_batch for variant in everywhere if variant.evaluation_batch is not None), default=None)
 
     def with_batch(profile: DeviceProfile) -> DeviceProfile:
         others = tuple(replace(alternative, evaluation_batch=batch) for alternative in profile.alternatives)

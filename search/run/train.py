@@ -115,7 +115,7 @@ def _stretched(study: StoredStudy, record: TrialRecord, setup: TrialSetup, epoch
 
 def _new_seeds(study: StoredStudy, setup: TrialSetup, folder: Path, count: int) -> list[int]:
     """Seeds that no run of the study has used; those of an interrupted command first."""
-    begun = sorted(int(one.name[5:]) for one in folder.glob("seed-*") if one.name[5:].isdecimal())
+    begun = sorted(int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdecimal())
     used = {setup.seed, *begun, *(other.facts.seed or 0 for other in study.records)}
     return [*begun, *range(max(used) + 1, max(used) + 1 + count)][:count]
 
@@ -168,7 +168,7 @@ def train(
     Raises:
         OutputError: a folder cannot be written.
     """
-    here = [replace(one, setup=replace(one.setup, device=runner.device, cpus=runner.cores)) for one in trainings]
+    here = [replace(training, setup=replace(training.setup, device=runner.device, cpus=runner.cores)) for training in trainings]
 
     stopped = threading.Event()
 
@@ -177,14 +177,14 @@ def train(
             return training
         measurements, outcome = [], Outcome("interrupted", "it ended without an outcome")
         with closing(runner.attempt(reference, training.setup)) as reports:  # type: ignore[type-var]  # a generator
-            for one in reports:
+            for reported in reports:
                 if stopped.is_set():
                     break
-                if isinstance(one, Measurement):
-                    measurements.append(one)
-                    report(training, one)
+                if isinstance(reported, Measurement):
+                    measurements.append(reported)
+                    report(training, reported)
                 else:
-                    outcome = one
+                    outcome = reported
         return _kept(study, reference, task_hash, replace(training, measurements=tuple(measurements), outcome=outcome))
 
     if runner.slots == 1 or len(here) == 1:

@@ -113,7 +113,7 @@ def study_view(
         outcomes=Counter(record.outcome for record in done),
         running=tuple(
             RunningTrial.of(setup, measured, host, span, factors, now_s)
-            for setup, measured, host, span in sorted(running, key=lambda one: one[0].number)
+            for setup, measured, host, span in sorted(running, key=lambda attempt: attempt[0].number)
         ),
         front=front,
         records=done,

@@ -142,7 +142,7 @@ class Search:
     def prepare(self, count: int = 1) -> None:
         """Have `count` suggestions ready, by one fit of the models; `ask` otherwise makes one when there is none."""
         if (missing := count - len(self._ready)) > 0:
-            ready = [one for one in self._ready if not isinstance(one, int)]
+            ready = [suggestion for suggestion in self._ready if not isinstance(suggestion, int)]
             self._ready.extend(self._suggester.suggest(self._trials, missing, ready=ready))
 
     def ask(self) -> Suggestion:
@@ -222,7 +222,7 @@ class Search:
             facts = stopped | self._early_stopping.stopped_facts(number, self._sign)
         value = self._sign * accuracy if finite and accuracy is not None else None
         if curve := self._early_stopping.end(number, [train_s or 0.0], value):
-            facts = replace(facts, curve=tuple((fraction, self._sign * one) for fraction, one in curve))
+            facts = replace(facts, curve=tuple((fraction, self._sign * score) for fraction, score in curve))
         values = (train_s, accuracy) if finite and train_s is not None and accuracy is not None else None
         self._trials.end(number, TrialResult(outcome, facts, values))
         self._update_copy()
@@ -280,7 +280,7 @@ def _domains(space: Mapping[str, Any]) -> dict[str, Domain]:
         try:
             domains[name] = adapter.validate_python(written)
         except ValidationError as error:
-            faults += [Fault(f"space.{name}", one["msg"]) for one in error.errors()]
+            faults += [Fault(f"space.{name}", detail["msg"]) for detail in error.errors()]
     if faults:
         raise StudyFileError(faults)
     return domains

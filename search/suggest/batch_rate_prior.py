@@ -76,8 +76,8 @@ class _Prior(Structure):
         self.place = place
         batch, rate, other, self.noise = scales
         width = len(place.widths)
-        self.others = [one for one in range(width) if one not in (place.batch, place.rate)]
-        each = [batch if one == place.batch else rate if one == place.rate else other for one in range(width)]
+        self.others = [column for column in range(width) if column not in (place.batch, place.rate)]
+        each = [batch if column == place.batch else rate if column == place.rate else other for column in range(width)]
         self.means, self.stds = (np.array([pair[part] for pair in each]) for part in (0, 1))
 
     def coordinates(self, points: Array, free: Array) -> Array:

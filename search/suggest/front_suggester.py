@@ -115,10 +115,10 @@ class FrontSuggester(Suggester):
             return [dict(self._only) for _ in range(count)], None
         observations = self._history.observations(trials, self._prior_trials, ready)
         known = self._known()
-        rngs = (np.random.default_rng((self._seed, one)) for one in range(number, number + count))
+        rngs = (np.random.default_rng((self._seed, trial_number)) for trial_number in range(number, number + count))
         if self._too_few(observations):
             begun = len(observations.points) + len(observations.paused) + len(observations.pending)
-            points = [self._first(observations, known, rng, begun + one) for one, rng in enumerate(rngs)]
+            points = [self._first(observations, known, rng, begun + offset) for offset, rng in enumerate(rngs)]
             return [transform.decode(point) | self._only for point in points], None
         with single_threaded_blas():
             model = self._model(observations, known)

@@ -35,14 +35,14 @@ def parameter_importances(study: StoredStudy) -> dict[str, float]:
     ]
     if len(space) < 2 or len(chosen) < _TRIALS_EACH * len(space):
         return {}
-    accuracy = np.array([one.accuracy for one in chosen]) * study.spec.objectives.metric.sign
+    accuracy = np.array([record.accuracy for record in chosen]) * study.spec.objectives.metric.sign
     levels = AccuracyScale(accuracy).of(accuracy)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         rebuilt = optuna.create_study(direction="maximize")
-        for one, level in zip(chosen, levels, strict=True):
-            parameters = {name: one.parameters[name] for name in space}
+        for record, level in zip(chosen, levels, strict=True):
+            parameters = {name: record.parameters[name] for name in space}
             with_values = create_trial(params=parameters, distributions=dict(space), value=float(level))
             rebuilt.add_trial(with_values)
         return dict(get_param_importances(rebuilt, evaluator=FanovaImportanceEvaluator(seed=0)))

@@ -114,7 +114,7 @@ class EarlyStopping(ABC):
         curve.taken = tuple(taken)
         if curve.fractions and fraction <= curve.fractions[-1]:
             # An interrupted trial starts over, or from a checkpoint.
-            kept = [index for index, one in enumerate(curve.fractions) if one < fraction]
+            kept = [index for index, measured in enumerate(curve.fractions) if measured < fraction]
             curve.fractions, curve.accuracies = curve.fractions[: len(kept)], curve.accuracies[: len(kept)]
         curve.fractions.append(fraction)
         curve.accuracies.append(accuracy)
@@ -215,7 +215,7 @@ class FrontStopping(EarlyStopping):
         if fraction < _EARLIEST:
             return False
         curve, finished = self.curves[number], self.finished()
-        as_cheap = [one.last for one in finished if one.takes_at_most(curve)]
+        as_cheap = [other.last for other in finished if other.takes_at_most(curve)]
         if not as_cheap:
             return False
         probability = probability_as_low(curve, max(as_cheap), finished)
@@ -318,7 +318,7 @@ def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[AccuracyScale, Arr
     """
     if not curve.fractions:
         return None
-    rows = [(one.at(curve.fractions[-1]), one.last, max(one.seconds, 1e-9)) for one in finished]
+    rows = [(other.at(curve.fractions[-1]), other.last, max(other.seconds, 1e-9)) for other in finished]
     pairs = np.array(rows).reshape(-1, 3)
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:

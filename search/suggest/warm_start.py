@@ -73,7 +73,9 @@ def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for part in _SAME:
-        old, new = ({key: one for key, one in (side.get(part) or {}).items() if key not in _MAY_DIFFER} for side in (was, now))
+        old, new = (
+            {key: value for key, value in (side.get(part) or {}).items() if key not in _MAY_DIFFER} for side in (was, now)
+        )
         if old != new:
             yield f"expected the same {part} as this study's, got {old}, and here {new}"
 

@@ -58,7 +58,7 @@ def card_named(name: str) -> Card:
     >>> card_named("a100-80gb").name
     'A100 80GB'
     """
-    known = {_plain(one): card for one, card in CARDS.items()}
+    known = {_plain(card_name): card for card_name, card in CARDS.items()}
     if _plain(name) not in known:
         similar = near_miss(name.upper(), list(CARDS))
         fault = f"expected one of {', '.join(CARDS)}; got {name!r}.{similar} On the card itself, `bsearch profile` measures."

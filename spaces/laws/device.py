@@ -172,18 +172,18 @@ class DeviceProfile:
     @property
     def all_step_times(self) -> tuple[StepTime, ...]:
         """The step-time laws of this profile and its alternatives."""
-        return tuple(law for one in self.each for law in one.step_times)
+        return tuple(law for variant in self.each for law in variant.step_times)
 
     def under(self, plan: BatchPlan) -> DeviceProfile:
         """The one whose laws hold for the plan's activation checkpointing; this one if none does."""
-        alike = [one for one in self.each if one.activation_checkpointing == plan.activation_checkpointing]
+        alike = [variant for variant in self.each if variant.activation_checkpointing == plan.activation_checkpointing]
         if self.embedding:
-            alike = [one for one in alike if (one.embedding == "cached") == (plan.accumulation > 1)]
+            alike = [variant for variant in alike if (variant.embedding == "cached") == (plan.accumulation > 1)]
         return next(iter(alike), self)
 
     def updated(self, new: DeviceProfile) -> DeviceProfile:
         """With another in the place of that with the same activation checkpointing."""
-        first, *others = (new if one.recomputes == new.recomputes else one for one in self.each)
+        first, *others = (new if variant.recomputes == new.recomputes else variant for variant in self.each)
         return replace(first, alternatives=tuple(others))
 
     def with_step_times(self, laws: Iterable[StepTime]) -> DeviceProfile:
@@ -191,10 +191,10 @@ class DeviceProfile:
         laws = tuple(laws)
         first, *others = (
             replace(
-                one,
-                step_times=tuple(law for law in laws if (law.activation_checkpointing, law.embedding) == one.recomputes),
+                variant,
+                step_times=tuple(law for law in laws if (law.activation_checkpointing, law.embedding) == variant.recomputes),
             )
-            for one in self.each
+            for variant in self.each
         )
         return replace(first, alternatives=tuple(others))
 

@@ -298,7 +298,9 @@ def refined_plans(plans: list[BatchPlan], size: int) -> list[BatchPlan]:
     timed = sorted({plan.largest_micro_batch for plan in plans if plan.accumulation == fewest})
     place, first = timed.index(size), plans[0]
     around = {round(math.sqrt(size * other)) for other in timed[max(place - 1, 0) : place + 2]} - set(timed)
-    added = [replace(first, effective_batch=one * fewest * first.devices, accumulation=fewest) for one in sorted(around)]
+    added = [
+        replace(first, effective_batch=between * fewest * first.devices, accumulation=fewest) for between in sorted(around)
+    ]
     return sorted([*plans, *added], key=lambda plan: (plan.accumulation > fewest, plan.effective_batch))
 
 

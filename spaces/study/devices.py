@@ -18,9 +18,9 @@ def _checkpointing(value: Any) -> Any:
     """One or several, from the least to the most."""
     several = list(value) if isinstance(value, list | tuple) else [value]
     order = get_args(ActivationCheckpointing)
-    if not several or any(one not in order for one in several):
+    if not several or any(kind not in order for kind in several):
         raise fault(f"expected none, selective or full, or a list of them, got {cut(repr(value), 60)}.")
-    return tuple(one for one in order if one in several)
+    return tuple(kind for kind in order if kind in several)
 
 
 def _memory_limit(value: Any) -> Any:

@@ -37,8 +37,8 @@ def _confirm(value: Any) -> Any:
 def _several(value: Any) -> Any:
     """One, or a list of different ones."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    for one in values:
-        one_of(one, get_args(Tracker))
+    for tracker in values:
+        one_of(tracker, get_args(Tracker))
     return tuple(dict.fromkeys(values))
 
 
@@ -190,7 +190,7 @@ class StudySpec(Section):
             try:
                 update[name] = type(section).model_validate({**section.model_dump(exclude_unset=True), **values})
             except ValidationError as error:
-                faults = [Fault(".".join(map(str, (name, *one["loc"]))), one["msg"]) for one in error.errors()]
+                faults = [Fault(".".join(map(str, (name, *detail["loc"]))), detail["msg"]) for detail in error.errors()]
                 raise StudyFileError(faults) from None
         changed = self.model_copy(update=update)
         changed._folder = self._folder

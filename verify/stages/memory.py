@@ -87,8 +87,8 @@ def graph(stage: Stage) -> Iterator[Found]:
 
         (expected, peak), (found, found_peak) = walked(False), walked(True)
         same = all(
-            (one is None) == (other is None) and (one is None or other is None or torch.equal(one, other))
-            for one, other in zip(expected, found, strict=True)
+            (gradient is None) == (other is None) and (gradient is None or other is None or torch.equal(gradient, other))
+            for gradient, other in zip(expected, found, strict=True)
         )
         gradients.append((name, 0.0 if same else 1.0))
         peaks.append((name, abs(found_peak / peak - 1)))

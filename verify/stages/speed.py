@@ -103,15 +103,15 @@ def compared(
     """
     bursts = []
     for _ in range(builds):
-        one, other = first(), second()
-        one(5)
-        count = max(5, int(_BURST_S / (one(5) / 5)))
-        other(5)
+        first_loop, second_loop = first(), second()
+        first_loop(5)
+        count = max(5, int(_BURST_S / (first_loop(5) / 5)))
+        second_loop(5)
         built = []
         for number in range(-(-rounds // builds)):
-            order = (one, other) if number % 2 else (other, one)
+            order = (first_loop, second_loop) if number % 2 else (second_loop, first_loop)
             seconds = {id(loop): loop(count) / count for loop in order}
-            built.append((seconds[id(one)], seconds[id(other)]))
+            built.append((seconds[id(first_loop)], seconds[id(second_loop)]))
         bursts.append(built)
     return bursts
 
@@ -195,8 +195,8 @@ def known_times(stage: Stage) -> Iterator[Found]:
         rounds: list[Round] = []
         started = time.monotonic()
         with closing(timed_rounds(reference, setup, [*plans, *unseen])) as timed:  # type: ignore[type-var]  # a generator
-            for one in timed:
-                rounds.append(one)
+            for timed_round in timed:
+                rounds.append(timed_round)
                 if time.monotonic() - started > limit_s and len(rounds) > 3:
                     break
         timings = Data(
@@ -205,13 +205,13 @@ def known_times(stage: Stage) -> Iterator[Found]:
             {
                 "plans": [(plan.effective_batch, plan.accumulation) for plan in (*plans, *unseen)],
                 "fitted": len(plans),
-                "rounds": [rounded(one.steps) for one in rounds],
+                "rounds": [rounded(timed_round.steps) for timed_round in rounds],
             },
         )
         yield timings
         predicted_s = law_of(timings).step_s(unseen[0])
         bursts = _sustained(stage, our_loop(task_of(reference), unseen[0], stage.device, parameters), predicted_s)
-        short = [one.steps[len(plans)][0] for one in rounds[1:]]
+        short = [timed_round.steps[len(plans)][0] for timed_round in rounds[1:]]
         yield Data("sustained", name, rounded({"predicted_s": predicted_s, "short": short, "bursts": bursts}))
 
 

@@ -97,7 +97,7 @@ def study(stage: Stage) -> Iterator[Found]:
         yield Claim("finished trials lost to SIGKILL", 0, float(len(lost)), unit="", note=f"of {len(before)}")
         counted = sum(outcome in COUNTED for outcome, _ in after.values())
         yield Claim("trials missing after resuming (of 8)", 0, float(8 - counted), unit="")
-        failures = sum(one[0] in ("error", "out_of_memory") for one in after.values())
+        failures = sum(trial[0] in ("error", "out_of_memory") for trial in after.values())
         yield Claim(f"trials lost to memory under {limit}", 0, float(failures), unit="")
 
 
@@ -162,4 +162,4 @@ def _trials(path: Path) -> dict[int, tuple[str, Any]]:
     except BsearchError:  # the study does not exist yet
         return {}
     ended = [record for record in records if record.has_ended]
-    return {one.number: (one.outcome, (one.train_s, one.accuracy)) for one in ended}
+    return {record.number: (record.outcome, (record.train_s, record.accuracy)) for record in ended}

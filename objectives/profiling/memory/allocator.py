@@ -214,7 +214,7 @@ class CachingAllocator:
                 continue
             if other.state == "free":
                 block.pool.remove(other)
-            first, second = sorted((block, other), key=lambda one: one.address)
+            first, second = sorted((block, other), key=lambda neighbour: neighbour.address)
             first.size, first.after = first.size + second.size, second.after
             if first.after is not None:
                 first.after.before = first

@@ -188,7 +188,7 @@ def attention(
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (query, key, value))
     if enable_gqa:
-        key, value = (one.repeat_interleave(query.size(-3) // one.size(-3), -3) for one in (key, value))
+        key, value = (tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3) for tensor in (key, value))
     size = query.size(-1)
     half = query.dtype in _HALF
     plain = query.dim() != 4 or query.dtype == torch.float64 or value.size(-1) != size
@@ -344,8 +344,8 @@ def _called(node: Node, slots: dict[int, Tensor]) -> list[Tensor | None]:
     # for each of its arguments, tensor or not.
     if getattr(node, "materialize_grads", True):
         inputs = [
-            torch.zeros(one.shape, dtype=one.dtype, device=one.device) if value is None else value
-            for value, one in zip(inputs, metadata, strict=True)
+            torch.zeros(like.shape, dtype=like.dtype, device=like.device) if value is None else value
+            for value, like in zip(inputs, metadata, strict=True)
         ]
     returned = node.apply(*inputs)
     wanted = zip(returned if isinstance(returned, tuple) else (returned,), node.needs_input_grad, strict=True)

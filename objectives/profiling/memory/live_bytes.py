@@ -69,7 +69,9 @@ class LiveBytes(TorchDispatchMode):
         Args:
             views: count a tensor's own bytes, not those of the storage that it is a view of.
         """
-        for value in chain.from_iterable(_strided_parts(own_part(one)) for one in values if isinstance(one, torch.Tensor)):
+        for value in chain.from_iterable(
+            _strided_parts(own_part(tensor)) for tensor in values if isinstance(tensor, torch.Tensor)
+        ):
             storage = value.untyped_storage()
             identity = storage._cdata
             known = self._known.get(identity)

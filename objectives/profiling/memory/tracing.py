@@ -129,11 +129,11 @@ class MemoryProbe:
         batch = to_device(run.train_fetcher.fetch(keys), next(run.model.parameters()).device)
         with torch.no_grad(), run.autocast():
             found = run.task.embed(run.model, batch, run.setup)
-        rows = [one for one in tree_iter(found) if isinstance(one, Tensor) and one.is_floating_point()]
+        rows = [row for row in tree_iter(found) if isinstance(row, Tensor) and row.is_floating_point()]
         held = sum(row.nbytes for row in rows) / len(keys)
         if run.resident_bytes:
             two, three = (self._batch_like("train")(count, torch.empty_like) for count in (2, 3))
-            held += sum(one.nbytes for one in tree_iter(three)) - sum(one.nbytes for one in tree_iter(two))
+            held += sum(tensor.nbytes for tensor in tree_iter(three)) - sum(tensor.nbytes for tensor in tree_iter(two))
         return held
 
     def evaluation_peak(self, batch: int) -> Peak:

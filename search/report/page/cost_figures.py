@@ -66,7 +66,7 @@ def step_time_figure(data: StudyData) -> Figure | None:
     laws = profile.all_step_times if profile else ()
     layers = []
     for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
-        prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len({one.devices for one in laws}) > 1 else ""
+        prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len({other.devices for other in laws}) > 1 else ""
         if law.activation_checkpointing != "none":
             prefix += f"{law.activation_checkpointing} activation checkpointing, "
         fewest = 2 if law.embedding == "cached" else 1
@@ -75,16 +75,16 @@ def step_time_figure(data: StudyData) -> Figure | None:
         plans = [BatchPlan(size * fewest * law.devices, fewest, law.devices) for size in sizes]
         rate = tuple(plan.effective_batch / law.seconds_of(plan) for plan in plans)
         layers.append(Layer(f"{prefix}step-time law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
-        timed = [one for one in law.timed if one.plan.accumulation == fewest]
+        timed = [timed_plan for timed_plan in law.timed if timed_plan.plan.accumulation == fewest]
         layers.append(
             Layer(
                 f"{prefix}timed for the law",
                 "points",
                 tone,  # type: ignore[arg-type]
-                tuple(float(one.plan.largest_micro_batch) for one in timed),
-                tuple(one.plan.effective_batch / one.step_s for one in timed),
-                low=tuple(one.plan.effective_batch / max(one.rounds) for one in timed),
-                high=tuple(one.plan.effective_batch / min(one.rounds) for one in timed),
+                tuple(float(timed_plan.plan.largest_micro_batch) for timed_plan in timed),
+                tuple(timed_plan.plan.effective_batch / timed_plan.step_s for timed_plan in timed),
+                low=tuple(timed_plan.plan.effective_batch / max(timed_plan.rounds) for timed_plan in timed),
+                high=tuple(timed_plan.plan.effective_batch / min(timed_plan.rounds) for timed_plan in timed),
             )
         )
     ran = [

@@ -26,22 +26,22 @@ def decision_data(
     """
     trained = [record for record in records.values() if record.outcome == "complete" and record.accuracy is not None]
     measures = _measures(front, trained)
-    shown = {trial.number for trial in front.trials} | {one.number for one in trained if one.is_baseline}
+    shown = {trial.number for trial in front.trials} | {record.number for record in trained if record.is_baseline}
     return {
         "metric": front.metric,
         "higher": front.direction == "maximize",
         "measures": [{"key": key, "name": _NAMES[key]} for key in measures],
         "points": {
-            one.number: {
-                "amounts": {key: one.taken(key) for key in measures},
-                "texts": {key: amount(key, one.taken(key)) for key in measures},
-                "value": one.accuracy,
-                "std": None if one.half_interval is None else one.half_interval / _HALF_INTERVAL,
-                "runs": one.facts.runs or 1,
-                "curve": [*curves.get(one.number, ())] if one.number in shown else [],
+            record.number: {
+                "amounts": {key: record.taken(key) for key in measures},
+                "texts": {key: amount(key, record.taken(key)) for key in measures},
+                "value": record.accuracy,
+                "std": None if record.half_interval is None else record.half_interval / _HALF_INTERVAL,
+                "runs": record.facts.runs or 1,
+                "curve": [*curves.get(record.number, ())] if record.number in shown else [],
             }
-            for one in trained
-            if all(one.taken(key) is not None for key in measures)
+            for record in trained
+            if all(record.taken(key) is not None for key in measures)
         },
     }
 
@@ -49,11 +49,12 @@ def decision_data(
 def _measures(front: ParetoFront, trained: Sequence[TrialRecord]) -> list[Speed]:
     """Measures that every trial has, the front's own first; device time only where trials differ in devices."""
     own = list(front.speeds)
-    one_count = len({one.facts.devices or 1 for one in trained}) == 1
+    one_count = len({record.facts.devices or 1 for record in trained}) == 1
     known: list[Speed] = [
         measure
         for measure in _NAMES
-        if all(one.taken(measure) is not None for one in trained) and (measure != "device_s" or measure in own or not one_count)
+        if all(record.taken(measure) is not None for record in trained)
+        and (measure != "device_s" or measure in own or not one_count)
     ]
     return sorted(known, key=lambda measure: own.index(measure) if measure in own else len(own))
 

@@ -31,7 +31,8 @@ def devices_figure(
     for place, device in enumerate(each):
         own = front_over_devices([placement for placement in placements if placement.device == device], objectives)
         tone = _TONES[place % len(_TONES)]
-        x, y = tuple(one.taken[0] for one in own), tuple(float(one.trial.accuracy or 0.0) for one in own)
+        x = tuple(placement.taken[0] for placement in own)
+        y = tuple(float(placement.trial.accuracy or 0.0) for placement in own)
         layers.append(Layer(f"{device}, front", "steps", tone, x, y))
         layers.append(
             Layer(
@@ -40,8 +41,8 @@ def devices_figure(
                 tone,
                 x,
                 y,
-                labels=tuple(_label(one, metric) for one in own),
-                trials=tuple(one.trial.number for one in own),
+                labels=tuple(_label(placement, metric) for placement in own),
+                trials=tuple(placement.trial.number for placement in own),
             )
         )
     sentences = [
@@ -66,14 +67,14 @@ def devices_figure(
     )
 
 
-def _label(one: Placement, metric: str) -> str:
-    values = one.trial.settings
-    taken = ", ".join(amount(speed, one.trial.taken(speed)) for speed in dict.fromkeys((*one.speeds, "train_s")))
+def _label(placement: Placement, metric: str) -> str:
+    values = placement.trial.settings
+    taken = ", ".join(amount(speed, placement.trial.taken(speed)) for speed in dict.fromkeys((*placement.speeds, "train_s")))
     plan = f"micro-batch {values.get('micro_batch', '?')}, accumulation {values.get('accumulation', '?')}"
     return "\n".join(
         [
-            f"trial {one.trial.number} on {one.device}",
-            f"{metric} {number(one.trial.accuracy)}: {taken}",
+            f"trial {placement.trial.number} on {placement.device}",
+            f"{metric} {number(placement.trial.accuracy)}: {taken}",
             f"effective batch {values.get('effective_batch', '?')} ({plan})",
         ]
     )

@@ -158,7 +158,7 @@ def report_page(drawn: StudyData) -> str:
         "exports": {trial.number: _exports(study, trial) for trial in front.trials},
         "decide": decision_data(front, settings, drawn.curves),
         "colourings": colourings,
-        "coloured": next((name for name, one in colourings.items() if one["choices"]), ""),
+        "coloured": next((name for name, colouring in colourings.items() if colouring["choices"]), ""),
         "palette": PALETTE,
         "symbols": SYMBOLS,
         "first": fastest_within(front, NEARLY_BEST).number if chosen else None,
@@ -286,8 +286,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _finite(field) for key, field in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:

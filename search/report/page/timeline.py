@@ -47,7 +47,7 @@ def timeline_figure(
     first = spans[0][0]
     # Attempts are scheduled ahead and wait: as many run at once as were training at once.
     lanes = {
-        host: [first] * _at_once([(max(start, end - _trained_s(one)), end) for start, end, at, one, _ in spans if at == host])
+        host: [first] * _at_once([(max(start, end - _trained_s(run)), end) for start, end, at, run, _ in spans if at == host])
         for host in dict.fromkeys(host for _, _, host, _, _ in spans)
     }
     placed = []
@@ -60,7 +60,7 @@ def timeline_figure(
     order = {place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))}
     layers = []
     for outcome, tone in TONES.items():
-        group = [one for one in placed if (one[5] or "interrupted") == outcome]
+        group = [bar for bar in placed if (bar[5] or "interrupted") == outcome]
         if not group:
             continue
         layers.append(

@@ -80,7 +80,10 @@ def _scalar(value: Any) -> str:
 
 def _in_json(text: str, key: str, value: Any) -> str:
     found, count = re.subn(
-        rf'("{re.escape(key)}"\s*:\s*)("(?:[^"\\]|\\.)*"|[^,\s}}\]]+)', lambda one: one[1] + json.dumps(value), text, count=1
+        rf'("{re.escape(key)}"\s*:\s*)("(?:[^"\\]|\\.)*"|[^,\s}}\]]+)',
+        lambda match: match[1] + json.dumps(value),
+        text,
+        count=1,
     )
     return found if count else json.dumps({**json.loads(text), key: value}, indent=2) + "\n"
 

@@ -179,7 +179,7 @@ def _nearest(recipe: Recipe, batch: int, devices: int, cap: int) -> Nearest | No
     decay = recipe.number("decay")
     # Decay keeps the time over which it acts, in samples: rate x decay / batch stays (Wang and Aitchison 2024, rule adamw_tau).
     grown = near.effective_batch / batch
-    decays = [decay * grown * rate / one for one in rates] if decay and rate and optimizer_of(recipe) == "adamw" else None
+    decays = [decay * grown * rate / scaled for scaled in rates] if decay and rate and optimizer_of(recipe) == "adamw" else None
     counts = (recipe.number("steps"), recipe.number("warmup_steps"))
     steps = [None if not count or count < 1 else max(round(count / grown), 1) for count in counts]
     return Nearest(near, tuple(rates), tuple(decays) if decays else None, tuple(steps))  # type: ignore[arg-type]

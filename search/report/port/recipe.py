@@ -193,7 +193,7 @@ class _Once(yaml.SafeLoader):
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in [one for one, _ in pairs[:number]])
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in [earlier for earlier, _ in pairs[:number]])
         raise ValueError(f"expected {twice} once, got it twice")
     return found
 
@@ -270,7 +270,9 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
             continue
         name, equals, value = word.partition("=")
         values = (
-            [value] if equals else list(takewhile(lambda one: not one.startswith("-") or _is_number(one), words[number + 1 :]))
+            [value]
+            if equals
+            else list(takewhile(lambda argument: not argument.startswith("-") or _is_number(argument), words[number + 1 :]))
         )
         values = values[:0] if name in _LAUNCH_FLAGS else values[:1] if name in one_value else values
         given[name] = True if not values else values[0] if len(values) == 1 else values

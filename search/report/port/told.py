@@ -70,7 +70,7 @@ def port_lines(ported: Ported) -> Iterator[str]:
             if size in (1, memory.largest) or (size, value) == over:
                 much = "  does not fit" if value > memory.limit_bytes else ""
                 yield f"  {size:>5} row{'s' if size > 1 else ' '}  {readable_bytes(value):>9}{much}"
-        yield from (f"  assumed: {one}" for one in memory.assumed)
+        yield from (f"  assumed: {assumption}" for assumption in memory.assumed)
         yield "  traced as CUDA would run it; not measured on such a card"
     else:
         yield f"{where}: memory is not known: {memory}"
@@ -79,13 +79,13 @@ def port_lines(ported: Ported) -> Iterator[str]:
         yield f"the same batch: {_told(ported.plan)} rows a step"
     else:
         yield f"{target.devices} devices cannot share {before.effective_batch} rows equally: {_told(ported.written)} instead"
-    yield from (f"  differs: {one}" for one in ported.differs)
+    yield from (f"  differs: {difference}" for difference in ported.differs)
     if not ported.differs:
         yield "  identical to the recipe up to rounding: each step is the mean over all tokens of the same rows"
         yield "    (needs transformers 4.54 and a model that takes num_items_in_batch; otherwise it is a mean of means)"
         if recipe.unknown:
             yield f"    unless one of these affects a step: {_listed(recipe.unknown)}"
-    yield from (f"  note: {one}" for one in ported.warned)
+    yield from (f"  note: {warning}" for warning in ported.warned)
     if ported.known is not None and ported.known.step_s is not None:
         yield f"  a step takes {seconds(ported.known.step_s)}, by the profile"
     if ported.nearest is not None:

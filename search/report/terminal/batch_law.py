@@ -82,8 +82,8 @@ def samples_parts(study: str, metric: str, found: SamplesByBatch) -> Iterator[st
         yield "Whether any batch reaches the target within the samples tried is too uncertain to name a critical batch."
     else:
         value, low, high = (
-            f"{one:.4g}" if math.isfinite(one) else f"> {found.batches[-1]}"
-            for one in (critical.value, critical.low, critical.high)
+            f"{end:.4g}" if math.isfinite(end) else f"> {found.batches[-1]}"
+            for end in (critical.value, critical.low, critical.high)
         )
         yield f"Critical batch, which needs twice the fewest samples: {value} ({low} to {high})."
         if found.starts_late:

@@ -47,10 +47,10 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             "one run each (Raschka 2022)"
         )
     compared = document["differences"]
-    for one in compared:
-        yield one["sentence"]
+    for difference in compared:
+        yield difference["sentence"]
     if compared:
-        real = sum(one["real"] for one in compared)
+        real = sum(difference["real"] for difference in compared)
         yield (
             f"Near powers of two: {real} of {len(compared)} differences are larger than the noise "
             "(95 % for all comparisons together)."
@@ -76,9 +76,9 @@ def _rule_sentences(rule: Mapping[str, Any]) -> Iterator[str]:
     )
     if not rule["differences"]:
         return
-    held = [one for one in rule["differences"] if one["real"] and one["change"] < 0]
-    for one in rule["differences"]:
-        yield f"  {one['sentence']}"
+    held = [difference for difference in rule["differences"] if difference["real"] and difference["change"] < 0]
+    for difference in rule["differences"]:
+        yield f"  {difference['sentence']}"
     verdict = (
         "it holds here" if len(held) == len(rule["differences"]) else "no sign that it holds here" if not held else "mixed"
     )

@@ -82,7 +82,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield table
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
-    timing_s = sum(len(one.all_step_times) for one in profiles.values()) * spec.budget.profile_s
+    timing_s = sum(len(timed.all_step_times) for timed in profiles.values()) * spec.budget.profile_s
     before = f". Before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
     yield (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "

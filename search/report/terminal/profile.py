@@ -34,7 +34,7 @@ def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]
         "training": training_cost(spec),
         "training_set": first.training_set,
         "memory": memory_document(spec, first, profiled.memory) if first.memory else None,
-        "speed": [speed_document(spec, one, law, first) for one in first.each for law in one.step_times],
+        "speed": [speed_document(spec, variant, law, first) for variant in first.each for law in variant.step_times],
         "profiles": [{"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()],
     }
 
@@ -76,16 +76,16 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole
         "points": [{"micro_batch": size, "micro_batch_s": micro_batch_s} for size, micro_batch_s in law.points],
         "timed": [
             {
-                "effective_batch": one.plan.effective_batch,
-                "accumulation": one.plan.accumulation,
-                "micro_batch": one.plan.largest_micro_batch,
-                "step_s": one.step_s,
-                "known_step_s": law.step_s(one.plan),
-                "input_s": one.input_s,
-                "samples_per_s": one.plan.effective_batch / one.step_s,
-                "rounds": len(one.rounds),
+                "effective_batch": timed_plan.plan.effective_batch,
+                "accumulation": timed_plan.plan.accumulation,
+                "micro_batch": timed_plan.plan.largest_micro_batch,
+                "step_s": timed_plan.step_s,
+                "known_step_s": law.step_s(timed_plan.plan),
+                "input_s": timed_plan.input_s,
+                "samples_per_s": timed_plan.plan.effective_batch / timed_plan.step_s,
+                "rounds": len(timed_plan.rounds),
             }
-            for one in law.timed
+            for timed_plan in law.timed
         ],
         "fastest": [
             {**asdict(planned_batch), "samples_per_s": planned_batch.effective_batch / planned_batch.step_s}
@@ -185,7 +185,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         "scale": law.scale,
         "fixed_bytes": law.fixed_bytes,
         "largest_micro_batch": largest,
-        "largest_micro_batches": {one.recomputed: one.largest_micro_batch for one in profile.each},
+        "largest_micro_batches": {variant.recomputed: variant.largest_micro_batch for variant in profile.each},
         "evaluation_batch": profile.evaluation_batch,
         "smallest_micro_batch": profile.smallest_micro_batch,
         "breakdown": dict(law.breakdown),

@@ -22,13 +22,13 @@ def placements_table(placements: Sequence[Placement], metric: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
         column(table, name, "left" if name == "device" else "right")
-    for one in placements:
-        values = one.trial.settings
+    for placement in placements:
+        values = placement.trial.settings
         table.add_row(
-            one.device,
-            str(one.trial.number),
-            *(number(one.trial.taken(speed)) for speed in shown),
-            number(one.trial.accuracy),
+            placement.device,
+            str(placement.trial.number),
+            *(number(placement.trial.taken(speed)) for speed in shown),
+            number(placement.trial.accuracy),
             number(values.get("effective_batch")),
             number(values.get("learning_rate")),
             f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}",

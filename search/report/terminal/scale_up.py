@@ -34,7 +34,9 @@ def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
         "target": asdict(found.target),
         "effective_batch": asdict(found.batch),
         "settings": [asdict(setting) for setting in found.settings],
-        "exponents": {name: {"prior": asdict(one), "fitted": asdict(two)} for name, (one, two) in found.exponents.items()},
+        "exponents": {
+            name: {"prior": asdict(prior), "fitted": asdict(fitted)} for name, (prior, fitted) in found.exponents.items()
+        },
         "unchanged": {"effective_batch": found.carried[0], "learning_rate": found.carried[1]},
         "laws": {law.name: dict(zip(("effective_batch", "learning_rate"), found.by_law(law), strict=True)) for law in LAWS},
         "adaptive": found.adaptive,
@@ -121,11 +123,14 @@ def _exponents(found: ScaledUp) -> Table:
         column(table, name, "right")
     for name, (before, after) in found.exponents.items():
         # The sum with 0 makes -0.00 to 0.00.
-        each = ([f"{round(end, 2) + 0.0:.2f}" for end in (one.value, one.low, one.high)] for one in (before, after))
+        each = (
+            [f"{round(end, 2) + 0.0:.2f}" for end in (estimate.value, estimate.low, estimate.high)]
+            for estimate in (before, after)
+        )
         table.add_row(_EXPONENTS[name], *(f"{value} ({low} to {high})" for value, low, high in each))
     return table
 
 
 def _range(found: Estimate) -> str:
-    value, low, high = (number(float(f"{one:.2g}")) for one in (found.value, found.low, found.high))
+    value, low, high = (number(float(f"{end:.2g}")) for end in (found.value, found.low, found.high))
     return f"{value} ({low} to {high})"

@@ -445,8 +445,8 @@ for effective_batch.high, not a law.
 def rule_verdict(found: BestRates) -> str:
     """Which rules the trials are consistent with: a sentence without its beginning."""
 
-    def estimate(one: Estimate) -> str:
-        return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+    def estimate(fitted: Estimate) -> str:
+        return f"{fitted.value:.2f} [{fitted.low:.2f}, {fitted.high:.2f}]"
 
     exponent = f"exponent {estimate(found.exponent)}"
     holding, failing = ([rule for rule, holds in found.holds.items() if holds is which] for which in (True, False))
@@ -495,7 +495,7 @@ def rates_table(found: BestRates) -> Table:
     for rate in found.rates:
         at = rate.learning_rate
         note = "at the edge of the rates tried" if rate.edge else ""
-        table.add_row(str(rate.effective_batch), *(f"{one:.3g}" for one in (at.value, at.low, at.high)), note)
+        table.add_row(str(rate.effective_batch), *(f"{end:.3g}" for end in (at.value, at.low, at.high)), note)
     return table
 
 

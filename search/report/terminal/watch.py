@@ -80,7 +80,7 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
             while True:
                 # Read before the trials, so that those a driver ended before it exited are among them.
                 driver = tables.lock.driver(study.name)
-                row = next((one for one in tables.studies() if one.name == study.name), None)
+                row = next((listed for listed in tables.studies() if listed.name == study.name), None)
                 if row is None or tables.vanished():
                     return WatchEnd(f"{study.name} is gone from {masked(study.url)}: it was deleted.", False)
                 spec, read = StudySpec.model_validate(row.spec), trials.read()

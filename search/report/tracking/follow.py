@@ -118,7 +118,7 @@ def tell(
     created = next(row.created_at for row in tables.studies() if row.name == study.name)
     # Another study of the same name, such as one that was begun anew, is another.
     identity = hashlib.sha256(f"{study.name} {created}".encode()).hexdigest()[:12]
-    telling = [_Telling(one, study.name, identity, folder) for one in to]
+    telling = [_Telling(tracker, study.name, identity, folder) for tracker in to]
     try:
         with StoredTrials(study.url, study.name, RetryPolicy(study.url)) as stored:
             while True:
@@ -127,21 +127,21 @@ def tell(
                 ended = [record for record in records if record.has_ended]
                 on_front = {record.number for record in study_front(ended, study.spec.objectives).trials}
 
-                def trials(one: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
+                def trials(teller: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
                     for record in records:
                         on = record.number in on_front
-                        if one.known.get(record.number, (0, False, False))[1:] == (True, on):
+                        if teller.known.get(record.number, (0, False, False))[1:] == (True, on):
                             continue
-                        if record.has_ended and one.tracker.knows(record.number, on):
-                            one.known[record.number] = (record.facts.samples_budget or 0, True, on)
+                        if record.has_ended and teller.tracker.knows(record.number, on):
+                            teller.known[record.number] = (record.facts.samples_budget or 0, True, on)
                             continue
                         curve = tuple(tables.curve(study.name, record.number))
                         yield TrackedTrial(record, study.spec.objectives.metric.name, curve, on)
 
-                for one in telling:
-                    one.tell(trials(one), now=last)
+                for teller in telling:
+                    teller.tell(trials(teller), now=last)
                 if last:
-                    return [one.tracked(len(ended)) for one in telling]
+                    return [teller.tracked(len(ended)) for teller in telling]
     finally:
         tables.close()
 
@@ -203,7 +203,7 @@ def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         document = json.loads(output.splitlines()[-1]) if output.strip() else {}
         if "tracked" in document:
-            return [Tracked(**one) for one in document["tracked"]]
+            return [Tracked(**status) for status in document["tracked"]]
         if "error" in document:
             return [str(document["error"])]
     return ["tracking: the tracking process exited without a report; `bsearch track` sends what is missing"]
@@ -223,7 +223,7 @@ def main() -> None:
 
     try:
         tracked = tell(StoredStudy.open(job["url"], job["name"]), job["to"], Path(job["folder"]), over)
-        document: dict[str, Any] = {"tracked": [asdict(one) for one in tracked]}
+        document: dict[str, Any] = {"tracked": [asdict(status) for status in tracked]}
     except Exception as error:
         document = {"error": f"tracking: {_in_one_line(error)}"}
     report.write(json.dumps(document) + "\n")

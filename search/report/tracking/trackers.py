@@ -77,7 +77,7 @@ class TrackedTrial:
             if row["samples_seen"] > after:
                 values = {"train_loss": row["train_loss"], "elapsed_s": row["elapsed_s"], "accuracy": row["accuracy"]}
                 values |= json.loads(row["scores"])
-                yield row["samples_seen"], {name: float(one) for name, one in values.items() if one is not None}
+                yield row["samples_seen"], {name: float(value) for name, value in values.items() if value is not None}
                 after = row["samples_seen"]
 
 

@@ -101,7 +101,7 @@ def _contended(measured_s: float, waited_s: float, expected_s: float, others_sha
 def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: float | None) -> list[float]:
     """What a training of `train_s` seconds takes by each of the measures, in their order."""
     each = [taken_per_second(speed, attempt.devices, price, attempt.watts) for speed in speeds]
-    known = [train_s * one for one in each if one is not None]
+    known = [train_s * per_second for per_second in each if per_second is not None]
     assert len(known) == len(each)
     return known
 

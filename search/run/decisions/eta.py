@@ -73,8 +73,11 @@ def at_once(spans: Sequence[Span]) -> int:
     latest = sorted(spans, key=lambda span: span.started_s)[-_RECENT:]
     return max(
         (
-            sum(span.started_s <= one.started_s and (span.ended_s is None or span.ended_s > one.started_s) for span in spans)
-            for one in latest
+            sum(
+                span.started_s <= recent.started_s and (span.ended_s is None or span.ended_s > recent.started_s)
+                for span in spans
+            )
+            for recent in latest
         ),
         default=1,
     )

@@ -142,18 +142,18 @@ class Planner:
         of_kind[key] = profile = profile.updated(now)
         devices = setup.plan.devices
         # First with the same activation checkpointing, then with more.
-        kinds = [one.recomputes for one in profile.each]
-        for one in profile.each[kinds.index(now.recomputes) :]:
-            cap = largest_timed_micro_batch(self._spec, one, devices, setup.effective_batch)
-            if one.recomputes == now.recomputes:
+        kinds = [variant.recomputes for variant in profile.each]
+        for variant in profile.each[kinds.index(now.recomputes) :]:
+            cap = largest_timed_micro_batch(self._spec, variant, devices, setup.effective_batch)
+            if variant.recomputes == now.recomputes:
                 cap = min(failed - 1 if cap is None else cap, failed - 1)
                 if cap == 0:
                     continue  # one sample has run out of memory: nothing smaller is left to try
             with contextlib.suppress(InfeasiblePlanError):
-                limits = {**plan_limits(self._spec, one, devices, setup.effective_batch), "largest_micro_batch": cap or 1}
+                limits = {**plan_limits(self._spec, variant, devices, setup.effective_batch), "largest_micro_batch": cap or 1}
                 plan = plan_batch(setup.effective_batch, devices=devices, **limits)
                 largest = limits["largest_micro_batch"]
-                smaller = replace(setup, plan=plan, largest_micro_batch=largest, embedding=one.embedding)
+                smaller = replace(setup, plan=plan, largest_micro_batch=largest, embedding=variant.embedding)
                 smaller.steps()
                 return smaller
         return None
@@ -163,7 +163,7 @@ class Planner:
         everywhere = [profile for of_kind in self.profiles.values() for profile in of_kind.values()]
         is_loop = any(profile.validation_set is None for profile in everywhere)
         batch = setup.evaluation_batch or (TRAINER_EVALUATION_BATCH if is_loop else EVALUATION_BATCH)
-        found = [finding for one in everywhere if one.examination for finding in one.examination.refusals]
+        found = [finding for profile in everywhere if profile.examination for finding in profile.examination.refusals]
         if batch == 1 or any(finding.kind == "score" for finding in found):
             return None
         return replace(setup, evaluation_batch=batch // 2)
