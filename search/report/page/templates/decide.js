@@ -6,38 +6,38 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
   const all = Object.keys(points).map(Number);
   const sliders = new Map();
   const element = (name, parts = {}) => Object.assign(document.createElement(name), parts);
-  const better = (one, two) => higher ? one > two : one < two;
+  const better = (left, right) => higher ? left > right : left < right;
   const short = (value) => String(Number(value.toPrecision(4)));
   let axis = measures[0]?.key, selected = null;
 
   // One slider for each measure and one for the metric; each steps through the values there are, so that every step matters.
-  const wanted = measures.map((one) => ({ ...one, label: `${one.name} at most`, of: (trial) => points[trial].amounts[one.key], text: (trial) => points[trial].texts[one.key], loose: "last", keeps: (value, limit) => value <= limit }));
+  const wanted = measures.map((measure) => ({ ...measure, label: `${measure.name} at most`, of: (trial) => points[trial].amounts[measure.key], text: (trial) => points[trial].texts[measure.key], loose: "last", keeps: (value, limit) => value <= limit }));
   wanted.push({ key: "metric", label: `${metric} at ${higher ? "least" : "most"}`, of: (trial) => points[trial].value, text: (trial) => short(points[trial].value), loose: higher ? "first" : "last", keeps: (value, limit) => higher ? value >= limit : value <= limit });
-  for (const one of wanted) {
-    const trials = onFront.filter((trial) => points[trial]).sort((a, b) => one.of(a) - one.of(b));
+  for (const slider of wanted) {
+    const trials = onFront.filter((trial) => points[trial]).sort((a, b) => slider.of(a) - slider.of(b));
     if (trials.length < 2) continue;
-    const start = one.loose === "last" ? trials.length - 1 : 0;
-    const input = element("input", { type: "range", id: `limit-${one.key}`, min: 0, max: trials.length - 1, step: 1, value: start });
+    const start = slider.loose === "last" ? trials.length - 1 : 0;
+    const input = element("input", { type: "range", id: `limit-${slider.key}`, min: 0, max: trials.length - 1, step: 1, value: start });
     const output = element("output", { htmlFor: input.id });
-    const label = element("label", { htmlFor: input.id, textContent: one.label });
+    const label = element("label", { htmlFor: input.id, textContent: slider.label });
     const box = element("div", { className: "limit" });
     box.append(label, input, output);
     document.getElementById("limits").append(box);
     const at = () => trials[Number(input.value)];
-    const tell = () => { output.textContent = free() ? "no limit" : one.text(at()); input.setAttribute("aria-valuetext", output.textContent); };
+    const tell = () => { output.textContent = free() ? "no limit" : slider.text(at()); input.setAttribute("aria-valuetext", output.textContent); };
     const free = () => Number(input.value) === start;
-    sliders.set(one.key, { holds: (trial) => free() || one.keeps(one.of(trial), one.of(at())), line: () => free() ? null : one.of(at()), reset: () => { input.value = start; tell(); } });
+    sliders.set(slider.key, { holds: (trial) => free() || slider.keeps(slider.of(trial), slider.of(at())), line: () => free() ? null : slider.of(at()), reset: () => { input.value = start; tell(); } });
     input.addEventListener("input", () => { tell(); apply(); });
     tell();
   }
   function remaining() { return onFront.filter((trial) => points[trial] && [...sliders.values()].every((slider) => slider.holds(trial))); }
-  function best(trials) { return trials.reduce((one, two) => one === null || better(points[two].value, points[one].value) ? two : one, null); }
+  function best(trials) { return trials.reduce((top, trial) => top === null || better(points[trial].value, points[top].value) ? trial : top, null); }
   function apply() {
     const left = new Set(remaining());
     for (const row of document.querySelectorAll("button.row")) row.closest("tr").hidden = points[row.dataset.trial] !== undefined && !left.has(Number(row.dataset.trial));
     const top = best([...left]), say = document.getElementById("remains");
     say.textContent = top === null ? "Nothing on the front is within these limits." :
-      `${left.size} of ${onFront.length} points remain. Best: trial ${top}, ${metric} ${short(points[top].value)}, ${measures.map((one) => `${one.name} ${points[top].texts[one.key]}`).join(", ")}.`;
+      `${left.size} of ${onFront.length} points remain. Best: trial ${top}, ${metric} ${short(points[top].value)}, ${measures.map((measure) => `${measure.name} ${points[top].texts[measure.key]}`).join(", ")}.`;
     document.getElementById("pick-remaining").disabled = top === null;
     redraw();
   }
@@ -46,7 +46,7 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
 
   if (measures.length > 1) {
     document.getElementById("axes").hidden = false;
-    document.getElementById("axis").append(...measures.map((one) => element("option", { value: one.key, textContent: one.name })));
+    document.getElementById("axis").append(...measures.map((measure) => element("option", { value: measure.key, textContent: measure.name })));
     document.getElementById("axis").addEventListener("change", (event) => { axis = event.target.value; redraw(); });
   }
   // The front's figure over another measure: its own points, and which of them nothing beats there.
@@ -54,7 +54,7 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
     const sorted = all.toSorted((a, b) => points[a].amounts[axis] - points[b].amounts[axis] || (higher ? -1 : 1) * (points[a].value - points[b].value));
     const front = [];
     for (const trial of sorted) if (!front.length || better(points[trial].value, points[front.at(-1)].value)) front.push(trial);
-    const others = all.filter((trial) => !front.includes(trial)), name = measures.find((one) => one.key === axis).name;
+    const others = all.filter((trial) => !front.includes(trial)), name = measures.find((measure) => measure.key === axis).name;
     const drawn = (trials, parts) => ({ type: "scatter", x: trials.map((trial) => points[trial].amounts[axis]), y: trials.map((trial) => points[trial].value), customdata: trials, text: trials.map((trial) => escaped(`trial ${trial}: ${metric} ${short(points[trial].value)}, ${name} ${points[trial].texts[axis]}`)), hoverinfo: "text", ...parts });
     return [
       drawn(others, { mode: "markers", name: "other trials", marker: { color: colour("other"), size: 7 } }),
@@ -63,7 +63,7 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
   }
   function adapt(drawn, layout) {
     const other = axis !== measures[0]?.key, line = (parts) => ({ type: "line", xref: "x", yref: "y", line: { color: css("--accent"), width: 1.5, dash: "dash" }, ...parts });
-    if (other) { drawn = traces(); layout.xaxis = { ...layout.xaxis, title: { text: measures.find((one) => one.key === axis).name } }; }
+    if (other) { drawn = traces(); layout.xaxis = { ...layout.xaxis, title: { text: measures.find((measure) => measure.key === axis).name } }; }
     const most = sliders.get(axis)?.line() ?? null, least = sliders.get("metric")?.line() ?? null;
     layout.shapes = [];
     if (most !== null) layout.shapes.push(line({ x0: most, x1: most, yref: "paper", y0: 0, y1: 1 }));

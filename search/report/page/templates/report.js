@@ -117,7 +117,7 @@
       last.append(press); row.append(...cells, last);
       return row;
     }));
-    for (const one of document.querySelectorAll("[data-trial]")) one.setAttribute("aria-pressed", String(Number(one.dataset.trial) === number));
+    for (const button of document.querySelectorAll("[data-trial]")) button.setAttribute("aria-pressed", String(Number(button.dataset.trial) === number));
     showStatus("");
     decide?.select(number);
   }
@@ -135,9 +135,9 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  for (const one of document.querySelectorAll("[data-trial]")) one.addEventListener("click", () => pick(Number(one.dataset.trial)));
-  for (const one of document.querySelectorAll("[data-csv]")) one.addEventListener("click", () => download(one.dataset.csv + ".csv", data.csv[one.dataset.csv], "text/csv"));
-  for (const one of document.querySelectorAll("[data-svg]")) one.addEventListener("click", () => Plotly.downloadImage(document.getElementById("plot-" + one.dataset.svg), { format: "svg", filename: one.dataset.svg, width: 960, height: 600 }));
+  for (const button of document.querySelectorAll("[data-trial]")) button.addEventListener("click", () => pick(Number(button.dataset.trial)));
+  for (const button of document.querySelectorAll("[data-csv]")) button.addEventListener("click", () => download(button.dataset.csv + ".csv", data.csv[button.dataset.csv], "text/csv"));
+  for (const button of document.querySelectorAll("[data-svg]")) button.addEventListener("click", () => Plotly.downloadImage(document.getElementById("plot-" + button.dataset.svg), { format: "svg", filename: button.dataset.svg, width: 960, height: 600 }));
   document.getElementById("framework")?.addEventListener("change", showExport);
   document.getElementById("copy-export")?.addEventListener("click", () => copy(document.getElementById("export").textContent, document.getElementById("framework").value));
   document.getElementById("copy-all")?.addEventListener("click", () => data.trials[picked] && copy(data.trials[picked].yaml, "settings"));
