@@ -28,7 +28,7 @@ import yaml
 sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives"))  # for their models
 
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.profiling import memory, probe
+from bsearch.objectives.profiling.memory import limit, tracing
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe, memory_law
 from bsearch.objectives.task import Task
 from bsearch.objectives.task_code import task_code_hash
@@ -91,7 +91,7 @@ def as_cuda() -> None:
             here = MemoryProbe(task, made).train_peak(sizes[-1])
             reserved = {}
             for expandable in (False, True):
-                memory.EXPANDABLE_SEGMENTS = expandable
+                tracing.EXPANDABLE_SEGMENTS = expandable
                 there = MemoryProbe(task, made, like_gpu=True).train_peak(sizes[-1])
                 reserved[expandable] = there.total / there.live - 1
             live = there.live - there.parts.get("resident data", 0)
@@ -120,13 +120,13 @@ def wrong_laws(trials: int) -> None:
             runs.append(size)
             return honest_count(self, kind, size, limit)
 
-        probe.memory_law, MemoryProbe.counted = wrong, counted  # type: ignore[assignment, method-assign]
+        limit.memory_law, MemoryProbe.counted = wrong, counted  # type: ignore[assignment, method-assign]
         try:
             with tempfile.TemporaryDirectory() as folder:
                 failures, lost, _ = ours(Path(folder), trials)
                 known = Tables(f"sqlite:///{folder}/limited.db").profiles()[0][1]
         finally:
-            probe.memory_law, MemoryProbe.counted = honest_law, honest_count  # type: ignore[method-assign]
+            limit.memory_law, MemoryProbe.counted = honest_law, honest_count  # type: ignore[method-assign]
         found = known["largest_micro_batch"]
         true = true or found
         brink = sum(size > known["smallest_micro_batch"] for size in runs)

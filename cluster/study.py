@@ -21,7 +21,7 @@ from ..spaces.readable import count, from_here, number
 from ..spaces.record import TrialRecord, counted
 from ..spaces.storage import masked, storage_of
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
-from ..spaces.study.spec import StudySpec
+from ..spaces.study.spec import Framework, StudySpec
 from ..spaces.trial import Measurement
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..search.run.runner import Runner
     from ..search.run.study_run import StudyRun
     from ..search.run.train import Training
-
-Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "yaml"]
 
 
 class Trials(tuple[TrialRecord, ...]):
@@ -162,21 +160,17 @@ class Study:
     def export(
         self,
         to: Framework = "hf",
-        trial: int | None = None,
+        trial: int | Literal["best", "knee"] | None = None,
         within: str | float | None = None,
         *,
-        knee: bool = False,
-        best: bool = False,
         target: float | None = None,
         cheapest_to: float | None = None,
     ) -> ExportedText:
         """The settings of one trial of the front, as code or configuration for a framework.
 
         Args:
-            trial: its number.
+            trial: its number; `"best"`: the one with the best metric; `"knee"`: where the front bends.
             within: the fastest trial at most this share worse than the best; without any choice 1 %.
-            knee: the trial where the front bends.
-            best: the trial with the best metric.
             target: the fastest trial whose metric is at least this good.
             cheapest_to: of all trials, the one of least cost whose metric is at least this good.
 
@@ -188,7 +182,7 @@ class Study:
 
         if to not in FRAMEWORKS:
             raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")
-        choice = Choice(trial, knee, best, None if within is None else _share(within), target, cheapest_to)
+        choice = Choice(trial, None if within is None else _share(within), target, cheapest_to)
         chosen = settings_to_export(self._stored, choice)
         exported = FRAMEWORKS[to](chosen)
         return ExportedText(exported.text, chosen.trial, exported.notes)
@@ -196,9 +190,7 @@ class Study:
     def train(
         self,
         *,
-        trial: int | None = None,
-        knee: bool = False,
-        best: bool = False,
+        trial: int | Literal["best", "knee"] | None = None,
         within: str | float | None = None,
         target: float | None = None,
         cheapest_to: float | None = None,
@@ -211,7 +203,7 @@ class Study:
         """Train a point of the front with the study's own task, and keep its model.
 
         Args:
-            trial, knee, best, within, target, cheapest_to: which point, as for `export`.
+            trial, within, target, cheapest_to: which point, as for `export`.
             epochs: instead of the trial's.
             seeds: how many to train with: 1 is the trial's own, more are new ones.
             out: folder for model, optimizer, log and settings; default: results/NAME/trial-N.
@@ -222,7 +214,7 @@ class Study:
             StudyFileError: no such point, or a folder that holds a trained model.
             ClusterError, OutputError: Ray cannot be started, or the folder cannot be written.
         """
-        choice = Choice(trial, knee, best, None if within is None else _share(within), target, cheapest_to)
+        choice = Choice(trial, None if within is None else _share(within), target, cheapest_to)
         return train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
 
     def plot(self) -> plotly.graph_objects.Figure:

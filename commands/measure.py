@@ -11,14 +11,24 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_files
-from ..spaces.errors import plain
+from ..spaces.errors import cut, plain
 from ..spaces.laws.cards import card_named
 from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.plan import plan_batch
-from ..spaces.study.file import read_study, resolve_study, study_from_dict
+from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
 from .group import documents_only, epilog, located_faults, main, terminal
-from .options import json_option, set_option, study_in, task_parameters
+from .options import VALUE, json_option, set_option, study_in, study_keys, study_of_task, with_settings
+
+# The batch of a reference rate that is given without one.
+_AT_BATCH = 256
+# What some rules have of their own.
+_VALUES = {
+    "power": "exponent",
+    "saturating": "noise batch",
+    "surge": "noise batch",
+    "adamw_tau": "weight decay",
+}
 
 
 @main.command(epilog=epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
@@ -36,6 +46,7 @@ from .options import json_option, set_option, study_in, task_parameters
     metavar="WATTS",
     help="Limit each GPU's power to this while profiling, and restore its limit afterwards; usually needs root.",
 )
+@set_option
 @json_option
 def profile(
     study: Path,
@@ -45,6 +56,7 @@ def profile(
     device_like: str | None,
     energy: bool,
     power_limit: float | None,
+    settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Predict memory and step time of the study in STUDY, and measure as much as time allows.
@@ -56,7 +68,7 @@ def profile(
     if device_like is not None and (energy or power_limit):
         raise click.UsageError("--device-like measures nothing; remove --energy and --power-limit")
     card = None if device_like is None else card_named(device_like)
-    spec = study_in(study)
+    spec = study_in(study, settings)
     from ..search.preview.check import profile_study
     from ..search.report.export import json_text
     from ..search.report.terminal.profile import profile_document, profile_parts, profile_picture
@@ -79,30 +91,20 @@ def profile(
 
 
 @main.command(
-    epilog=epilog("bsearch bench study.yaml --sizes around:128,around:512\n  bsearch bench tasks.py:Cifar --set width=32")
+    epilog=epilog(
+        "bsearch bench study.yaml --sizes around:128,around:512\n  bsearch bench tasks.py:Cifar --set training.precision=bf16"
+    )
 )
 @click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
 @click.option("--sizes", default="around:128", show_default=True, help="Effective batches: 100,127,128 or around:128.")
 @click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds; each times every size.")
-@click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
-@click.option("--memory", metavar="LIMIT", help="Memory of one device: 10GiB, 90% or device.")
-@click.option("--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"]))
-@click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
-@click.option("--cudnn-benchmark", is_flag=True, help="Let cuDNN benchmark its kernels for every size.")
-@click.option("--compile", "compiled", is_flag=True, help="torch.compile the model.")
 @set_option
 @json_option
 def bench(
     study: str,
     sizes: str,
     repeats: int,
-    devices: int | None,
-    memory: str | None,
-    precision: str | None,
-    channels_last: bool,
-    cudnn_benchmark: bool,
-    compiled: bool,
-    parameters: tuple[str, ...],
+    settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Time training and inference at many batch sizes: do powers of two pay off on your model and device?
@@ -115,21 +117,10 @@ def bench(
     from ..search.report.terminal.bench import bench_tables
 
     wanted = sizes_of(sizes)
-    spec = _benched(study, wanted, parameters)
-    training = {
-        "precision": precision,
-        "channels_last": channels_last or None,
-        "cudnn_benchmark": cudnn_benchmark or None,
-        "compile": compiled or None,
-    }
-    changes: dict[str, dict[str, Any]] = {
-        "training": {key: value for key, value in training.items() if value is not None},
-        "devices": {} if devices is None else {"per_trial": devices},
-        "memory": {} if memory is None else {"limit": memory},
-    }
+    spec = _benched(study, wanted, settings)
     console = terminal(as_json)
     with documents_only(as_json), console.status("timing ...") as status:
-        document = run_bench(spec.changed(changes), wanted, repeats, status.update)
+        document = run_bench(spec, wanted, repeats, status.update)
     if as_json:
         click.echo(json_text(document), nl=False)
         return
@@ -137,20 +128,53 @@ def bench(
         console.print(part)
 
 
-def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> StudySpec:
+def _benched(study: str, sizes: list[int], settings: tuple[str, ...]) -> StudySpec:
     """The study file, or a study of the task with just these sizes."""
     if study.endswith(".py"):
         raise click.UsageError(f"a task is named with its file: write {study}:NAME")
     if ":" not in study or os.path.lexists(study):
-        if parameters:
-            raise click.UsageError(f"--set is for a task; a study file has its own setting. Edit {study}.")
-        return read_study(Path(study))
-    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **task_parameters(parameters)}
+        return with_settings(read_study(Path(study)), settings)
+    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant"}
     name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "bench"
-    return resolve_study(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
+    return study_of_task(name, study, space, settings)
 
 
-@main.command(epilog=epilog("bsearch plan 500 --devices 2 --cap 96 --rate 0.1 --at-batch 256 --rule linear"))
+class _RateAt(click.ParamType[tuple[float, int]]):
+    """A rate and the batch that it is for, written 0.1@256."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int]:
+        text, at, batch = value.partition("@")
+        rate = VALUE.convert(text, param, ctx)
+        if rate <= 0 or (at and not (batch.isdecimal() and int(batch))):
+            self.fail(f"expected a rate above 0, and its batch, such as 0.1@256; got {cut(value, 60)!r}", param, ctx)
+        return rate, int(batch) if at else _AT_BATCH
+
+
+class _RuleOf(click.ParamType[tuple[str, float | None]]):
+    """A scaling rule and the value that it has of its own, written power:0.6."""
+
+    name = "rule"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float | None]:
+        rule, colon, text = value.partition(":")
+        if rule not in RATE_RULES:
+            self.fail(f"expected one of {', '.join(RATE_RULES)}; got {cut(rule, 60)!r}", param, ctx)
+        if not colon:
+            return rule, None
+        if rule not in _VALUES:
+            self.fail(f"expected no value of {rule}, got {cut(text, 60)!r}. These have one: {', '.join(_VALUES)}.", param, ctx)
+        number = VALUE.convert(text, param, ctx)
+        if number <= 0 and rule != "power":
+            self.fail(f"expected the {_VALUES[rule]} of {rule} above 0, got {text}", param, ctx)
+        return rule, number
+
+
+_RATE, _RULE = _RateAt(), _RuleOf()
+
+
+@main.command(epilog=epilog("bsearch plan 500 --devices 2 --cap 96 --rate 0.1@256 --rule linear"))
 @click.argument("effective_batch", type=click.IntRange(min=1))
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel workers.")
 @click.option("--cap", type=click.IntRange(min=1), help="The largest micro-batch that fits in one device's memory.")
@@ -162,14 +186,16 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     show_default=True,
     help="The smallest micro-batch the model works with.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Reference learning rate.")
-@click.option("--at-batch", type=click.IntRange(min=1), default=256, show_default=True, help="Batch of the reference rate.")
-@click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
-@click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
+@click.option("--rate", type=_RATE, metavar="RATE[@BATCH]", help="Reference learning rate; without its batch, at 256.")
 @click.option(
-    "--noise-batch", type=click.FloatRange(min=0, min_open=True), help="For the rules saturating and surge, in samples."
+    "--rule",
+    type=_RULE,
+    metavar="RULE[:VALUE]",
+    default="sqrt",
+    show_default=True,
+    help=f"{', '.join(RATE_RULES)}; VALUE is power's exponent (default: 0.5), the noise batch of saturating and surge in "
+    "samples, or adamw_tau's weight decay at the reference batch.",
 )
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, help="At the reference batch, for adamw_tau.")
 @click.option(
     "--profile",
     "profile_file",
@@ -185,10 +211,10 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
 )
 @click.option(
     "--set",
-    "parameters",
+    "settings",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="With --profile: one of its combinations of parameters that change cost.",
+    metavar="KEY=VALUE",
+    help="With --profile: one of its combinations of parameters that change cost, such as space.width=32.",
 )
 @json_option
 def plan(
@@ -197,15 +223,11 @@ def plan(
     cap: int | None,
     accumulation: int | None,
     smallest: int,
-    rate: float | None,
-    at_batch: int,
-    rule: str,
-    exponent: float,
-    noise_batch: float | None,
-    weight_decay: float,
+    rate: tuple[float, int] | None,
+    rule: tuple[str, float | None],
     profile_file: Path | None,
     epochs: float,
-    parameters: tuple[str, ...],
+    settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Print how one step of EFFECTIVE_BATCH samples is made: shares, micro-batches, weights, learning rate, known time."""
@@ -223,9 +245,9 @@ def plan(
             accumulation=accumulation,
             largest_micro_batch=cap,
             smallest_micro_batch=smallest,
-            parameters=task_parameters(parameters),
+            parameters=study_keys(settings).get("space", {}),
         )
-    elif parameters:
+    elif settings:
         raise click.UsageError("--set chooses one of a profile's combinations; add --profile FILE")
     else:
         batch_plan = plan_batch(
@@ -235,20 +257,25 @@ def plan(
             largest_micro_batch=cap,
             smallest_micro_batch=smallest,
         )
-    settings = None
+    name, value = rule
+    scaled, optimizer = None, None
     if rate is not None:
-        settings = scaled_settings(
-            rule,
-            OptimizerSettings(rate, weight_decay=weight_decay),
+        reference_rate, at_batch = rate
+        exponent = value if name == "power" and value is not None else 0.5
+        noise_batch = value if name in ("saturating", "surge") else None
+        weight_decay = value if name == "adamw_tau" and value is not None else 0.0
+        optimizer = scaled_settings(
+            name,
+            OptimizerSettings(reference_rate, weight_decay=weight_decay),
             reference_batch=at_batch,
             effective_batch=effective_batch,
             constants=RuleConstants.at(at_batch, exponent, noise_batch),
         )
+        scaled = name, reference_rate, at_batch, optimizer
     if as_json:
-        click.echo(json.dumps(plan_document(batch_plan, rule, settings, known), indent=2))
+        click.echo(json.dumps(plan_document(batch_plan, name, optimizer, known), indent=2))
         return
     console = terminal()
-    scaled = None if settings is None else (rule, rate, at_batch, settings)
     for part in plan_parts(batch_plan, accumulation, scaled, epochs, known):
         console.print(part)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import click
 
 from ..search.report.completion import study_names
 from ..spaces.domain import share
-from ..spaces.errors import cut
+from ..spaces.errors import StudyFileError, cut
 from ..spaces.storage import storage_of
-from ..spaces.study.file import plain_value, read_study
+from ..spaces.study.file import changed_study, plain_value, read_study, resolve_study, study_from_dict
+from ..spaces.study.space import Space
 from ..spaces.study.spec import StudySpec
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
@@ -26,9 +28,9 @@ storage_option = click.option(
 )
 
 
-def study_in(path: Path) -> StudySpec:
-    """The study in a file, with the storage that the environment names, if it names one."""
-    return read_study(path, storage=storage_of(os.environ))
+def study_in(path: Path, settings: tuple[str, ...] = ()) -> StudySpec:
+    """The study in a file, with the storage that the environment names, if it names one, and what `--set` gives."""
+    return with_settings(read_study(path, storage=storage_of(os.environ)), settings)
 
 
 class _Share(click.ParamType[float]):
@@ -74,14 +76,27 @@ class _Times(click.ParamType[float]):
         return factor
 
 
-SHARE, VALUE, TIMES = _Share(), _Value(), _Times()
+class _Trial(click.ParamType[int | Literal["best", "knee"]]):
+    """A trial's number, or what it is on the front."""
+
+    name = "trial"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["best", "knee"]:
+        if value in ("best", "knee"):
+            return cast(Literal["best", "knee"], value)
+        if not value.isdecimal():
+            self.fail(f"expected a trial's number, best or knee; got {cut(value, 60)!r}", param, ctx)
+        return int(value)
+
+
+SHARE, VALUE, TIMES, TRIAL = _Share(), _Value(), _Times(), _Trial()
 
 set_option = click.option(
     "--set",
-    "parameters",
+    "settings",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="A parameter of the task, if STUDY is a task: width=32, width=32,64 or noise=0:0.3.",
+    metavar="KEY=VALUE",
+    help="A key of the study, for this command: training.precision=bf16, or space.width=32, =32,64 or =0:0.3.",
 )
 
 
@@ -92,8 +107,6 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
         within = "the fastest trial whose metric is within this share of the best: 1% or 0.01; default: 1%."
         for option in (
             click.option("--within", type=SHARE, metavar="SHARE", help=_sentence(before + within)),
-            click.option("--best", is_flag=True, help=_sentence(before + "the trial of the front with the best metric.")),
-            click.option("--knee", is_flag=True, help=_sentence(before + "the trial where the front bends.")),
             click.option(
                 "--target",
                 type=VALUE,
@@ -106,7 +119,12 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
                 metavar="VALUE",
                 help=_sentence(before + "of all trials, the one of least cost whose metric reaches this value."),
             ),
-            click.option("--trial", type=int, metavar="N", help=_sentence(before + "this trial of the front.")),
+            click.option(
+                "--trial",
+                type=TRIAL,
+                metavar="N|best|knee",
+                help=_sentence(before + "this trial of the front, the one with the best metric, or the one where it bends."),
+            ),
         ):
             command = option(command)
         return command
@@ -144,23 +162,70 @@ name_option = click.option(
 )
 
 
-def task_parameters(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Parameters of a task from `--set`: one value, several to search, or a range.
+def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Keys of a study by section, from `--set SECTION.KEY=VALUE`; in `space` one value, several to search, or a range.
 
-    >>> task_parameters(("width=32,64", "decay=0.1:1", "kind=a:b"))
-    {'width': {'choices': [32, 64], 'changes_cost': True}, 'decay': {'low': 0.1, 'high': 1}, 'kind': 'a:b'}
+    >>> study_keys(("training.precision=bf16", "space.width=32,64", "space.decay=0.1:1", "space.kind=a:b"))
+    {'training': {'precision': 'bf16'}, 'space': {'width': {'choices': [32, 64], 'changes_cost': True}, \
+'decay': {'low': 0.1, 'high': 1}, 'kind': 'a:b'}}
     """
-    given: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
-        several = [plain_value(choice, f"--set {name}") for choice in value.split(",")]
-        ends = [plain_value(end, f"--set {name}") for end in value.split(":")]
-        if len(several) > 1:
-            given[name] = {"choices": several, "changes_cost": True}  # where it does not, that only costs time
-        elif len(ends) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
-            given[name] = {"low": ends[0], "high": ends[1]}
-        else:
-            given[name] = plain_value(value, f"--set {name}")
-    return given
+    found: dict[str, dict[str, Any]] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        section, dot, name = key.partition(".")
+        if not (equals and dot and section and name) or "." in name:
+            hint = f" Write space.{cut(text, 60)} for a parameter of the task." if equals and name == "" != section else ""
+            raise click.UsageError(
+                f"--set: expected SECTION.KEY=VALUE such as training.precision=bf16, got {cut(text, 60)!r}.{hint}"
+            )
+        if key in ("space.effective_batch", "space.reference_rate"):
+            raise click.UsageError(f"--set: expected a key beside {key}, whose domain is the study's own. Edit the study file.")
+        if name in found.setdefault(section, {}):
+            raise click.UsageError(f"--set: expected {key} once, got it twice")
+        found[section][name] = _searched(key, value) if section == "space" else plain_value(value, f"--set {key}")
+    return found
+
+
+def with_settings(study: StudySpec, settings: tuple[str, ...]) -> StudySpec:
+    """The study with the keys that `--set` gives.
+
+    Raises:
+        StudyFileError: all their faults.
+    """
+    keys = study_keys(settings)
+    try:
+        return changed_study(study, keys)
+    except StudyFileError as error:  # located here, since the line of the file says something else
+        given = [f"{section}.{name}" for section, values in keys.items() for name in values]
+        raise StudyFileError(
+            replace(fault, file="--set") if any(f"{fault.key}.".startswith(f"{key}.") for key in given) else fault
+            for fault in error.faults
+        ) from None
+
+
+def study_of_task(
+    name: str, task: str, space: Mapping[str, Any], settings: tuple[str, ...], storage: str | None = None
+) -> StudySpec:
+    """A study without a file, from a task and options.
+
+    Raises:
+        StudyFileError: all its faults.
+    """
+    keys = study_keys(settings)
+    data = {"study": name, "task": task, **keys, "space": {**space, **keys.get("space", {})}}
+    return resolve_study(study_from_dict(data), Path.cwd(), storage)
+
+
+def _searched(key: str, value: str) -> Any:
+    """One value of a parameter, several to search, or a range."""
+    where = f"--set {key}"
+    if value.lstrip().startswith(("[", "{")):
+        return plain_value(value, where)
+    several = [plain_value(text, where) for text in value.split(",")]
+    ends = [plain_value(text, where) for text in value.split(":")]
+    if len(several) > 1:
+        # Where a parameter of a task does not change cost, that only costs time.
+        return several if key.removeprefix("space.") in Space.model_fields else {"choices": several, "changes_cost": True}
+    if len(ends) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
+        return {"low": ends[0], "high": ends[1]}
+    return plain_value(value, where)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
 from rich.console import Console
@@ -21,13 +21,16 @@ from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
 from ..spaces.study.file import read_study
-from ..spaces.study.spec import Tracker
+from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
 from .laws import retimed_on
 from .options import VALUE, choice_options, device_options, json_option, name_option
 
 if TYPE_CHECKING:
     from ..search.store.stored import StoredStudy
+
+# What a study is exported to: tables of its trials, and settings of one for these frameworks.
+_TABLES, _FRAMEWORKS = ("csv", "json"), get_args(Framework)
 
 
 @main.command(
@@ -186,22 +189,19 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
             console.print(attempt["traceback"])
 
 
-@main.command(
-    epilog=epilog("bsearch export study.yaml --format csv --out front.csv\n  bsearch export study.yaml --to hf --within 1%")
-)
+@main.command(epilog=epilog("bsearch export study.yaml --out front.csv\n  bsearch export study.yaml --to hf --within 1%"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
-@click.option("--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True)
-@click.option("--what", type=click.Choice(["front", "trials"]), default="front", show_default=True)
+@click.option("--what", type=click.Choice(["front", "trials"]), default="front", help="With csv and json.", show_default=True)
 @click.option(
     "--to",
-    "framework",
-    type=click.Choice(
-        ["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml", "optuna"]
-    ),
-    help="Settings of one trial of the front, to paste into code for this framework; or optuna: all trials, for its dashboard.",
+    type=click.Choice([*_TABLES, *_FRAMEWORKS, "optuna"]),
+    default="csv",
+    show_default=True,
+    help="A table; settings of one trial of the front, to paste into code for a framework; or optuna: all trials, for its "
+    "dashboard.",
 )
-@choice_options("With --to: ")
+@choice_options("For a framework: ")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
 @click.pass_context
 def export(
@@ -209,9 +209,8 @@ def export(
     /,
     study: str,
     name: str | None,
-    kind: str,
     what: str,
-    framework: str | None,
+    to: str,
     out: Path | None,
     **choice: Any,
 ) -> None:
@@ -223,9 +222,9 @@ def export(
     from ..search.store.stored import StoredStudy
     from ..spaces.files import write_file
 
-    _check_export(ctx, framework)
+    _check_export(ctx, to)
     stored = StoredStudy.open(study, name)
-    if framework == "optuna":
+    if to == "optuna":
         from ..search.report.optuna_view import copy_now
 
         url = stored.url if out is None else f"sqlite:///{out.absolute()}"
@@ -233,11 +232,11 @@ def export(
         click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {masked(url)}", err=True)
         return
     front, records = stored.front, stored.records
-    if framework is not None:
-        text = _exported(stored, framework, choice, out)
+    if to in _FRAMEWORKS:
+        text = _exported(stored, cast(Framework, to), choice, out)
     else:
         rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
-        if kind == "csv":
+        if to == "csv":
             text = csv_text(rows)
         else:
             document = study_document(stored.name, masked(stored.url), front, records)
@@ -248,17 +247,18 @@ def export(
         click.echo(f"wrote {write_file(out, text)}", err=True)
 
 
-def _check_export(ctx: click.Context, framework: str | None) -> None:
+def _check_export(ctx: click.Context, to: str) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
-    if framework is not None and given & {"kind", "what"}:
-        raise click.UsageError("--format and --what are for tables, without --to")
-    if framework in (None, "optuna") and given & {"trial", "knee", "best", "within", "target", "cheapest_to"}:
+    if to not in _TABLES and "what" in given:
+        raise click.UsageError("--what is for tables: with --to csv or json")
+    if to not in _FRAMEWORKS and given & {"trial", "within", "target", "cheapest_to"}:
         raise click.UsageError(
-            "--trial, --knee, --best, --within, --target and --cheapest-to choose a trial for --to; add --to FRAMEWORK"
+            "--trial, --within, --target and --cheapest-to choose a trial for a framework; add --to "
+            f"{', '.join(_FRAMEWORKS[:-1])} or {_FRAMEWORKS[-1]}"
         )
 
 
-def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], out: Path | None) -> str:
+def _exported(stored: StoredStudy, framework: Framework, choice: dict[str, Any], out: Path | None) -> str:
     """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr.
 
     What the text reads is written beside it.

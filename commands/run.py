@@ -15,10 +15,19 @@ from ..search.report.completion import study_files
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
-from ..spaces.study.file import read_study, resolve_study, study_from_dict
+from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
 from .group import FAILED, documents_only, epilog, located_faults, main, terminal
-from .options import SHARE, choice_options, json_option, name_option, set_option, storage_option, study_in, task_parameters
+from .options import (
+    choice_options,
+    json_option,
+    name_option,
+    set_option,
+    storage_option,
+    study_in,
+    study_of_task,
+    with_settings,
+)
 from .results import print_front
 
 if TYPE_CHECKING:
@@ -35,12 +44,6 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
-@click.option(
-    "--min-gain",
-    type=SHARE,
-    help="Start no more trials once another ten are expected to add less than this share to the front, such as 1%; instead "
-    "of budget.min_gain.",
-)
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option(
     "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
@@ -60,10 +63,9 @@ def run(
     rate: str | None,
     epochs: str | None,
     rule: str | None,
-    parameters: tuple[str, ...],
+    settings: tuple[str, ...],
     name: str | None,
     trials: int | None,
-    min_gain: float | None,
     new: bool,
     same_experiment: bool,
     serial: bool,
@@ -78,9 +80,7 @@ def run(
     The same command again resumes the study.
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
-    file, spec = _study(study, options, trials, storage, parameters)
-    if min_gain is not None:
-        spec = spec.changed({"budget": {"min_gain": min_gain}})
+    file, spec = _study(study, options, trials, storage, settings)
     console = terminal(as_json)
     with located_faults(file):
         with documents_only(as_json):
@@ -91,24 +91,24 @@ def run(
 
 
 def _study(
-    study: str, options: dict[str, str | None], trials: int | None, storage: str | None, parameters: tuple[str, ...]
+    study: str, options: dict[str, str | None], trials: int | None, storage: str | None, settings: tuple[str, ...]
 ) -> tuple[Path | None, StudySpec]:
     """The study that a file or the options describe."""
-    given = [key for key, value in options.items() if value is not None] + ["set"] * bool(parameters)
+    given = [key for key, value in options.items() if value is not None]
     if ":" in study and not os.path.lexists(study):
-        spec = _study_of_options(study, options, storage, parameters)
+        spec = _study_of_options(study, options, storage, settings)
         file = None
     else:
         if given:
             raise click.UsageError(f"--{given[0]} is for a task; a study file has its own setting. Edit {study}.")
         file = Path(study)
-        spec = read_study(file, storage=storage)
+        spec = with_settings(read_study(file, storage=storage), settings)
     if trials is not None:
         spec = spec.changed({"budget": {"trials": trials}})
     return file, spec
 
 
-def _study_of_options(task: str, options: dict[str, str | None], storage: str | None, parameters: tuple[str, ...]) -> StudySpec:
+def _study_of_options(task: str, options: dict[str, str | None], storage: str | None, settings: tuple[str, ...]) -> StudySpec:
     if options["batch"] is None or options["rate"] is None:
         raise click.UsageError("a task needs --batch LOW:HIGH and --rate LOW:HIGH, such as --batch 16:4096 --rate 1e-3:1")
     rate, _, at_batch = options["rate"].partition("@")
@@ -121,9 +121,8 @@ def _study_of_options(task: str, options: dict[str, str | None], storage: str | 
         space["epochs"] = _span("--epochs", options["epochs"])
     if options["rule"]:
         space["rule"] = options["rule"].split(",")
-    space |= task_parameters(parameters)
     name = options["name"] or task.rpartition(":")[2].lower()
-    return resolve_study(study_from_dict({"study": name, "task": task, "space": space}), Path.cwd(), storage)
+    return study_of_task(name, task, space, settings, storage)
 
 
 def _span(option: str, text: str) -> Any:
@@ -223,14 +222,15 @@ def _shown(study: Path, spec: StudySpec) -> str:
 
 @main.command(epilog=epilog("bsearch check study.yaml"))
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@set_option
 @json_option
-def check(study: Path, as_json: bool) -> None:
+def check(study: Path, settings: tuple[str, ...], as_json: bool) -> None:
     """Validate the study in STUDY and forecast it: a few timed steps, no training.
 
     Prints how a few batch sizes would be trained, the fastest and slowest trial, the duration of the study,
     the range of training times on the front, and advice.
     """
-    spec = study_in(study)
+    spec = study_in(study, settings)
     from ..search.preview.check import check_study
     from ..search.report.terminal.forecast import check_document, forecast_parts
 
@@ -245,7 +245,9 @@ def check(study: Path, as_json: bool) -> None:
 
 
 @main.command(
-    epilog=epilog("bsearch train study.yaml --within 1% --out model\n  bsearch train study.yaml --best --epochs 50 --seeds 3")
+    epilog=epilog(
+        "bsearch train study.yaml --within 1% --out model\n  bsearch train study.yaml --trial best --epochs 50 --seeds 3"
+    )
 )
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -32,6 +33,14 @@ settings.register_profile("bsearch", deadline=None)
 # Of a mutant it is enough to know that an example fails, not the smallest one.
 settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 settings.load_profile("bsearch")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """What is there stays: torch and transformers alone are a million objects, and trials collect their garbage as they end."""
+    gc.collect()
+    gc.freeze()
+
 
 TASKS = Path(__file__).parent / "tasks_for_tests.py"
 BSEARCH = Path(sys.executable).parent / "bsearch"

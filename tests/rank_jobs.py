@@ -14,7 +14,7 @@ from bsearch.objectives.data.batches import in_order
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.parallel.fsdp2 import own_part, whole
-from bsearch.objectives.profiling import probe
+from bsearch.objectives.profiling import task_profile
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.state import checkpoint, leaving
 from bsearch.objectives.training import TrainingRun
@@ -200,11 +200,11 @@ def who(times: int) -> Iterator[int]:
 
 
 def profiled(name: str) -> int:
-    """The number of devices that a profile was made for, by one function of the probe or the other."""
+    """The number of devices that a profile was made for, by one way of profiling or the other."""
     from helpers import setup
 
     request = ProfileRequest(setup(), Memory(), highest=4, devices=(2,), timing_s=0.1)
-    made = getattr(probe, name)("bsearch.objectives.digits:Digits", request)
+    made = getattr(task_profile, name)("bsearch.objectives.digits:Digits", request)
     return int(made.step_times[0].devices)
 
 

@@ -100,7 +100,7 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     rows = list(csv.DictReader(bsearch("export", path).output.splitlines()))
     assert [int(row["trial"]) for row in rows] == [row["trial"] for row in document["front"]]
     assert len(list(csv.DictReader(bsearch("export", path, "--what", "trials").output.splitlines()))) == 5
-    assert len(json.loads(bsearch("export", path, "--what", "trials", "--format", "json").output)["all"]) == 5
+    assert len(json.loads(bsearch("export", path, "--what", "trials", "--to", "json").output)["all"]) == 5
     url = f"sqlite:///{path.parent}/small.db"
     assert bsearch("show", url).output == bsearch("show", path).output
     assert "complete" in bsearch("show", path, "--all").output
@@ -170,9 +170,9 @@ def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.Mo
     for wrong, message in [
         (["--batch", "16:300"], "a task needs --batch LOW:HIGH and --rate LOW:HIGH"),
         (["--batch", "a:b", "--rate", "1:2"], "--batch: expected LOW:HIGH such as 16:4096, got 'a'"),
-        (["--batch", "16:300", "--rate", "1:2", "--set", "width"], "--set: expected NAME=VALUE, got 'width'"),
+        (["--batch", "16:300", "--rate", "1:2", "--set", "width"], "--set: expected SECTION.KEY=VALUE such as training"),
         (
-            ["--batch", "16:300", "--rate", "1:2", "--set", "wdth=3", "--name", "other"],
+            ["--batch", "16:300", "--rate", "1:2", "--set", "space.wdth=3", "--name", "other"],
             "space.wdth: expected a parameter that the task reads",
         ),
         (["--batch", "9:3", "--rate", "1:2"], "space.effective_batch: expected low <= high, got low 9 and high 3"),
@@ -192,14 +192,14 @@ def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path:
     options = ["--batch", "16:300", "--rate", "0.1", "--epochs", "1", "--trials", "2", "--serial"]
     missing = bsearch("run", "tasks.py:Mine", *options)
     assert missing.exit_code == 2 and "got 'width'. Add it under space: in study.yaml" in missing.output
-    result = bsearch("run", "tasks.py:Mine", *options, "--set", "width=32,64")
+    result = bsearch("run", "tasks.py:Mine", *options, "--set", "space.width=32,64")
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(bsearch("export", "sqlite:///mine.db", "--what", "trials").output.splitlines()))
     assert {row["width"] for row in rows} <= {"32", "64"}
     path = tmp_path / "study.yaml"
     path.write_text("study: a")
     refused = bsearch("run", path, "--set", "width=3")
-    assert "--set is for a task; a study file has its own setting" in refused.output
+    assert "Write space.width=3 for a parameter of the task." in refused.output
 
 
 def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callable[..., Path]) -> None:
@@ -511,10 +511,10 @@ def test_check_says_what_auto_means(study_file: Callable[..., Path]) -> None:
 
 
 def test_a_plan_knows_the_rules_of_the_noise_batch_and_of_decay() -> None:
-    arguments = ["plan", 1024, "--rate", 0.1, "--at-batch", 256, "--json"]
-    settings = json.loads(bsearch(*arguments, "--rule", "saturating", "--noise-batch", 1024).output)["optimizer"]
+    arguments = ["plan", 1024, "--rate", "0.1@256", "--json"]
+    settings = json.loads(bsearch(*arguments, "--rule", "saturating:1024").output)["optimizer"]
     assert settings["learning_rate"] == pytest.approx(0.25)
-    settings = json.loads(bsearch(*arguments, "--rule", "adamw_tau", "--weight-decay", 0.1).output)["optimizer"]
+    settings = json.loads(bsearch(*arguments, "--rule", "adamw_tau:0.1").output)["optimizer"]
     assert (settings["learning_rate"], settings["weight_decay"]) == pytest.approx((0.2, 0.2))
     lacking = bsearch(*arguments, "--rule", "surge")
     assert (lacking.exit_code, "rule surge: expected a noise batch, got none" in lacking.output) == (2, True)
@@ -585,9 +585,10 @@ def test_what_is_typed_before_a_study_loads_nothing_heavy(study_file: Callable[.
 
 
 def test_every_framework_can_be_named() -> None:
-    option = next(option for option in main.commands["export"].params if option.name == "framework")
+    option = next(option for option in main.commands["export"].params if option.name == "to")
     assert isinstance(option.type, click.Choice)
-    assert list(option.type.choices) == [*FRAMEWORKS, "optuna"]  # written twice: the table of them takes a second to import
+    # Their names apart from their functions, which take a second to import.
+    assert list(option.type.choices) == ["csv", "json", *FRAMEWORKS, "optuna"]
 
 
 def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:

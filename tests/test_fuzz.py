@@ -396,7 +396,7 @@ def test_no_option_of_run_ends_in_a_traceback(option: str, value: str) -> None:
 
 
 @fuzz(80)
-@given(st.sampled_from(["--sizes", "--set", "--memory"]), _options)
+@given(st.sampled_from(["--sizes", "--set", "--repeats"]), _options)
 def test_no_option_of_bench_ends_in_a_traceback(option: str, value: str) -> None:
     bsearch("bench", "nowhere.py:Mine", option, value)
 

@@ -181,7 +181,7 @@ def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[...
     for shown in (r"\x1b[31mred", "[red]", "[/nothing]", "<script>", r"\u009b2J", ":boom:", r"\x1b]0;owned\x07[bold]line"):
         assert shown in one
     outputs = [CliRunner().invoke(main, ["show", str(path), *more]) for more in ([], ["--all"], ["--trial", "1"], ["--json"])]
-    outputs += [CliRunner().invoke(main, ["export", str(path), "--format", kind]) for kind in ("csv", "json")]
+    outputs += [CliRunner().invoke(main, ["export", str(path), "--to", kind]) for kind in ("csv", "json")]
     for result in outputs:
         assert result.exit_code == 0, result.output
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", result.output)

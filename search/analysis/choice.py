@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Literal
 
 from ...spaces.errors import StudyFileError
 from ...spaces.front import ParetoFront
@@ -24,9 +25,7 @@ class Choice:
     """How to choose a point of a front; at most one of these. None of them is `within` 1 %.
 
     Args:
-        trial: this one.
-        knee: where the front bends.
-        best: the one with the best metric.
+        trial: this one, by its number; `best`: the one with the best metric; `knee`: where the front bends.
         within: the fastest whose metric is at most this share of the best value away from it.
         target: the fastest whose metric is at least this good.
         cheapest_to: of all settings, on the front or not, the one of least cost whose metric is at least this good.
@@ -35,17 +34,15 @@ class Choice:
         StudyFileError: several.
     """
 
-    trial: int | None = None
-    knee: bool = False
-    best: bool = False
+    trial: int | Literal["best", "knee"] | None = None
     within: float | None = None
     target: float | None = None
     cheapest_to: float | None = None
 
     def __post_init__(self) -> None:
         given = (self.trial, self.within, self.target, self.cheapest_to)
-        if sum(value is not None for value in given) + self.knee + self.best > 1:
-            raise StudyFileError("expected one of trial, knee, best, within, target and cheapest-to, got several")
+        if sum(value is not None for value in given) > 1:
+            raise StudyFileError("expected one of trial, within, target and cheapest-to, got several")
 
     def reason(self, front: ParetoFront) -> str:
         """Why it is this trial of the front, to be displayed.
@@ -54,9 +51,7 @@ class Choice:
         ('the fastest within 1% of the best', 'as asked')
         """
         if self.trial is not None:
-            return "as asked"
-        if self.knee or self.best:
-            return "the knee" if self.knee else "the best"
+            return f"the {self.trial}" if isinstance(self.trial, str) else "as asked"
         if self.target is not None:
             return f"the {front.fastest} that reaches {self.target:.12g}"
         if self.cheapest_to is not None:
@@ -76,7 +71,7 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
     """
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
-    if choice.trial is not None:
+    if isinstance(choice.trial, int):
         chosen = next((trial for trial in front.trials if trial.number == choice.trial), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
@@ -84,13 +79,13 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
             why = "" if repeats is None else f" (it repeats trial {repeats} and counts in its mean)"
             raise StudyFileError(f"study {name}: trial {choice.trial} is not on its front{why}; expected one of {members}")
         return chosen
-    if choice.knee:
+    if choice.trial == "knee":
         if front.knee is None:
-            raise StudyFileError(f"study {name}: its front has no knee yet; choose by trial, best or within")
+            raise StudyFileError(f"study {name}: its front has no knee yet; choose another trial, or within")
         return next(trial for trial in front.trials if trial.number == front.knee)
     best = front.best
     assert best is not None
-    if choice.best:
+    if choice.trial == "best":
         return best
     target = choice.cheapest_to if choice.target is None else choice.target
     if target is not None:

@@ -349,7 +349,7 @@ def planned_on(
         if all(key.get(name, value) == value for name, value in parameters.items()) and parameters.keys() <= key.keys()
     ]
     if len(chosen) != 1:
-        there = "; ".join(" ".join(f"--set {name}={value}" for name, value in key.items()) for key, _ in device.profiles)
+        there = "; ".join(" ".join(f"--set space.{name}={value}" for name, value in key.items()) for key, _ in device.profiles)
         raise StudyFileError(f"--set: expected one of the profile's combinations: {there or 'none'}")
     (profile,) = chosen
     if profile.step_times and profile.step_time(devices) is None:

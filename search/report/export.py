@@ -51,7 +51,7 @@ _UNITS: dict[Speed, str] = {"cost": "currency", "energy_j": "J"}
 
 
 def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
-    """The JSON document of `run --json`, `show --json` and `export --format json`."""
+    """The JSON document of `run --json`, `show --json` and `export --to json`."""
     records = list(records)
     outcomes = sorted({record.outcome for record in records})
     return {

@@ -89,7 +89,7 @@ def _study_parts(
     else:
         yield _front_table(front, page)
         yield "\n".join(f"- {escaped(sentence)}" for sentence in [_best_words(front), *summary])
-    choice = "--knee" if front.knee is not None else "--within 1%"
+    choice = "--trial knee" if front.knee is not None else "--within 1%"
     commands = [
         *([f"bsearch export {study} --to hf {choice}"] if front.trials else []),
         f"bsearch show {study} --trial N",

@@ -116,7 +116,7 @@ class StoredStudy:
         if not attempts:
             raise StudyFileError(
                 f"{where}: expected the setup it was trained with, but it was trained outside `bsearch run`. "
-                "`bsearch export --format json` has its settings."
+                "`bsearch export --to json` has its settings."
             )
         try:
             setup = TrialSetup.from_dict(attempts[-1]["setup"])

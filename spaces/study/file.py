@@ -241,9 +241,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
     for key, value in changes.items():
         old = data.get(key)
         data[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
-    changed = study_from_dict(data)
-    changed._folder = study.folder
-    return changed
+    return resolve_study(study_from_dict(data), study.folder, study.storage)
 
 
 def plain_value(text: str, where: str) -> Any:

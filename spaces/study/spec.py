@@ -24,6 +24,7 @@ TASK = r"[^:]+:[A-Za-z_]\w*"
 
 
 Tracker = Literal["mlflow", "wandb", "tensorboard"]
+Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"]
 
 
 def _stopping(value: Any) -> Any:

@@ -556,7 +556,7 @@ def install(of: Cards | None = None) -> None:
     if installed():
         return
     of = of or Cards(**json.loads(os.environ[VARIABLE]))
-    from bsearch.objectives.profiling import as_cuda
+    from bsearch.objectives.profiling.memory import as_cuda
     from torch.optim import optimizer
 
     cards.extend(Card(index, of) for index in range(of.count))

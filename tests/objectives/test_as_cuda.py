@@ -12,7 +12,7 @@ import pytest
 import torch
 import torchvision
 from bsearch.objectives.model.activation_checkpointing import checkpoint_activations
-from bsearch.objectives.profiling import memory
+from bsearch.objectives.profiling.memory import tracing
 from bsearch.objectives.profiling.memory.as_cuda import attention, backward
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
@@ -181,7 +181,7 @@ def test_the_peak_of_a_known_model_on_cuda(precision: str, live_mib: int, monkey
     task = Images(lambda: models.mobilenet_v3_large(num_classes=10))
     unused = {}
     for expandable in (True, False):
-        monkeypatch.setattr(memory, "EXPANDABLE_SEGMENTS", expandable)
+        monkeypatch.setattr(tracing, "EXPANDABLE_SEGMENTS", expandable)
         probe = MemoryProbe(task, setup(batch=4, budget=16, training={"precision": precision}))
         probe.setup = replace(probe.setup, device="gpu")
         peak = probe.train_peak(128)

@@ -405,7 +405,7 @@ def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callab
         r"2 of 2 trials .*took \d+ % more time than predicted",
         result.output,
     )
-    document = json.loads(CliRunner().invoke(main, ["export", str(path), "--format", "json", "--what", "trials"]).output)
+    document = json.loads(CliRunner().invoke(main, ["export", str(path), "--to", "json", "--what", "trials"]).output)
     for trial in document["all"]:
         assert trial["contended"]
         assert trial["measured_train_s"] > 2.4

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+from ....spaces.study.spec import Framework
 from .language import LANGUAGE
 from .settings import ChosenSettings, EvenPlan, chosen_settings, nearest_even_plan, settings_of, settings_to_export
 from .texts import Exported, accelerate, deepspeed, huggingface, lightning, pytorch, settings_yaml
 
-FRAMEWORKS: dict[str, Callable[[ChosenSettings], Exported]] = {
+FRAMEWORKS: dict[Framework, Callable[[ChosenSettings], Exported]] = {
     "hf": huggingface,
     "lightning": lightning,
     "deepspeed": deepspeed,

@@ -14,6 +14,7 @@ import yaml
 from ....spaces.errors import StudyFileError, TaskError
 from ....spaces.learning_rate import LION_BETAS
 from ....spaces.readable import readable_bytes
+from ....spaces.study.spec import Framework
 from .rows import Records, documents, lone_documents, numbered_rows, padded_rows, whole_rows, write_rows
 from .settings import ChosenSettings
 from .texts import (
@@ -192,7 +193,7 @@ def _arguments(chosen: ChosenSettings) -> dict[str, Any]:
     }
 
 
-LANGUAGE: dict[str, Callable[[ChosenSettings], Exported]] = {"trl": trl, "axolotl": axolotl, "llamafactory": llamafactory}
+LANGUAGE: dict[Framework, Callable[[ChosenSettings], Exported]] = {"trl": trl, "axolotl": axolotl, "llamafactory": llamafactory}
 
 
 def _options(chosen: ChosenSettings, framework: str) -> Mapping[str, Any]:

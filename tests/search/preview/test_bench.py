@@ -66,7 +66,7 @@ def test_the_rule_speaks_of_images_alone() -> None:
 
 @pytest.mark.slow
 def test_bench_tells_every_size(tmp_path: Path) -> None:
-    arguments = ["bench", f"{TASKS}:NeedsTwo", "--sizes", "1,31,32,33,70", "--repeats", "3", "--memory", "20KiB"]
+    arguments = ["bench", f"{TASKS}:NeedsTwo", "--sizes", "1,31,32,33,70", "--repeats", "3", "--set", "memory.limit=20KiB"]
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -94,13 +94,16 @@ def test_bench_refuses_in_words() -> None:
     assert (nothing.exit_code, "expected sizes that can be planned, got [1]" in nothing.output) == (2, True)
     generator = runner.invoke(main, ["bench", f"{TASKS}:own_loop", "--sizes", "8", "--repeats", "2"])
     assert (generator.exit_code, "got a generator" in generator.output) == (2, True)
-    memory = runner.invoke(main, ["bench", f"{TASKS}:Points", "--memory", "much"])
+    memory = runner.invoke(main, ["bench", f"{TASKS}:Points", "--set", "memory.limit=much"])
     assert (memory.exit_code, "memory.limit: expected bytes such as 10GiB" in memory.output) == (2, True)
     for size in ("64,128", "401"):
         large = runner.invoke(main, ["bench", f"{TASKS}:RaisesLarge", "--sizes", size, "--repeats", "2"])
         assert large.exit_code == 2
         assert ("failed: ValueError: too many (" if size != "401" else "at most the training set's 400") in large.output
-    unread = runner.invoke(main, ["bench", f"{TASKS}:Points", "--sizes", "8", "--set", "widht=3"])
+    unread = runner.invoke(main, ["bench", f"{TASKS}:Points", "--sizes", "8", "--set", "space.widht=3"])
     assert (unread.exit_code, "it never read widht" in unread.output) == (2, True)
     setting = runner.invoke(main, ["bench", f"{TASKS}:Points", "--set", "width"])
-    assert (setting.exit_code, "expected NAME=VALUE, got 'width'" in setting.output) == (2, True)
+    assert (setting.exit_code, "expected SECTION.KEY=VALUE such as training.precision=bf16, got 'width'" in setting.output) == (
+        2,
+        True,
+    )

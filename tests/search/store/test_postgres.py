@@ -61,7 +61,7 @@ def driving(path: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_study_runs_and_is_shown_and_exported(postgres: PostgresServer, study_file: Callable[..., Path]) -> None:
     url = postgres.new_database()
     path = study_file(budget={"trials": 4}, storage=url)
-    for arguments in (["run", path, "--serial"], ["show", path, "--all"], ["show", url], ["export", url, "--format", "json"]):
+    for arguments in (["run", path, "--serial"], ["show", path, "--all"], ["show", url], ["export", url, "--to", "json"]):
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
         assert result.exit_code == 0, result.output
         assert PASSWORD not in result.output
