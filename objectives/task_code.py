@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +101,7 @@ def schedule_code_hash(schedule: str, folder: str | Path) -> str:
         raise TaskError(f"training.schedule: {schedule}: {str(error).removeprefix('task ')}") from None
 
 
+@lru_cache(maxsize=256)
 def _code(source: bytes) -> bytes:
     """The syntax tree without docstrings as text; code that cannot be parsed as it stands.
 
@@ -139,15 +141,23 @@ def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:
     check_task_file(path)
     seen.add(path)
     yield path
+    for name in _imported(path.read_bytes()):
+        neighbour = path.parent / f"{name}.py"
+        if neighbour.is_file():
+            yield from _with_neighbours(neighbour, seen)
+
+
+@lru_cache(maxsize=256)
+def _imported(source: bytes) -> tuple[str, ...]:
+    """The first parts of the names that code imports; none of code that cannot be parsed."""
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(source)
     except SyntaxError:
-        return
+        return ()
+    names: list[str] = []
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *names]
-        for name in names:
-            neighbour = path.parent / (name.split(".")[0] + ".py")
-            if neighbour.is_file():
-                yield from _with_neighbours(neighbour, seen)
+            names.append(node.module)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names += (alias.name for alias in node.names)
+    return tuple(dict.fromkeys(name.split(".")[0] for name in names))

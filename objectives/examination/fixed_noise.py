@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..machine.accelerator import widest_float
+from ..machine.torch_settings import seed_torch
 
 # `rows`: a number depends on its place within its sample (dimensions after the first); `constant`: all are the same.
 NoisePattern = Literal["rows", "constant"]
@@ -68,7 +69,7 @@ class FixedNoise(TorchFunctionMode):
         if name in _IN_PLACE or name == "bernoulli" or name in _SHAPED or name.removesuffix("_like") in _SHAPED:
             with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
                 # Drawn with a fixed seed, so that integers stay in the requested range.
-                torch.manual_seed(0)
+                seed_torch(0)
                 drawn = func(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
                 return self._given(name, drawn, args, kwargs)
         return func(*args, **kwargs)
@@ -163,4 +164,4 @@ def seed_draws(seed: int) -> None:
     """Seed the generators that a loss may draw from."""
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_torch(seed)
