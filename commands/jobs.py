@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +28,16 @@ if TYPE_CHECKING:
     "--launcher",
     metavar="NAME",
     shell_complete=launchers,
-    help="ray, slurm, kuberay or a plug-in, instead of submit.launcher.",
+    help="ray, ray@http://host:8265 (its dashboard), slurm, kuberay, kuberay@NAMESPACE or a plug-in; instead of "
+    "submit.launcher.",
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="Machines, instead of submit.nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs per machine.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores per machine.")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Time limit of the job.")
-@click.option("--address", metavar="URL", help="Ray's dashboard, such as http://host:8265; for ray.")
-@click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay.")
 @click.option("--dry-run", is_flag=True, help="Print the script, manifest or request, and submit nothing.")
 @storage_option
-def submit(study: Path, address: str | None, namespace: str | None, dry_run: bool, storage: str | None, **common: Any) -> None:
+def submit(study: Path, dry_run: bool, storage: str | None, **common: Any) -> None:
     """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
 
     Submitting again resumes the study, however the job ended. docs/clusters.md lists what each launcher needs.
@@ -45,7 +45,7 @@ def submit(study: Path, address: str | None, namespace: str | None, dry_run: boo
     from ..cluster.submit.submitter import Submission, open_submitter
 
     with located_faults(study):
-        submission = Submission.read(study, storage, common, address=address, namespace=namespace)
+        submission = Submission.read(study, storage, common)
         submitter = open_submitter(submission.settings)
         plan = submitter.plan(submission)
         for note in plan.notes:
@@ -55,18 +55,18 @@ def submit(study: Path, address: str | None, namespace: str | None, dry_run: boo
             return
         job = submitter.submit(submission)
     click.echo(f"submitted study {job.study} to {job.launcher} as job {job.id}")
-    where = " ".join([job.id, "--launcher", job.launcher, *submitter.place])
+    where = f"{job.id} --launcher {job.launcher}{'@' * bool(submitter.place)}{submitter.place}"
     click.echo(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
 
 
 @main.group(
     epilog=epilog(
-        "bsearch jobs list --launcher slurm\n  bsearch jobs logs 4711 --launcher slurm --follow\n"
+        "bsearch jobs status --launcher slurm\n  bsearch jobs logs 4711 --launcher slurm --follow\n"
         "  bsearch jobs stop 4711 --study study.yaml"
     )
 )
 def jobs() -> None:
-    """Manage the jobs that `submit` sent: list, status, logs, stop.
+    """Manage the jobs that `submit` sent: status, logs, stop.
 
     The cluster is given by --launcher, or by the submit section of the study file in --study.
     """
@@ -74,8 +74,6 @@ def jobs() -> None:
 
 def _launcher_options(command: Any) -> Any:
     for option in (
-        click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay."),
-        click.option("--address", metavar="URL", help="Ray's dashboard; for ray."),
         click.option(
             "--study",
             "study_file",
@@ -83,17 +81,22 @@ def _launcher_options(command: Any) -> Any:
             shell_complete=study_files,
             help="Study file whose submit section holds these settings.",
         ),
-        click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in."),
+        click.option(
+            "--launcher",
+            metavar="NAME",
+            shell_complete=launchers,
+            help="ray, ray@http://host:8265, slurm, kuberay, kuberay@NAMESPACE or a plug-in.",
+        ),
     ):
         command = option(command)
     return command
 
 
-def _submitter(launcher: str | None, study_file: Path | None, address: str | None, namespace: str | None) -> Submitter:
+def _submitter(launcher: str | None, study_file: Path | None) -> Submitter:
     from ..cluster.submit.submitter import open_submitter, submit_settings
 
     with located_faults(study_file):
-        return open_submitter(submit_settings(study_file, {"launcher": launcher}, address=address, namespace=namespace))
+        return open_submitter(submit_settings(study_file, {"launcher": launcher}))
 
 
 def _progress(names: set[str], study_file: Path | None, storage: str | None) -> dict[str, dict[str, Any]]:
@@ -113,15 +116,20 @@ def _progress(names: set[str], study_file: Path | None, storage: str | None) -> 
         return {}
 
 
-@jobs.command("list", epilog=epilog("bsearch jobs list --launcher slurm\n  bsearch jobs list --study study.yaml"))
+@jobs.command("status", epilog=epilog("bsearch jobs status --launcher slurm\n  bsearch jobs status 4711 --study study.yaml"))
+@click.argument("id", required=False)
 @_launcher_options
 @storage_option
 @json_option
-def list_jobs(as_json: bool, storage: str | None, **where: Any) -> None:
-    """List bsearch's jobs that the cluster knows, newest first, with the progress of their studies.
+def job_status(id: str | None, as_json: bool, storage: str | None, **where: Any) -> None:
+    """Print the state of job ID, or of all bsearch's jobs that the cluster knows, newest first; and their studies' progress.
 
-    Progress is read from the storage of the study file in --study, or from --storage.
+    States are pending, running, succeeded, failed, stopped and unknown. Progress is read from the storage of the study file in
+    --study, or from --storage.
     """
+    if id is not None:
+        _print_job(id, as_json, storage, where)
+        return
     from ..spaces.readable import count, number, seconds
 
     found = _submitter(**where).jobs()
@@ -149,13 +157,7 @@ def _at(time: datetime | None) -> str:
     return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-@jobs.command("status", epilog=epilog("bsearch jobs status 4711 --launcher slurm"))
-@click.argument("id")
-@_launcher_options
-@storage_option
-@json_option
-def job_status(id: str, as_json: bool, storage: str | None, **where: Any) -> None:
-    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown; and its study's progress."""
+def _print_job(id: str, as_json: bool, storage: str | None, where: Mapping[str, Any]) -> None:
     from ..spaces.readable import count, number, seconds
 
     job = _submitter(**where).job(id)

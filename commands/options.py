@@ -196,11 +196,12 @@ def with_settings(study: StudySpec, settings: tuple[str, ...]) -> StudySpec:
     try:
         return changed_study(study, keys)
     except StudyFileError as error:  # located here, since the line of the file says something else
-        given = [f"{section}.{name}" for section, values in keys.items() for name in values]
-        raise StudyFileError(
-            replace(fault, file="--set") if any(f"{fault.key}.".startswith(f"{key}.") for key in given) else fault
-            for fault in error.faults
-        ) from None
+        given = [f"{section}.{name}." for section, values in keys.items() for name in values]
+
+        def is_given(key: str) -> bool:
+            return any(f"{key}.".startswith(setting) or setting.startswith(f"{key}.") for setting in given)
+
+        raise StudyFileError(replace(fault, file="--set") if is_given(fault.key) else fault for fault in error.faults) from None
 
 
 def study_of_task(

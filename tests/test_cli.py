@@ -19,8 +19,10 @@ from bsearch import run as run_in_python
 from bsearch.cli import main
 from bsearch.commands.group import SECTIONS
 from bsearch.search.report.frameworks import FRAMEWORKS
+from bsearch.search.store.stored import StoredStudy
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.study.file import parse_study
+from bsearch.spaces.study.spec import StudySpec
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
 from helpers import as_optuna
@@ -56,7 +58,7 @@ COMMANDS = [
 ]
 COMMANDS += ["submit", "jobs", "report", "train", "track", "fit-batch", "scale-up"]
 COMMANDS += ["doctor", "verify", "completion"]
-JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
+JOBS = ["jobs status", "jobs logs", "jobs stop"]
 
 
 def bsearch(*arguments: object) -> Result:
@@ -200,6 +202,35 @@ def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path:
     path.write_text("study: a")
     refused = bsearch("run", path, "--set", "width=3")
     assert "Write space.width=3 for a parameter of the task." in refused.output
+
+
+def test_a_key_set_for_one_command_is_kept_or_refused_by_name(study_file: Callable[..., Path]) -> None:
+    path = study_file(budget={"trials": 1}, training={"evaluations": 2, "samples": 1197})
+    faulty = ["--set", "training.precision=fp17", "--set", "budget.trials=many", "--set", "trainig.seed=3"]
+    refused = bsearch("check", path, *faulty)
+    assert (refused.exit_code, refused.output.splitlines()) == (
+        2,
+        [
+            "--set: training.precision: expected one of fp32, tf32, bf16, fp16; got 'fp17'. Did you mean 'fp16'?",
+            "--set: budget.trials: expected an integer, got 'many'",
+            "--set: trainig: unknown key. Did you mean 'training'? Valid keys: " + ", ".join(StudySpec.model_fields),
+        ],
+    )
+    for wrong, words in [
+        ("seed=3", "expected SECTION.KEY=VALUE such as training.precision=bf16, got 'seed=3'. Write space.seed=3"),
+        ("training.seed", "expected SECTION.KEY=VALUE"),
+        ("objectives.metric.name=f1", "expected SECTION.KEY=VALUE"),
+        ("space.reference_rate=1", "expected a key beside space.reference_rate, whose domain is the study's own"),
+    ]:
+        assert words in bsearch("run", path, "--set", wrong).output
+    twice = bsearch("run", path, "--set", "training.seed=1", "--set", "training.seed=2")
+    assert "expected training.seed once, got it twice" in twice.output
+    assert bsearch("run", path, "--serial", "--set", "training.seed=5", "--set", "space.epochs=1").exit_code == 0
+    stored = StoredStudy.open(str(path))
+    assert (stored.spec.training.seed, stored.spec.training.evaluations, stored.spec.space.epochs.value) == (5, 2, 1)
+    assert {record.facts.epochs for record in stored.records} == {1}
+    # Without it the file says something else again, which is another experiment.
+    assert "training.seed: was 5, now 0" in bsearch("run", path, "--serial").output
 
 
 def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callable[..., Path]) -> None:
@@ -616,7 +647,7 @@ def test_shells_complete_commands_files_studies_and_launchers(study_file: Callab
     assert completed(tmp_path, "bsearch show study.yaml --name ") == ["plain,small", "plain,small-2"]
     assert completed(tmp_path, f"bsearch export {url} --name small-") == ["plain,small-2"]
     assert completed(tmp_path, "bsearch show no-such.yaml --name ") == [""]
-    assert completed(tmp_path, "bsearch jobs list --launcher k") == ["plain,kuberay"]
+    assert completed(tmp_path, "bsearch jobs status --launcher k") == ["plain,kuberay"]
     assert path.exists()
 
 

@@ -37,7 +37,7 @@ class KubeRaySubmitter:
     def __init__(self, settings: Submit) -> None:
         self._settings = settings
         self._namespace = settings.kuberay.namespace
-        self.place = ("--namespace", self._namespace)
+        self.place = self._namespace
 
     def plan(self, submission: Submission) -> Plan:
         faults = [
@@ -119,7 +119,7 @@ class KubeRaySubmitter:
         except ClusterError as error:
             if "NotFound" in str(error):
                 raise ClusterError(
-                    f"Kubernetes, namespace {self._namespace}: no job {id}. `bsearch jobs list` lists the jobs there."
+                    f"Kubernetes, namespace {self._namespace}: no job {id}. `bsearch jobs status` lists the jobs there."
                 ) from None
             raise
         return _job(details)

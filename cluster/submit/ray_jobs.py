@@ -55,7 +55,7 @@ class RaySubmitter:
         if address == "auto":
             address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "auto"
         self.address = address
-        self.place = () if settings.ray.address == "auto" else ("--address", address)
+        self.place = "" if settings.ray.address == "auto" else address
 
     def plan(self, submission: Submission) -> Plan:
         faults = [
@@ -168,7 +168,7 @@ class RaySubmitter:
         except RuntimeError as error:
             message = _first_line(error)
             if id is not None and ("404" in message or "does not exist" in message):
-                raise ClusterError(f"{where}: no job {id}. `bsearch jobs list` lists the jobs there.") from error
+                raise ClusterError(f"{where}: no job {id}. `bsearch jobs status` lists the jobs there.") from error
             raise ClusterError(f"{where}: refused: {message}") from error
 
 

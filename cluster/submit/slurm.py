@@ -114,7 +114,7 @@ exit "$code"
 class SlurmSubmitter:
     """Submits the script with `sbatch`, queries `squeue` and `sacct`, and stops jobs with `scancel`."""
 
-    place: tuple[str, ...] = ()
+    place = ""
 
     def __init__(self, settings: Submit, programs: Path = Path(sys.executable).parent) -> None:
         self._settings, self._programs = settings, programs
@@ -196,7 +196,7 @@ class SlurmSubmitter:
         checked_id(id, _ID, "4711")
         found = [entry for name, entry in _found([f"--jobs={id}"]).items() if name == id or name.startswith(f"{id}_")]
         if not found:
-            raise ClusterError(f"Slurm: no job {id} of bsearch. `bsearch jobs list --launcher slurm` lists the jobs there.")
+            raise ClusterError(f"Slurm: no job {id} of bsearch. `bsearch jobs status --launcher slurm` lists the jobs there.")
         job, folder = min(found, key=lambda entry: _ARRAY_ORDER.index(entry[0].state))
         return Job(id, job.study, "slurm", job.state, job.submitted, job.started), folder
 

@@ -65,15 +65,15 @@ class Submission:
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
 
     @classmethod
-    def read(cls, file: Path, storage: str | None, changes: Mapping[str, Any], **places: str | None) -> Submission:
-        """The study in a file; `changes` and `places` as for `submit_settings`.
+    def read(cls, file: Path, storage: str | None, changes: Mapping[str, Any]) -> Submission:
+        """The study in a file; `changes` as for `submit_settings`.
 
         Raises:
             StudyFileError: all faults of the file, or an invalid change.
         """
         spec = read_study(file, storage=storage)
         written = parse_study(file.read_text(encoding="utf-8"), file=str(file)).storage
-        return cls(_changed(spec, changes, places), file.resolve(), written, storage)
+        return cls(_changed(spec, changes), file.resolve(), written, storage)
 
     @property
     def settings(self) -> Submit:
@@ -180,11 +180,11 @@ class Plan:
 class Submitter(Protocol):
     """A launcher: sends studies to one kind of cluster and reports on their jobs.
 
-    Created from a study's submit section, or the default one. `place` holds the options that another command needs to find
-    the same cluster, such as `--address`. Errors of the cluster are raised as ClusterError.
+    Created from a study's submit section, or the default one. `place` is where another command finds the same cluster, as
+    `--launcher NAME@PLACE`; empty where the name is enough. Errors of the cluster are raised as ClusterError.
     """
 
-    place: tuple[str, ...]
+    place: str
 
     def __init__(self, settings: Submit) -> None: ...
 
@@ -220,32 +220,33 @@ class Submitter(Protocol):
         """Stop a job; no effect on one that has ended."""
 
 
-PLACES = {"address": "ray", "namespace": "kuberay"}  # the launcher that each option belongs to
+# What a launcher's place is, written as launcher@place.
+_PLACES = {"ray": "address", "kuberay": "namespace"}
 
 
-def submit_settings(file: Path | None, changes: Mapping[str, Any], **places: str | None) -> Submit:
+def submit_settings(file: Path | None, changes: Mapping[str, Any]) -> Submit:
     """The submit section of a study file, or the default one, with changes applied.
 
     Args:
-        changes: keys of the section; None leaves a key unchanged.
-        places: `address` of Ray, `namespace` of Kubernetes.
+        changes: keys of the section; None leaves a key unchanged. The launcher may name its place: `ray@http://host:8265` the
+            address of Ray's dashboard, `kuberay@name` a namespace of Kubernetes.
 
     Raises:
         StudyFileError: all faults of the file, or an invalid change.
     """
     placeholder = {"study": "none", "task": "none:none", "space": {"effective_batch": 1, "reference_rate": 1}}
-    return _changed(read_study(file) if file else study_from_dict(placeholder), changes, places).submit
+    return _changed(read_study(file) if file else study_from_dict(placeholder), changes).submit
 
 
-def _changed(spec: StudySpec, changes: Mapping[str, Any], places: Mapping[str, str | None]) -> StudySpec:
+def _changed(spec: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
     given = {key: value for key, value in changes.items() if value is not None}
-    launcher = given.get("launcher", spec.submit.launcher)
-    for key, value in places.items():
-        if value is not None:
-            if launcher in {"ray", "slurm", "kuberay"} - {PLACES[key]}:
-                raise StudyFileError(f"{key}: expected launcher {PLACES[key]}, got {launcher}")
-            section = getattr(spec.submit, PLACES[key])
-            given[PLACES[key]] = {**section.model_dump(exclude_unset=True), key: value}
+    launcher, at, place = given.get("launcher", "").partition("@")
+    if at:
+        if launcher not in _PLACES:
+            places = ", ".join(f"{name}@{key.upper()}" for name, key in _PLACES.items())
+            raise StudyFileError(f"launcher: expected a launcher that has a place ({places}), got {launcher}@{place}")
+        section = getattr(spec.submit, launcher)
+        given |= {"launcher": launcher, launcher: {**section.model_dump(exclude_unset=True), _PLACES[launcher]: place}}
     return spec.changed({"submit": given}) if given else spec
 
 
@@ -295,7 +296,7 @@ def checked_id(id: str, pattern: str, example: str) -> str:
         ClusterError: the id is malformed.
     """
     if not re.fullmatch(pattern, id):
-        raise ClusterError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs list` lists them.")
+        raise ClusterError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs status` lists them.")
     return id
 
 

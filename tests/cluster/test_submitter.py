@@ -46,20 +46,20 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     dry = bsearch("submit", path, "--nodes", 3, "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert "replicas: 3\n" in dry.output
-    assert bsearch("jobs", "list", "--study", path).output == "no bsearch jobs there\n"
-    sent = bsearch("submit", path, "--namespace", "vision")
+    assert bsearch("jobs", "status", "--study", path).output == "no bsearch jobs there\n"
+    sent = bsearch("submit", path, "--launcher", "kuberay@vision")
     assert sent.exit_code == 0, sent.output
     id = sent.stdout.splitlines()[0].removeprefix("submitted study small to kuberay as job ")
     assert sent.stdout.splitlines()[1:] == [
         "Next:",
-        f"  bsearch jobs status {id} --launcher kuberay --namespace vision",
-        f"  bsearch jobs logs {id} --launcher kuberay --namespace vision --follow",
-        f"  bsearch jobs stop {id} --launcher kuberay --namespace vision",
+        f"  bsearch jobs status {id} --launcher kuberay@vision",
+        f"  bsearch jobs logs {id} --launcher kuberay@vision --follow",
+        f"  bsearch jobs stop {id} --launcher kuberay@vision",
     ]
-    where = ["--launcher", "kuberay", "--namespace", "vision"]
+    where = ["--launcher", "kuberay@vision"]
     tell(kube, id, "[1/4] trial 0 complete\n", jobDeploymentStatus="Running", jobStatus="RUNNING")
-    assert f"{id}  small  running" in bsearch("jobs", "list", *where).output
-    (listed,) = json.loads(bsearch("jobs", "list", *where, "--json").stdout)
+    assert f"{id}  small  running" in bsearch("jobs", "status", *where).output
+    (listed,) = json.loads(bsearch("jobs", "status", *where, "--json").stdout)
     assert listed == json.loads(bsearch("jobs", "status", id, *where, "--json").stdout)
     assert set(listed) == {"id", "study", "launcher", "state", "submitted_at", "started_at", "progress"}
     assert listed["progress"] is None
@@ -69,7 +69,7 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     gone = bsearch("jobs", "status", id, *where)
     assert (gone.exit_code, gone.output) == (
         1,
-        f"Kubernetes, namespace vision: no job {id}. `bsearch jobs list` lists the jobs there.\n",
+        f"Kubernetes, namespace vision: no job {id}. `bsearch jobs status` lists the jobs there.\n",
     )
 
 
@@ -78,18 +78,18 @@ def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], ku
     id = bsearch("submit", path).stdout.splitlines()[0].removeprefix("submitted study small to kuberay as job ")
     tell(kube, id, "", jobDeploymentStatus="Running", jobStatus="RUNNING")
     where = ["--launcher", "kuberay", "--storage", f"sqlite:///{tmp_path}/here.db"]
-    before = bsearch("jobs", "list", *where)
+    before = bsearch("jobs", "status", *where)
     assert (before.exit_code, "trials" in before.output) == (0, False)  # the job has not begun
     run = ["run", study_file(task=f"{TASKS}:Points", budget={"trials": 3}), "--serial", "--storage", where[-1]]
     assert bsearch(*run).exit_code == 0
-    (listed,) = json.loads(bsearch("jobs", "list", *where, "--json").stdout)
+    (listed,) = json.loads(bsearch("jobs", "status", *where, "--json").stdout)
     facts = listed["progress"]
     assert (facts["done"], facts["trials"], facts["metric"], facts["eta_s"]) == (3, 3, "accuracy", None)
     assert 0 < facts["best"] <= 1
-    assert "  3/3     accuracy " in bsearch("jobs", "list", *where).output
+    assert "  3/3     accuracy " in bsearch("jobs", "status", *where).output
     assert "\n3 of 3 trials are done, the best accuracy is " in bsearch("jobs", "status", id, *where).output
     # A database that cannot be reached is said, and does not hide the jobs.
-    closed = bsearch("jobs", "list", "--launcher", "kuberay", "--storage", "postgresql+psycopg://127.0.0.1:9/none")
+    closed = bsearch("jobs", "status", "--launcher", "kuberay", "--storage", "postgresql+psycopg://127.0.0.1:9/none")
     assert closed.exit_code == 0
     assert f"{id}  small  running" in closed.output
     assert "progress is unknown: " in closed.output
@@ -99,19 +99,19 @@ def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], ku
     ("arguments", "message"),
     [
         (
-            ["jobs", "list"],
+            ["jobs", "status"],
             "submit.launcher: expected one of kuberay, ray, slurm; got none. Set it in the study file, or pass launcher",
         ),
-        (["jobs", "list", "--launcher", "slrum"], "expected one of kuberay, ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
+        (["jobs", "status", "--launcher", "slrum"], "expected one of kuberay, ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
         (
-            ["jobs", "list", "--launcher", "ray", "--address", "http://a; id"],
+            ["jobs", "status", "--launcher", "ray@http://a; id"],
             "submit.ray.address: expected auto, http://host:8265",
         ),
         (
-            ["jobs", "list", "--launcher", "slurm", "--address", "http://a"],
-            "address: expected launcher ray, got slurm",
+            ["jobs", "status", "--launcher", "slurm@http://a"],
+            "launcher: expected a launcher that has a place (ray@ADDRESS, kuberay@NAMESPACE), got slurm@http://a",
         ),
-        (["jobs", "list", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
+        (["jobs", "status", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
     ],
 )
 def test_bad_input_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
@@ -171,7 +171,7 @@ class Paper:
     """A launcher of somebody else's, that writes jobs on paper."""
 
     def __init__(self, settings: Submit) -> None:
-        self.place = ()
+        self.place = ""
         self.sheets = settings.plugins["paper"]["sheets"]
 
     def plan(self, submission: Submission) -> Plan:
