@@ -7,6 +7,8 @@
 # make test-browser     the report and the dashboard in headless Chromium
 # make test-frameworks  exports and adapters with the real Hugging Face, Lightning and others
 # make test-docs        the commands and the notebook of the documentation
+# make test-lowest      the quick tier with the lowest versions that pyproject.toml allows
+# make test-newest      the quick tier on the newest Python that is installed (NEWEST=path names another)
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
 # make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
 # make faults    two hundred random kills, and a table of them
@@ -27,17 +29,34 @@ export NO_MKDOCS_2_WARNING := 1
 # Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long mutants faults docs check lint clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long mutants faults docs check lint clean
 install: $(STAMP)
+
+# uv installs in half a minute what takes pip minutes.
+UV = $(BIN)/uv pip install --quiet --python
+EVERYTHING := .[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,energy,docs]
 
 # The stamps follow pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
 $(RUNS): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable .
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	$(UV) $(BIN)/python --editable .
 	touch $@
 
 $(STAMP): $(RUNS)
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,energy,docs]"
+	$(UV) $(BIN)/python --editable "$(EVERYTHING)"
+	touch $@
+
+# The newest Python that is installed here, and the lowest versions of what pyproject.toml names.
+NEWEST ?= $(lastword $(PYTHON) $(sort $(wildcard $(HOME)/.pyenv/versions/3.1?.*/bin/python3)))
+$(VENV)/newest/.installed: $(STAMP)
+	$(NEWEST) -m venv $(VENV)/newest
+	$(UV) $(VENV)/newest/bin/python --editable "$(EVERYTHING)"
+	touch $@
+
+$(VENV)/lowest/.installed: $(STAMP)
+	$(PYTHON) -m venv $(VENV)/lowest
+	$(UV) $(VENV)/lowest/bin/python --resolution lowest-direct --editable "$(EVERYTHING)"
 	touch $@
 
 run: $(RUNS)
@@ -50,9 +69,13 @@ TWO := $(BIN)/pytest -n 2 --dist loadfile
 HEAVY := ray or packaging or cluster or browser or frameworks or docs
 # A release's.
 LONG := long or faults
+QUICK := not (slow or $(HEAVY) or $(LONG))
 
 test: install
-	$(TWO) -m "not (slow or $(HEAVY) or $(LONG))"
+	$(TWO) -m "$(QUICK)"
+
+test-lowest test-newest: test-%: $(VENV)/%/.installed
+	$(VENV)/$*/bin/pytest -n 2 --dist loadfile -m "$(QUICK)"
 
 test-all: test test-rest
 

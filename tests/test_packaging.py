@@ -55,8 +55,8 @@ def test_the_installed_wheel_runs_a_study_in_an_empty_folder(wheel: Path, tmp_pa
         text=True,
     )
     assert where.stdout.startswith(str(site))
-    start = [sys.executable, "-m", "bsearch"]
-    for arguments in (["init"], ["check", "study.yaml"], ["run", "study.yaml", "--trials", "2"]):
+    start, briefly = [sys.executable, "-m", "bsearch"], ["--set", "budget.profile_s=1"]
+    for arguments in (["init"], ["check", "study.yaml", *briefly], ["run", "study.yaml", "--trials", "2", *briefly]):
         done = subprocess.run([*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "Front of my-study" in done.stdout
