@@ -20,6 +20,13 @@ _EVERY, _MEASURED_STEPS = 4, 256
 _BLOCKS, _STUDENT_T = 10, 2.262
 
 
+def norms_of(gradients: list[Tensor]) -> list[Tensor]:
+    """The norm of each gradient; of sparse ones, which torch before 2.13 has no norm of, that of their values."""
+    return list(
+        torch._foreach_norm([gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients])
+    )
+
+
 class NoiseScale:
     """The batch size at which the gradient's noise equals its signal: tr(Sigma) / |G|^2.
 
@@ -54,7 +61,7 @@ class NoiseScale:
 
     def add_small_batch(self, gradients: list[Tensor]) -> None:
         """Record the norms of part of a small batch's gradient; the tensors may change afterwards."""
-        self._small += torch._foreach_norm(gradients)
+        self._small += norms_of(gradients)
 
     def add_step(self, small_batch: float, denominator: Tensor | float, big_batch: int, big: list[Tensor]) -> None:
         """Record a step: its small batch's gradient, as recorded (a sum divided by `big_batch`), and that of the whole step.

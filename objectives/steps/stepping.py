@@ -41,7 +41,7 @@ from ..parallel.zero1 import ShardedOptimizer
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
 from .gradient_cache import EmbeddingsOf, GradientCache
-from .noise_scale import NoiseScale
+from .noise_scale import NoiseScale, norms_of
 from .two_passes import HeldStep
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Stepping(TrainingSamples):
         if self.setup.training.clip_norm is not None:
             norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
         elif measures_noise:
-            norms = list(torch._foreach_norm(self._gradients()))
+            norms = norms_of(self._gradients())
         if measures_noise:
             self.noise.add_step(*small_batch, size, norms)
         return loss

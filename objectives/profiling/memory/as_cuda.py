@@ -314,7 +314,7 @@ def _key(node: Node) -> _Key:
 
 
 def _is_leaf(node: Node) -> bool:
-    return node.name() == "torch::autograd::AccumulateGrad"
+    return type(node).__name__ == "AccumulateGrad"
 
 
 def _dependants(root: Node) -> Counter[_Key]:
