@@ -18,9 +18,12 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
+
+from ....spaces.errors import ProfilingError
 
 # Flash attention takes heads up to this size; sizes are padded to a multiple of 8.
 _FLASH_HEAD, _HEAD_MULTIPLE = 256, 8
@@ -309,6 +312,10 @@ _Hooks = dict[tuple[int, int], list[Callable[[Tensor], Tensor | None]]]
 _Key = int | tuple[str, int]
 
 
+# Before torch 2.13 the node of an `autograd.Function` dies with the node before it, whoever holds its Python object.
+_FUNCTIONS_DIE = Version(torch.__version__).release < (2, 13)
+
+
 def _key(node: Node) -> _Key:
     return ("leaf", id(node.variable)) if _is_leaf(node) else node._sequence_nr()  # type: ignore[attr-defined]
 
@@ -325,6 +332,11 @@ def _dependants(root: Node) -> Counter[_Key]:
         for node, _ in stack.pop().next_functions:
             if node is None:
                 continue
+            if _FUNCTIONS_DIE and isinstance(node, torch.autograd.function.BackwardCFunction):
+                name = type(node).__name__.removesuffix("Backward")
+                raise ProfilingError(
+                    f"expected torch 2.13 or newer to trace {name}, an autograd.Function; got {torch.__version__}"
+                )
             key = _key(node)
             counts[key] += 1
             if key not in seen:
