@@ -331,8 +331,10 @@ def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch
         assert largest is not None and law.peak_bytes(largest) <= limit < probe.counted("train", largest + 1).total
 
 
-def test_a_gpu_is_traced_with_its_own_optimizer_defaults() -> None:
+@pytest.mark.parametrize("by_count", ["0", "1"])
+def test_a_gpu_is_traced_with_its_own_optimizer_defaults(by_count: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of tensors at once hold more than one tensor after the other."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", by_count)  # by which torch counts devices, as some libraries set it
     cpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01)).train_peak(2)
     gpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01))
     gpu.setup = replace(gpu.setup, device="gpu")

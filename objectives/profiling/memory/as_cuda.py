@@ -84,6 +84,9 @@ def as_cuda() -> Iterator[None]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         # By name too: a mode does not see what functions of this module call, such as `multi_head_attention_forward`.
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention_of_device))
+        # Some libraries have torch tell it by the number of devices, of which there is one below: torch would ask its driver.
+        available = torch.cuda.is_available()
+        stack.enter_context(patch.object(torch.cuda, "is_available", lambda: available))
         for name, stand_in in _DRIVER.items():
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
         stack.enter_context(_CudaFunctions())
