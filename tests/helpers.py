@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0
 def finished(path: Path) -> dict[int, tuple[float, ...]]:
     """Complete trials and their values, read by plain SQL beside the running driver."""
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection, connection:
             rows = connection.execute("SELECT number, objectives FROM bsearch_trial WHERE objectives IS NOT NULL").fetchall()
     except sqlite3.OperationalError:
         return {}

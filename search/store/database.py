@@ -131,7 +131,7 @@ def engine_options(url: str, *, create: bool = True) -> dict[str, Any]:
         options["connect_args"] = {"timeout": BUSY_S}
         if not create and parsed.database and not parsed.query:
             file = f"file:{quote(parsed.database)}?mode=rw"
-            options["creator"] = partial(sqlite3.connect, file, BUSY_S, uri=True, check_same_thread=False)
+            options["creator"] = partial(sqlite3.connect, file, timeout=BUSY_S, uri=True, check_same_thread=False)
     elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
         # A server whose machine or network is gone sends nothing: without these, TCP waits for hours.
         timeouts = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
@@ -199,8 +199,9 @@ def configure_engine(engine: Engine) -> None:
     sa.event.listen(engine, "handle_error", _as_unavailable)
     if engine.dialect.name == "sqlite":
         _tune_sqlite(engine, network_storage(engine) is not None)
+    # An engine that is garbage-collected closes its connections; being disposed of gives it another pool.
+    sa.event.listen(engine, "engine_disposed", lambda engine: weakref.finalize(engine, engine.pool.dispose))
     engine.dispose()  # connections opened before lack these settings
-    weakref.finalize(engine, engine.pool.dispose)  # an engine that is garbage-collected closes its connections
 
 
 def network_storage(engine: Engine) -> str | None:

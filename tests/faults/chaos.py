@@ -288,7 +288,7 @@ class Chaos:
             seen = [samples for samples, _ in curves[trial.number]]
             if len(seen) != len(set(seen)) or not EVALUATIONS - 2 <= len(seen) <= EVALUATIONS:
                 found.append(f"trial {trial.number} was measured at {seen}")
-        with sqlite3.connect(f"{self.folder}/chaos.db") as connection:
+        with contextlib.closing(sqlite3.connect(f"{self.folder}/chaos.db")) as connection, connection:
             holder = connection.execute("SELECT holder FROM bsearch_study").fetchone()[0]
         if holder is not None:
             found.append(f"the study is still held by {holder}")

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -136,5 +137,5 @@ def read_alone(study: Path) -> dict[tuple[Any, ...], float]:
 
 
 def rows(study: Path) -> list[tuple[str]]:
-    with sqlite3.connect(study.parent / "two.db") as connection:
+    with closing(sqlite3.connect(study.parent / "two.db")) as connection, connection:
         return connection.execute("SELECT setup FROM bsearch_attempt ORDER BY number, attempt").fetchall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path, PurePath
 
 import pytest
@@ -150,7 +151,7 @@ def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_i
         with engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
-    with sqlite3.connect(tmp_path / "small.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "small.db")) as connection, connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 

@@ -156,7 +156,7 @@ def test_what_a_person_wrote_stays_and_disturbs_no_driver(study: Path) -> None:
 
 @pytest.mark.slow
 def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
-    with sqlite3.connect(study.parent / "small.db") as database:
+    with closing(sqlite3.connect(study.parent / "small.db")) as database, database:
         database.execute("DELETE FROM study_system_attributes")
     optuna.create_study(study_name="another", storage=f"sqlite:///{study.parent}/small.db").add_trial(
         optuna.trial.create_trial(value=1.0)

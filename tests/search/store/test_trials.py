@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -206,7 +207,7 @@ def test_the_newest_revision_is_the_one_we_write() -> None:
 def old_database(folder: Path, revision: str) -> tuple[str, sa.Engine]:
     """An SQLite database with our tables as they were at a revision."""
     url = f"sqlite:///{folder}/old.db"
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
     config = Config()
     config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
     with engine.begin() as connection:
@@ -329,7 +330,8 @@ def test_a_migration_that_is_killed_goes_on(tmp_path: Path) -> None:
             process.stdout.readline()
             time.sleep(wait_s)
             process.kill()
-        with sa.create_engine(url).connect() as connection:
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with engine.connect() as connection:
             killed += schema.revision_of(connection) == "0004"
     assert killed
     assert [trial.values for trial in Tables(url).trials("old")] == [(float(number), 0.5) for number in range(1, 401)]
@@ -434,7 +436,7 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
 @pytest.mark.slow
 def test_a_study_of_an_earlier_version_is_shown_and_goes_on(tmp_path: Path) -> None:
     """Of commit 4c685d1, whose driver was killed beside finished, paused and running trials of digits."""
-    with sqlite3.connect(tmp_path / "digits.db") as database:
+    with closing(sqlite3.connect(tmp_path / "digits.db")) as database, database:
         database.executescript(gzip.decompress((DATA / "4c685d1.sql.gz").read_bytes()).decode())
         values = "SELECT number, value FROM trials JOIN trial_values USING (trial_id) WHERE objective = 1"
         before = dict(database.execute(values).fetchall())
