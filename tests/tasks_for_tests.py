@@ -237,10 +237,10 @@ class ManyFates(AdamPoints):
 
 
 class EveryFate(ManyFates):
-    """Every seventh batch raises as well, with a message that would like to be markup."""
+    """Some batches raise as well, with a message that would like to be markup."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.samples_budget > 1 and setup.effective_batch % 7 == 0:
+        if setup.samples_budget > 1 and setup.effective_batch % 35 == 0:
             raise ValueError(
                 "a `tick`, [a link](https://evil.example/), <img src=x onerror=alert(1)>, $x^2$, | a pipe\n# Heading"
             )
