@@ -65,7 +65,6 @@ run: $(RUNS)
 # Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
 # of a module are made once.
 TWO := $(BIN)/pytest -n 2 --dist loadfile
-THREE := $(BIN)/pytest -n 3 --dist loadfile
 # With real Rays, browsers, queues: each has a target of its own.
 HEAVY := ray or packaging or cluster or browser or frameworks or docs
 # A release's.
@@ -80,9 +79,8 @@ test-lowest test-newest: test-%: $(VENV)/%/.installed
 
 test-all: test test-rest
 
-# Three at a time: most of these wait for a Ray, a browser or a command rather than compute.
 test-rest: install
-	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG))"
+	$(TWO) -m "(slow or $(HEAVY)) and not ($(LONG))"
 	$(MAKE) lint
 
 test-slow: install

@@ -35,6 +35,10 @@ settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phas
 settings.load_profile("bsearch")
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else some libraries take what is frozen for leaked
+
+
 @pytest.fixture(autouse=True, scope="module")
 def frozen() -> None:
     """What is there stays: torch and transformers alone are a million objects, and trials collect their garbage as they end."""

@@ -81,7 +81,7 @@ def test_bench_tells_every_size(tmp_path: Path) -> None:
             assert row[key]["mean"] > 0
     assert [(one["size"], one["against"]) for one in document["differences"]] == [(31, 32), (33, 32)]
     assert document["rounds"] == 3
-    result = CliRunner().invoke(main, [*arguments, "--devices", "2"])
+    result = CliRunner().invoke(main, [*arguments, "--set", "devices.per_trial=2"])
     assert result.exit_code == 0, result.output
     assert "31 against 32: " in result.output
     assert "Near powers of two: " in result.output
