@@ -1,6 +1,6 @@
 # make run       install what a study needs, then run the example
 # make test      install the rest; the quick tier: laws, the command line, no Ray (under 3 minutes on two idle cores)
-# make test-all  everything that .ci/run runs: the quick tier, the targets below but for test-long, and the checks
+# make test-all  everything that .ci/run runs: the quick tier, the targets below but for test-newest and test-long, and the checks
 # make test-slow        laws and commands that take longer: ranks, real step times, live terminals, trainings
 # make test-ray         the runners' contract over Ray Tune, drivers that are killed
 # make test-cluster     Ray jobs, Slurm scripts, PostgreSQL, mixed machines, listening ports
@@ -77,7 +77,7 @@ test: install
 test-lowest test-newest: test-%: $(VENV)/%/.installed
 	$(VENV)/$*/bin/pytest -n 2 --dist loadfile -m "$(QUICK)"
 
-test-all: test test-rest
+test-all: test test-rest test-lowest
 
 test-rest: install
 	$(TWO) -m "(slow or $(HEAVY)) and not ($(LONG))"

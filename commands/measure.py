@@ -186,7 +186,12 @@ _RATE, _RULE = _RateAt(), _RuleOf()
     show_default=True,
     help="The smallest micro-batch the model works with.",
 )
-@click.option("--rate", type=_RATE, metavar="RATE[@BATCH]", help="Reference learning rate; without its batch, at 256.")
+@click.option(
+    "--rate",
+    type=_RATE,
+    metavar="RATE[@BATCH]",
+    help="Reference learning rate, and the batch that it is for; default batch: 256.",
+)
 @click.option(
     "--rule",
     type=_RULE,
@@ -233,7 +238,9 @@ def plan(
     """Print how one step of EFFECTIVE_BATCH samples is made: shares, micro-batches, weights, learning rate, known time."""
     from ..search.report.terminal.plan import plan_document, plan_parts
 
-    known = None
+    known, chosen = None, study_keys(settings)
+    if other := next((section for section in chosen if section != "space"), None):
+        raise click.UsageError(f"--set: expected a parameter that changes cost, such as space.width=32, got a key of {other}")
     if profile_file is not None:
         from ..search.analysis.retime import planned_on, read_profile
 
@@ -245,9 +252,9 @@ def plan(
             accumulation=accumulation,
             largest_micro_batch=cap,
             smallest_micro_batch=smallest,
-            parameters=study_keys(settings).get("space", {}),
+            parameters=chosen.get("space", {}),
         )
-    elif settings:
+    elif chosen:
         raise click.UsageError("--set chooses one of a profile's combinations; add --profile FILE")
     else:
         batch_plan = plan_batch(

@@ -96,7 +96,8 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A key of the study, for this command: training.precision=bf16, or space.width=32, =32,64 or =0:0.3.",
+    help="Override a key of the study for this command, such as training.precision=bf16. In space: one value (space.width=32), "
+    "several (32,64) or a range (0:0.3).",
 )
 
 
@@ -174,12 +175,15 @@ def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         key, equals, value = text.partition("=")
         section, dot, name = key.partition(".")
         if not (equals and dot and section and name) or "." in name:
-            hint = f" Write space.{cut(text, 60)} for a parameter of the task." if equals and name == "" != section else ""
+            unknown = equals and section and not dot and section not in StudySpec.model_fields
+            hint = f" Write space.{cut(text, 60)} for a parameter of the task." if unknown else ""
             raise click.UsageError(
                 f"--set: expected SECTION.KEY=VALUE such as training.precision=bf16, got {cut(text, 60)!r}.{hint}"
             )
-        if key in ("space.effective_batch", "space.reference_rate"):
-            raise click.UsageError(f"--set: expected a key beside {key}, whose domain is the study's own. Edit the study file.")
+        if (option := {"space.effective_batch": "--batch", "space.reference_rate": "--rate"}.get(key)) is not None:
+            raise click.UsageError(
+                f"--set: expected a key other than {key}. Change it in the study file, or with {option} if STUDY is a task."
+            )
         if name in found.setdefault(section, {}):
             raise click.UsageError(f"--set: expected {key} once, got it twice")
         found[section][name] = _searched(key, value) if section == "space" else plain_value(value, f"--set {key}")

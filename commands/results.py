@@ -192,14 +192,16 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @main.command(epilog=epilog("bsearch export study.yaml --out front.csv\n  bsearch export study.yaml --to hf --within 1%"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
-@click.option("--what", type=click.Choice(["front", "trials"]), default="front", help="With csv and json.", show_default=True)
+@click.option(
+    "--what", type=click.Choice(["front", "trials"]), default="front", help="Rows of a table in csv or json.", show_default=True
+)
 @click.option(
     "--to",
     type=click.Choice([*_TABLES, *_FRAMEWORKS, "optuna"]),
     default="csv",
     show_default=True,
-    help="A table; settings of one trial of the front, to paste into code for a framework; or optuna: all trials, for its "
-    "dashboard.",
+    help="csv or json: a table. A framework: the settings of one trial of the front, to paste into its code. optuna: all "
+    "trials, for its dashboard.",
 )
 @choice_options("For a framework: ")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")

@@ -41,7 +41,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def frozen() -> None:
-    """What is there stays: torch and transformers alone are a million objects, and trials collect their garbage as they end."""
+    """Torch and transformers alone are a million objects, and every trial collects garbage as it ends: they are left out."""
     gc.collect()
     gc.freeze()
 

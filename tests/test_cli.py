@@ -220,7 +220,11 @@ def test_a_key_set_for_one_command_is_kept_or_refused_by_name(study_file: Callab
         ("seed=3", "expected SECTION.KEY=VALUE such as training.precision=bf16, got 'seed=3'. Write space.seed=3"),
         ("training.seed", "expected SECTION.KEY=VALUE"),
         ("objectives.metric.name=f1", "expected SECTION.KEY=VALUE"),
-        ("space.reference_rate=1", "expected a key beside space.reference_rate, whose domain is the study's own"),
+        (
+            "space.reference_rate=1",
+            "expected a key other than space.reference_rate. Change it in the study file, or with --rate",
+        ),
+        ("storage=sqlite:///x.db", "such as training.precision=bf16, got 'storage=sqlite:///x.db'.\n"),
     ]:
         assert words in bsearch("run", path, "--set", wrong).output
     twice = bsearch("run", path, "--set", "training.seed=1", "--set", "training.seed=2")
@@ -547,6 +551,8 @@ def test_a_plan_knows_the_rules_of_the_noise_batch_and_of_decay() -> None:
     assert settings["learning_rate"] == pytest.approx(0.25)
     settings = json.loads(bsearch(*arguments, "--rule", "adamw_tau:0.1").output)["optimizer"]
     assert (settings["learning_rate"], settings["weight_decay"]) == pytest.approx((0.2, 0.2))
+    ignored = bsearch(*arguments, "--set", "training.precision=bf16")
+    assert "--set: expected a parameter that changes cost, such as space.width=32, got a key of training" in ignored.output
     lacking = bsearch(*arguments, "--rule", "surge")
     assert (lacking.exit_code, "rule surge: expected a noise batch, got none" in lacking.output) == (2, True)
 

@@ -244,7 +244,7 @@ def _changed(spec: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
     if at:
         if launcher not in _PLACES:
             places = ", ".join(f"{name}@{key.upper()}" for name, key in _PLACES.items())
-            raise StudyFileError(f"launcher: expected a launcher that has a place ({places}), got {launcher}@{place}")
+            raise StudyFileError(f"launcher: expected {places} or a launcher's name alone, got {launcher}@{place}")
         section = getattr(spec.submit, launcher)
         given |= {"launcher": launcher, launcher: {**section.model_dump(exclude_unset=True), _PLACES[launcher]: place}}
     return spec.changed({"submit": given}) if given else spec

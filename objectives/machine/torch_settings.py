@@ -12,7 +12,6 @@ import torch
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.trial import TrialSetup
 from ..data.batches import mixed
-from . import accelerator
 
 # From malloc.h: the number of blocks allocated with mmap, and the free memory at the top of the heap that triggers a trim.
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
@@ -57,16 +56,4 @@ def _disable_heap_trimming() -> None:
 def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(int(mixed(seed)) & 0xFFFFFFFF)
-    seed_torch(seed)
-
-
-def seed_torch(seed: int) -> None:
-    """Seed torch's generators as `torch.manual_seed` does.
-
-    That also queues a seed, with a formatted stack, for every kind of device that torch knows and that is not in use yet:
-    0.1 to 0.3 ms a call, and an examination makes hundreds.
-    """
-    if accelerator.device_count():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)

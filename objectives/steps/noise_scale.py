@@ -21,7 +21,7 @@ _BLOCKS, _STUDENT_T = 10, 2.262
 
 
 def norms_of(gradients: list[Tensor]) -> list[Tensor]:
-    """The norm of each gradient; of sparse ones, which torch before 2.13 has no norm of, that of their values."""
+    """The norm of each gradient; of sparse ones, which torch 2.11 has no norm of, that of their values."""
     return list(
         torch._foreach_norm([gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients])
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from statistics import NormalDist
 from typing import Literal
 
@@ -31,7 +32,7 @@ class Choice:
         cheapest_to: of all settings, on the front or not, the one of least cost whose metric is at least this good.
 
     Raises:
-        StudyFileError: several.
+        StudyFileError: several, or a trial that is neither a number nor one of these words.
     """
 
     trial: int | Literal["best", "knee"] | None = None
@@ -43,6 +44,12 @@ class Choice:
         given = (self.trial, self.within, self.target, self.cheapest_to)
         if sum(value is not None for value in given) > 1:
             raise StudyFileError("expected one of trial, within, target and cheapest-to, got several")
+        if self.trial is not None and not self._is_named and not (isinstance(self.trial, Integral) and self.trial >= 0):
+            raise StudyFileError(f"trial: expected a trial's number, best or knee; got {self.trial!r}")
+
+    @property
+    def _is_named(self) -> bool:
+        return isinstance(self.trial, str) and self.trial in ("best", "knee")
 
     def reason(self, front: ParetoFront) -> str:
         """Why it is this trial of the front, to be displayed.
@@ -51,7 +58,7 @@ class Choice:
         ('the fastest within 1% of the best', 'as asked')
         """
         if self.trial is not None:
-            return f"the {self.trial}" if isinstance(self.trial, str) else "as asked"
+            return f"the {self.trial}" if self._is_named else "as asked"
         if self.target is not None:
             return f"the {front.fastest} that reaches {self.target:.12g}"
         if self.cheapest_to is not None:
@@ -71,7 +78,7 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
     """
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
-    if isinstance(choice.trial, int):
+    if choice.trial is not None and choice.trial not in ("best", "knee"):
         chosen = next((trial for trial in front.trials if trial.number == choice.trial), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)

@@ -109,7 +109,7 @@ def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], ku
         ),
         (
             ["jobs", "status", "--launcher", "slurm@http://a"],
-            "launcher: expected a launcher that has a place (ray@ADDRESS, kuberay@NAMESPACE), got slurm@http://a",
+            "launcher: expected ray@ADDRESS, kuberay@NAMESPACE or a launcher's name alone, got slurm@http://a",
         ),
         (["jobs", "status", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
     ],

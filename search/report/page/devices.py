@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ....spaces.front import amount
 from ....spaces.readable import number
-from ....spaces.study.goals import Objectives, Speed
-from ...analysis.retime import Placement, Retimed, device_sentences, front_over_devices, placements_over
+from ...analysis.retime import Placement, device_sentences, front_over_devices, placements_over
 from .figure import Axis, Figure, Layer, Tone
+from .study_data import MEASURES, StudyData
 
 # One for each device; with more devices than tones, hover texts tell them apart.
 _TONES: tuple[Tone, ...] = ("front", "limit", "measured", "alternative", "other", "stopped")
 
 
-def devices_figure(
-    each: Mapping[str, Retimed], objectives: Objectives, measures: Mapping[Speed, tuple[str, str]]
-) -> Figure | None:
-    """The front of each device, by cost or by what the study is compared by; None where no setting can be trained on any.
-
-    Args:
-        each: a study's trials on each device.
-        measures: what training takes, by each measure of speed in a title and as an axis's unit.
-    """
+def devices_figure(data: StudyData) -> Figure | None:
+    """The front of each device, by cost or by what the study is compared by; None where no setting can be trained on any."""
+    each, objectives = data.devices, data.study.spec.objectives
     placements = placements_over(each, objectives)
     front = front_over_devices(placements, objectives)
     if not front:
@@ -56,7 +48,7 @@ def devices_figure(
         ),
     ]
     speed = placements[0].speeds[0]
-    what, unit = measures[speed]
+    what, unit = MEASURES[speed]
     return Figure(
         "devices",
         f"{metric} against {what} on each device",

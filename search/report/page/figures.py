@@ -21,7 +21,7 @@ def figures_of(data: StudyData) -> list[Figure]:
     """The figures that the study has data for, in reading order."""
     figures = (
         front_figure(data),
-        devices_figure(data.devices, data.study.spec.objectives, MEASURES) if data.devices else None,
+        devices_figure(data),
         batch_accuracy(data),
         batch_time(data),
         rate_figure(data),

@@ -1,5 +1,6 @@
 """One point of a front is chosen by its number, its knee, or how near the best it is."""
 
+import numpy as np
 import pytest
 from bsearch.search.analysis.choice import Choice, chance_to_reach, chosen_trial, fastest_within, settings_reaching
 from bsearch.search.analysis.pareto import front_of
@@ -72,6 +73,10 @@ def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
     [
         ({"trial": 7}, "trial 7 is not on its front; expected one of 0, 1"),
         ({"trial": "knee"}, "no knee yet"),
+        ({"trial": "last"}, "trial: expected a trial's number, best or knee; got 'last'"),
+        ({"trial": -1}, "trial: expected a trial's number, best or knee; got -1"),
+        ({"trial": 1.0}, r"trial: expected a trial's number, best or knee; got 1\.0"),
+        ({"trial": np.int64(7)}, "trial 7 is not on its front; expected one of 0, 1"),
         ({"trial": 0, "within": 0.1}, "one of trial, within, target and cheapest-to"),
         ({"cheapest_to": 0.9}, "no trial reaches accuracy 0.9"),
         ({"cheapest_to": 0.5}, "expected trials with a cost, which devices.prices gives them; got none"),
