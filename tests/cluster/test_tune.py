@@ -18,8 +18,10 @@ import optuna
 import pytest
 import ray
 from bsearch.cluster.connection import nodes
+from bsearch.cluster.searcher import LaunchOrder
 from bsearch.cluster.tune import TuneRunner
 from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
+from bsearch.search.run.decisions.ending import Stage
 from bsearch.search.run.events import Event
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import ClusterError, StudyFileError
@@ -109,6 +111,23 @@ class TestTuneRunner(RunnerContract):
         assert begun
         assert all(at_shutdown)
         assert 1 <= sum(trial.state.name == "COMPLETE" for trial in kept().trials) < 30
+
+    def test_a_study_may_stop_between_a_suggestion_and_its_start(
+        self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Tune has no folder for such a trial, and looked for it."""
+        added, usual = list[str](), LaunchOrder.on_trial_add
+
+        def add(self: LaunchOrder, controller: Any, trial: Any) -> None:
+            usual(self, controller, trial)
+            added.append(trial.trial_id)
+            if len(added) == 2:
+                self._searcher._study.ending.reach(Stage.STOPPED, "the test stops it")
+
+        monkeypatch.setattr(LaunchOrder, "on_trial_add", add)
+        go("Slow", budget={"trials": 30})
+        assert len(added) == 2
+        assert all(trial.user_attrs["outcome"] in ("interrupted", "stopped") for trial in kept().trials)
 
     @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
