@@ -10,6 +10,7 @@
 # make test-lowest      the quick tier with the lowest versions that pyproject.toml allows
 # make test-newest      the quick tier on the newest Python that is installed (NEWEST=path names another)
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
+# make rough    other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
 # make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
 # make faults    two hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html
@@ -29,7 +30,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long mutants faults docs check lint clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long rough mutants faults docs check lint clean
 install: $(STAMP)
 
 # uv installs in half a minute what takes pip minutes.
@@ -66,7 +67,7 @@ run: $(RUNS)
 # of a module are made once.
 TWO := $(BIN)/pytest -n 2 --dist loadfile
 # With real Rays, browsers, queues: each has a target of its own.
-HEAVY := ray or packaging or cluster or browser or frameworks or docs
+HEAVY := ray or packaging or cluster or browser or frameworks or docs or rough
 # A release's.
 LONG := long or faults
 QUICK := not (slow or $(HEAVY) or $(LONG))
@@ -104,6 +105,9 @@ test-docs: install
 test-long: install
 	$(TWO) -m "long and not faults"
 	$(BIN)/pytest -m faults
+
+rough: install
+	$(BIN)/python tests/rough/table.py $(BEFORE)
 
 mutants: install
 	$(BIN)/python tests/mutants.py $(MUTANTS)
