@@ -13,13 +13,14 @@ from ..objectives.task_code import task_code_hash
 from ..search.analysis.choice import Choice, chosen_trial
 from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
+from ..search.store.url import shown_url
 from ..spaces.domain import share
 from ..spaces.errors import BsearchError, Fault, StudyFileError
-from ..spaces.files import write_file
+from ..spaces.files import file_name, write_file
 from ..spaces.front import ParetoFront
 from ..spaces.readable import count, from_here, number
 from ..spaces.record import TrialRecord, counted
-from ..spaces.storage import masked, storage_of
+from ..spaces.storage import storage_of
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import Framework, StudySpec
 from ..spaces.trial import Measurement
@@ -122,7 +123,7 @@ class Study:
     @property
     def url(self) -> str:
         """The storage, without passwords."""
-        return masked(self._stored.url)
+        return shown_url(self._stored.url)
 
     @property
     def spec(self) -> StudySpec:
@@ -241,7 +242,7 @@ class Study:
         from ..search.report.page.page import report_page
         from ..search.report.page.study_data import StudyData
 
-        target = self._results / self.name / "report.html" if path is None else Path(path)
+        target = self._results / file_name(self.name) / "report.html" if path is None else Path(path)
         stored = with_rates(self._stored)
         return write_file(target, report_page(StudyData.of(stored)))
 
@@ -291,7 +292,7 @@ def train_point(
     from ..search.report.terminal.train import opening_lines, progress_line
     from ..search.run.train import planned_trainings, train
 
-    stored, spec, results = study._stored, study._spec, study._results / study.name
+    stored, spec, results = study._stored, study._spec, study._results / file_name(study.name)
     record = chosen_trial(stored.name, stored.front, choice, stored.records)
     folder = results / f"trial-{record.number}" if out is None else Path(out)
     trainings = planned_trainings(stored, record, folder, epochs=epochs, seeds=seeds)

@@ -16,7 +16,7 @@ from rich.text import Text
 from .. import __version__
 from ..search.report.terminal.signals import handled_signals, is_termination
 from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
-from ..spaces.storage import masked
+from ..spaces.secrets import masked
 from ..spaces.study.file import located
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
@@ -81,7 +81,7 @@ class _Commands(click.Group):
         except BsearchError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            click.echo(plain(masked(str(error))), err=True)
+            click.echo(plain(str(error)), err=True)
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
             terminated = is_termination(error)

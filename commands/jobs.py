@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..search.report.completion import launchers, study_files
 from ..spaces.errors import NoStudyError, StorageError, plain
-from ..spaces.storage import masked
+from ..spaces.secrets import masked
 from ..spaces.study.file import read_study
 from .group import epilog, located_faults, main, terminal
 from .options import json_option, storage_option

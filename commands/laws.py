@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..search.report.completion import study_files
+from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
 from ..spaces.readable import from_here
-from ..spaces.storage import masked
 from ..spaces.study.goals import Objectives, Speed
 from .group import epilog, located_faults, main, terminal
 from .options import TIMES, VALUE, device_options, json_option, name_option
@@ -72,7 +72,7 @@ def retime(
         return
     ((device, after),) = each.items()
     if as_json:
-        document = study_document(stored.name, masked(stored.url), after.front, after.records)
+        document = study_document(stored.name, shown_url(stored.url), after.front, after.records)
         document |= {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
         click.echo(json_text(document), nl=False)
         return

@@ -17,9 +17,10 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, plain
+from ..spaces.files import file_name
 from ..spaces.readable import from_here
-from ..spaces.storage import masked
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
@@ -88,7 +89,7 @@ def show(
         return
     chosen = [record for record in records if outcome in (None, record.outcome)]
     if as_json:
-        document = study_document(stored.name, masked(stored.url), front, records)
+        document = study_document(stored.name, shown_url(stored.url), front, records)
         if every or outcome:
             document["all"] = [trial_document(record, front) for record in chosen]
         click.echo(json_text(document), nl=False)
@@ -231,7 +232,7 @@ def export(
 
         url = stored.url if out is None else f"sqlite:///{out.absolute()}"
         copy_now(stored, None if out is None else url).close()
-        click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {masked(url)}", err=True)
+        click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shown_url(url)}", err=True)
         return
     front, records = stored.front, stored.records
     if to in _FRAMEWORKS:
@@ -241,7 +242,7 @@ def export(
         if to == "csv":
             text = csv_text(rows)
         else:
-            document = study_document(stored.name, masked(stored.url), front, records)
+            document = study_document(stored.name, shown_url(stored.url), front, records)
             text = json_text(document if what == "front" else document | {"all": rows})
     if out is None:
         click.echo(text, nl=False)
@@ -311,7 +312,7 @@ def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name
             "tracking: expected mlflow, wandb or tensorboard, got none. Pass --to mlflow, or write "
             "tracking: mlflow in the study file."
         )
-    tracked = tell(stored, chosen, results_beside(study) / stored.name)
+    tracked = tell(stored, chosen, results_beside(study) / file_name(stored.name))
     if as_json:
         click.echo(json.dumps([asdict(status) for status in tracked], indent=2))
     else:
@@ -357,7 +358,7 @@ def report(
 
     stored = with_rates(StoredStudy.open(study, name))
     drawn = StudyData.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
-    path = write_file(out or results_beside(study) / stored.name / "report.html", report_page(drawn))
+    path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
     for figure in write_figures(figures_of(drawn), figures) if figures else ():
         click.echo(f"wrote {plain(from_here(figure.absolute()))}")

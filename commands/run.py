@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here
-from ..spaces.storage import masked
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
 from .group import FAILED, documents_only, epilog, located_faults, main, terminal
@@ -171,7 +171,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from ..spaces.record import counted
 
     stored = result.study
-    document = study_document(stored.name, masked(stored.url), stored.front, stored.records)
+    document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
     done = counted(stored.records)
     console.print()
@@ -217,7 +217,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
 
 def _shown(study: Path, spec: StudySpec) -> str:
     """The study as an argument for other commands."""
-    return str(study) if study.suffix in (".yaml", ".yml") else masked(spec.storage or "")
+    return str(study) if study.suffix in (".yaml", ".yml") else shown_url(spec.storage or "")
 
 
 @main.command(epilog=epilog("bsearch check study.yaml"))

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..spaces.errors import TaskError
+from ..spaces.files import file_name
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
@@ -310,7 +311,7 @@ class Loop(TrainingSamples):
         if setup.model_folder is not None and not self.ranks.rank:
             with self.average.in_place():
                 for name, model in self.models.items():
-                    save_state(Path(setup.model_folder) / f"{name}.pt", model.state_dict())
+                    save_state(Path(setup.model_folder) / f"{file_name(name)}.pt", model.state_dict())
 
     def start(self) -> None:
         """Make all devices' models those of the first, and put them into training mode."""

@@ -11,9 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .secrets import masked
+
 # The most faults reported per file, and the most characters shown of each.
 MOST_FAULTS = 100
 _MOST_CHARACTERS = 2000
+_LONGEST_OF_TASKS = 10_000
 # What a terminal interprets instead of printing: control characters except tab and line feed, bidirectional marks, and lone
 # surrogates, which cannot be encoded.
 _INTERPRETED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -37,6 +40,16 @@ def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+def cut_middle(text: str, most: int) -> str:
+    """Text truncated to about `most` characters, of which the first and last are kept.
+
+    >>> cut_middle("abcdefghijkl", 6)
+    'abc\n... (12 characters)\njkl'
+    """
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}\n... ({len(text)} characters)\n{text[-half:]}"
+
+
 def near_miss(word: Any, known: Any, cutoff: float = 0.6) -> str:
     """ " Did you mean 'x'?" if one of the known words is similar, otherwise an empty string.
 
@@ -53,7 +66,10 @@ def near_miss(word: Any, known: Any, cutoff: float = 0.6) -> str:
 
 
 class BsearchError(Exception):
-    """An error that a user can act on; the command line prints it without a traceback."""
+    """An error that a user can act on; the command line prints it without a traceback. Secrets in its message are masked."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(masked(message))
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -93,6 +109,9 @@ class StudyFileError(BsearchError):
 
 class TaskError(BsearchError):
     """The user's training code must be fixed: it breaks the interface, raised, or cannot be loaded."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message, _LONGEST_OF_TASKS))  # it quotes errors of theirs, which may be of any length
 
 
 class ProfilingError(BsearchError):

@@ -1,13 +1,39 @@
-"""Files: untrusted ones are read within limits, and only if they are regular files; results are written whole or not at all."""
+"""Files: untrusted ones are read within limits, and only if they are regular files; results are written whole or not at all,
+under names that stay in their folder.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import stat
-import tempfile
+import uuid
 from pathlib import Path
 
 from .errors import Fault, OutputError, StudyFileError
+
+# Characters of a file's name besides letters and digits; the rest separates folders or means something to a shell or a system.
+_NAME = frozenset("._-+=@,()[] ")
+_LONGEST = 120  # characters: systems allow 255 bytes, of which an ending takes some
+
+
+def file_name(name: str) -> str:
+    """One file or folder's name made of any text: it names something in its folder, and differs where texts differ.
+
+    >>> file_name("width"), file_name("../up/x"), file_name("")
+    ('width', '%2E.%2Fup%2Fx', '%')
+    """
+    escaped = "".join(
+        character
+        if (character.isalnum() or character in _NAME) and not (character == "." and at == 0)
+        else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+        for at, character in enumerate(name)
+    )
+    if len(escaped.encode()) > _LONGEST:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        escaped = f"{escaped.encode()[: _LONGEST - 20].decode(errors='ignore')}-{digest}"
+    return escaped or "%"
 
 
 def text_of(path: Path, what: str, most_bytes: int) -> str:
@@ -55,16 +81,17 @@ def write_file(path: Path, content: str | bytes) -> Path:
         if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
             path.write_bytes(content.encode() if isinstance(content, str) else content)
             return path
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
-            try:
-                temporary.write(content.encode() if isinstance(content, str) else content)
-                temporary.flush()
-                os.fsync(temporary.fileno())  # some file systems report only here that they are full
-                os.fchmod(temporary.fileno(), 0o644)
-                os.replace(temporary.name, path)
-            except BaseException:
-                os.unlink(temporary.name)
-                raise
+        temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex[:8]}")
+        try:
+            with temporary.open("xb") as file:  # with the permissions that the user's umask leaves
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())  # some file systems report only here that they are full
+            if path.is_file() and not path.is_symlink():
+                shutil.copymode(path, temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another location.") from None
     return path

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from .domain import bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
+from .files import file_name
 from .laws.device import DeviceProfile
 from .laws.step_time import StepTime, doubt, fastest_plan
 from .learning_rate import (
@@ -139,7 +140,7 @@ def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Sugge
     if spec.cluster.checkpoints is None:
         return None
     began_as = suggestion.notes.get("began_as", suggestion.number)
-    return f"{spec.cluster.checkpoints.rstrip('/')}/{name}/checkpoints/{began_as}-{task_hash[:8]}.pt"
+    return f"{spec.cluster.checkpoints.rstrip('/')}/{file_name(name)}/checkpoints/{began_as}-{task_hash[:8]}.pt"
 
 
 def planned(

@@ -1,4 +1,4 @@
-"""Storage URLs: masking their passwords, reading them from the environment, and detecting network file systems."""
+"""Storage URLs: reading them from the environment, and detecting network file systems."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from .errors import StudyFileError
-
-# Up to the last @: a password that is not percent-encoded may contain one.
-_PASSWORD = re.compile(r"(^(?!\S*//)|//)([^:/\s]*:)\S*@")
-_SECRET_OPTION = re.compile(r"([?&][^=&\s]*(?:pass|pwd|secret|token)[^=&\s]*=)[^&\s'\"]*", re.IGNORECASE)
 
 # File systems whose locks and shared memory are unreliable for SQLite's write-ahead log (https://sqlite.org/wal.html).
 # fmt: off
@@ -21,15 +17,6 @@ NETWORK_FILE_SYSTEMS = frozenset({
     "wekafs",
 })
 # fmt: on
-
-
-def masked(text: str) -> str:
-    """A storage URL, or text that contains one, with its passwords masked.
-
-    >>> masked("postgresql+psycopg://ann:s3cret@db/studies?sslpassword=x&sslmode=require")
-    'postgresql+psycopg://ann:***@db/studies?sslpassword=***&sslmode=require'
-    """
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1\2***@", text))
 
 
 def storage_of(environment: Mapping[str, str]) -> str | None:

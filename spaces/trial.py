@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from .errors import TaskError
+from .errors import TaskError, cut, cut_middle
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .study.training import Training
@@ -255,18 +255,27 @@ COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
 NODE_DIED = "its node died"
 
 
+_LONGEST_TRACEBACK = 32_000  # characters
+
 # The message of one that its driver asked for.
 LEFT = "stopped at its driver's request"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. `message` is for users; `micro_batch` is the size that ran out of memory."""
+    """How an attempt ended. `message` is for users; `micro_batch` is the size that ran out of memory.
+
+    Texts are bounded here, for a task's error may be of any length, and is stored, sent and shown.
+    """
 
     kind: OutcomeKind
     message: str = ""
     traceback: str = ""
     micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", cut(self.message))
+        object.__setattr__(self, "traceback", cut_middle(self.traceback, _LONGEST_TRACEBACK))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

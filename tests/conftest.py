@@ -20,6 +20,8 @@ from postgres_server import PostgresServer, postgres_server
 if TYPE_CHECKING:
     from bsearch.objectives.parallel.rank_processes import RankProcesses
 
+pytest_plugins = ["attacks"]
+
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test loads from a hub

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import pkgutil
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -27,6 +29,11 @@ FOLDERS = (
     "__pycache__",
 )
 FILES = ("*.db", "*.db-*", "*.sqlite*", "*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.pyc", "*.egg-info", "*.log")
+# Keys and passwords, by name or by how the file begins.
+KEYS: tuple[str, ...] = ("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx", "*.jks")
+KEYS += ("*.kdbx", "*.keytab", "kubeconfig*", "secrets.*", "client_secret*.json", "*service*account*.json")
+KEYS += ("*credentials*.json", "credentials.csv")
+_KEY_BEGINS = re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|PuTTY-User-Key-File-|AGE-SECRET-KEY-1")
 LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
 
 
@@ -71,8 +78,12 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
                     left_out.append(f"{relative}/")
                 else:
                     walk(path)
-            elif path.name.startswith(".") or any(fnmatch.fnmatch(path.name, pattern) for pattern in FILES):
+            elif path.name.startswith(".") or _matches(path, FILES):
                 left_out.append(str(relative))
+            elif not path.resolve().is_relative_to(folder.resolve()):
+                left_out.append(f"{relative} (a link to outside the folder)")
+            elif _is_key(path):
+                left_out.append(f"{relative} (a key)")
             elif not path.is_file() or path.stat().st_size > LARGEST_FILE:
                 left_out.append(f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative))
             else:
@@ -91,6 +102,19 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
             )
         )
     return found
+
+
+def _matches(path: Path, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
+
+
+def _is_key(path: Path) -> bool:
+    if _matches(path, KEYS):
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _KEY_BEGINS.search(file.read(4096)) is not None
 
 
 def copy_package(target: Path) -> list[Path]:

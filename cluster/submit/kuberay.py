@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from ...search.store.url import has_secret
 from ...spaces.errors import ClusterError, Fault, StudyFileError
-from ...spaces.storage import masked
 from ...spaces.study.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output
@@ -85,7 +85,7 @@ class KubeRaySubmitter:
             f"Write storage: {where} and submit.kuberay.storage_claim, or a secret with its URL, database_secret: {{name: ...}}"
         )
         url = submission.given_storage or submission.storage or ""
-        if ":***@" in masked(url):
+        if has_secret(url):
             found = [
                 Fault(
                     "storage",

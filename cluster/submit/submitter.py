@@ -102,7 +102,7 @@ class Submission:
         if ".py:" not in self.spec.task:
             return faults
         path, written = Path(self.spec.task.rpartition(":")[0]), parse_study(self.file.read_text(encoding="utf-8")).task
-        if Path(written).expanduser().is_absolute() or not path.is_relative_to(self.spec.folder):
+        if Path(written).expanduser().is_absolute() or not path.resolve().is_relative_to(self.spec.folder.resolve()):
             return [
                 Fault(
                     "task",

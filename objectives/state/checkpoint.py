@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # Files of another format are ignored.
 _FORMAT = 3
+# What a file begins with, before the digest of the rest; without one it begins as torch writes it.
+_MAGIC, _ZIP = b"bsearch checkpoint\n", b"PK\x03\x04"
 
 # Between evaluations, this many times as long is trained as the last save took.
 _SAVING = 10
@@ -101,13 +103,14 @@ class Checkpoint:
             if not system.exists(path):
                 return None
             # Load only plain values and tensors: a checkpoint must not run code.
-            content = io.BytesIO(system.cat_file(path))
+            content = io.BytesIO(_checked(system.cat_file(path)))
             saved = torch.load(content, map_location="cpu", weights_only=True)
             if saved["format"] != _FORMAT or saved["experiment"] != self.experiment:
                 return None
             measurements = [Measurement.from_dict(values) for values in json.loads(saved["measurements"])]
         except Exception as error:
-            self._read_error = f"the checkpoint could not be read, so training began again: {_reason(error)}"
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
+            self._read_error = f"the checkpoint could not be read, so training began again: {reason}"
             return None
         self.measurements = measurements
         return saved["state"]
@@ -170,10 +173,11 @@ class Checkpoint:
             torch.save(content, buffer)
             system, path = file_system_of(self.url)
             system.makedirs(system._parent(path), exist_ok=True)
+            head = _MAGIC + hashlib.sha256(buffer.getbuffer()).digest()
             if isinstance(system, LocalFileSystem):
-                _replace(Path(path), buffer.getbuffer())
+                _replace(Path(path), head, buffer.getbuffer())
             else:
-                system.pipe_file(path, buffer.getvalue())  # object stores replace objects atomically
+                system.pipe_file(path, head + buffer.getvalue())  # object stores replace objects atomically
             self._write_error = ""
         except Exception as error:
             self._write_error = f"the checkpoint could not be written: {_reason(error)}"
@@ -228,12 +232,26 @@ def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
 
 
-def _replace(path: Path, content: Any) -> None:
+def _checked(content: bytes) -> memoryview:
+    """What was saved, without its digest.
+
+    Raises:
+        ValueError: it is not as it was written, which torch does not notice.
+    """
+    view, start = memoryview(content), len(_MAGIC) + hashlib.sha256().digest_size
+    if content.startswith(_ZIP):
+        return view  # written before there were digests
+    if not content.startswith(_MAGIC) or hashlib.sha256(view[start:]).digest() != view[len(_MAGIC) : start]:
+        raise ValueError("damaged")
+    return view[start:]
+
+
+def _replace(path: Path, *parts: Any) -> None:
     delete_parts(path)
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with part.open("wb") as file:
-            file.write(content)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -22,10 +22,11 @@ from ...objectives.machine.host import bound_cores, container_bytes, container_c
 from ...objectives.machine.nvidia import nvidia_smi
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
-from ...spaces.storage import masked
+from ...spaces.secrets import masked
 from ...spaces.study.spec import StudySpec
 from ..store.database import storage_engine
 from ..store.inspection import inspect_storage
+from ..store.url import shown_url
 
 State = Literal["ok", "warning", "problem"]
 
@@ -357,7 +358,7 @@ def disk(folder: Path, what: str) -> Finding:
 
 def storage_findings(url: str) -> Iterator[Finding]:
     """The study's database: whether it opens and is writable, its version, and who runs its studies."""
-    shown = masked(url)
+    shown = shown_url(url)
     try:
         engine = storage_engine(url)
         database = engine.url.database

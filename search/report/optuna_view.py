@@ -14,11 +14,11 @@ from typing import Any
 from ...spaces.errors import BsearchError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord, counted
-from ...spaces.storage import masked
 from ...spaces.study.spec import StudySpec
 from ..run.study_run import StudyRun
 from ..store.stored import StoredStudy
 from ..store.tables import Tables
+from ..store.url import shown_url
 from ..suggest.optuna.database import OptunaDatabase
 from ..suggest.space_transform import SearchSpace
 from .notes import study_note, trial_note
@@ -47,7 +47,7 @@ class OptunaView:
 
     def __init__(self, url: str, name: str, spec: StudySpec, to: str | None = None) -> None:
         self._name, self._spec = name, spec
-        self._study = f"{masked(url)} --name {name}"  # as commands name it
+        self._study = f"{shown_url(url)} --name {name}"  # as commands name it
         self._tables = Tables(url, create=False)
         self._copy = OptunaDatabase(to or url, name, spec.objectives, SearchSpace.of(spec.domains()))
         self._front: ParetoFront | None = None  # as of the last update

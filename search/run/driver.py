@@ -23,7 +23,6 @@ from ...spaces.planning import CostKey, common_batches, known_taken
 from ...spaces.profile_request import profile_faults
 from ...spaces.readable import count
 from ...spaces.record import TrialRecord, counted
-from ...spaces.storage import masked
 from ...spaces.study.spec import StudySpec
 from ..analysis.pareto import study_front
 from ..laws.best_rate import with_rates
@@ -32,6 +31,7 @@ from ..store.lock import HEARTBEAT_S
 from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
 from ..store.tables import StudyRow, Tables
 from ..store.trials import Trials, stored_trials
+from ..store.url import shown_url
 from ..suggest.space_transform import SearchSpace
 from ..suggest.suggester import Suggester, suggester_of
 from ..suggest.warm_start import prior_trials
@@ -175,7 +175,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
 
 
 def _store(study: _OpenStudy) -> None:
-    spec = study.spec.model_dump(mode="json") | {"storage": masked(study.tables.url)}
+    spec = study.spec.model_dump(mode="json") | {"storage": shown_url(study.tables.url)}
     study.tables.save_study(study.name, study.spec.study, study.identity, spec)
 
 
@@ -393,7 +393,7 @@ def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
             if ended:
                 return
             if tables.vanished():
-                run.fail(f"the database {masked(tables.url)} was deleted while the study ran, and its trials with it")
+                run.fail(f"the database {shown_url(tables.url)} was deleted while the study ran, and its trials with it")
             elif not ours:
                 run.fail("another driver took the study over")
             run.check_cost()

@@ -23,7 +23,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
 
 from ...spaces.errors import Fault, NoStudyError, StorageError, StudyFileError
-from ...spaces.storage import masked, network_file_system
+from ...spaces.secrets import masked
+from ...spaces.storage import network_file_system
+from .url import shown_url
 
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
 BUSY_S = 30.0  # how long SQLite itself waits for another's write to end
@@ -49,7 +51,7 @@ class RetryPolicy:
     """
 
     def __init__(self, url: str, notify: Callable[[str], None] = lambda text: None, limit_s: float = 0.0) -> None:
-        self.shown, self._notify, self._limit_s = masked(url), notify, limit_s
+        self.shown, self._notify, self._limit_s = shown_url(url), notify, limit_s
         self.cancelled = False  # no more retries; set by a signal handler, so not a threading.Event, whose lock it might hold
         self._answered = False
         self._unavailable = False
@@ -145,10 +147,10 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url)
     except (sa.exc.ArgumentError, ValueError):
         raise _storage_fault(
-            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", masked(url)
+            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", shown_url(url)
         ) from None
     if "@" in (parsed.host or ""):
-        raise _storage_fault("expected a password with @ written as %40, / as %2F and : as %3A", masked(url))
+        raise _storage_fault("expected a password with @ written as %40, / as %2F and : as %3A", shown_url(url))
     return parsed
 
 
@@ -162,7 +164,7 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
         StorageError: there is no such file, and none may be created.
         StudyFileError: the URL names no known database, its driver is not installed, or its folder cannot be written.
     """
-    shown, parsed = masked(url), _parsed(url)
+    shown, parsed = shown_url(url), _parsed(url)
     try:
         engine = sa.create_engine(parsed, **engine_options(url))
         with warnings.catch_warnings():
@@ -275,7 +277,7 @@ def storage_refused(url: str, error: BaseException) -> StorageError:
         advice = "Free space on its disk: finished trials are saved, and the same command resumes the study."
     else:
         advice = "Check that it exists, is writable, and has free space."
-    return StorageError(f"storage {masked(url)}: the database refused: {first_line(cause)}. {advice}")
+    return StorageError(f"storage {shown_url(url)}: the database refused: {first_line(cause)}. {advice}")
 
 
 @contextmanager

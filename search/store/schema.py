@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ...spaces.errors import NoStudyError, StorageError
-from ...spaces.storage import masked
+from .url import shown_url
 
 # Of our own: Optuna owns `alembic_version`, and a second head there breaks `optuna.load_study`.
 VERSION_TABLE = "bsearch_alembic_version"
@@ -110,7 +110,7 @@ def migrate(engine: Engine, *, create: bool, may_change: Callable[[Connection], 
         revision = revision_of(connection)
     if revision == HEAD:
         return
-    shown = masked(engine.url.render_as_string())
+    shown = shown_url(engine.url.render_as_string(hide_password=False))
     if revision is None and not create:  # reading leaves a foreign database unchanged
         raise NoStudyError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
     if revision is not None and revision not in known_revisions():

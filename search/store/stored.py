@@ -15,7 +15,7 @@ from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskErr
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
-from ...spaces.storage import masked, storage_of
+from ...spaces.storage import storage_of
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialSetup
@@ -23,6 +23,7 @@ from ..analysis.pareto import study_front
 from ..analysis.rates import StoredRates
 from .tables import StudyRow, Tables
 from .trials import stored_trials
+from .url import shown_url
 
 
 def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class StoredStudy:
     """A study with everything its database holds, at one moment.
 
     Args:
-        url: of the database; may hold a password, so it is shown as `masked(url)`.
+        url: of the database; may hold a password, so it is shown as `shown_url(url)`.
         name: the study's full name there.
         spec: the study file as of the last run.
         identity: what must not change between runs, as hashes and values by name.
@@ -154,10 +155,12 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
                 identity = study_identity(spec, task_code_hash(spec.task))
                 rows = [row for row in rows if is_same_experiment(row.identity, identity)] or rows
     if not rows:
-        raise NoStudyError(f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one.")
+        raise NoStudyError(
+            f"storage {shown_url(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one."
+        )
     if base is None and len({row.base_name for row in rows}) > 1:
         names = ", ".join(row.name for row in rows)
-        raise StudyFileError(f"storage {masked(url)}: holds several studies, so give a name: {names}")
+        raise StudyFileError(f"storage {shown_url(url)}: holds several studies, so give a name: {names}")
     return url, next((row for row in rows if row.name == name), rows[-1])
 
 

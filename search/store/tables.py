@@ -22,11 +22,11 @@ from sqlalchemy.engine import Connection
 
 from ...spaces.errors import StorageError
 from ...spaces.record import TrialFacts, TrialRecord
-from ...spaces.storage import masked
 from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
+from .url import shown_url
 from .write_buffer import Write, WriteBuffer
 
 
@@ -252,8 +252,8 @@ class Tables:
         missing = next((number for number in range(len(found)) if number not in found), None)
         if missing is not None:
             raise StorageError(
-                f"storage {masked(self.url)}: study {study} has lost trial {missing}, though later ones are there. Restore the "
-                "database from a copy, or begin another study: --new."
+                f"storage {shown_url(self.url)}: study {study} has lost trial {missing}, though later ones are there. Restore "
+                "the database from a copy, or begin another study: --new."
             )
         return [found[number] for number in sorted(found)]
 

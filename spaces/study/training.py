@@ -67,7 +67,7 @@ class Training(Section):
         description="Seed of every trial's initial weights, shuffling and augmentation, and of the sampler.",
     )
     workers: StrictInt = Field(
-        0, ge=0, description="Data-loading processes per device; 0: the training process loads the data."
+        0, ge=0, le=256, description="Data-loading processes per device; 0: the training process loads the data."
     )
     pin_memory: StrictBool = Field(True, description="Copy batches to a GPU from page-locked memory.")
     compile: StrictBool = Field(False, description="Compile the model with torch.compile.")

@@ -202,7 +202,7 @@ def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monke
     made = noisy(tmp_path, batch=4, training={"evaluations": 1}, smallest_micro_batch=2, checkpoint_every_s=0.01)
     saves = []
 
-    def slowly(path: Path, content: memoryview) -> None:
+    def slowly(path: Path, *parts: object) -> None:
         saves.append(path)
         time.sleep(0.05)
 
@@ -216,7 +216,7 @@ def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monke
 def test_what_checkpoints_take_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saves = []
 
-    def slowly(path: Path, content: memoryview) -> None:
+    def slowly(path: Path, *parts: object) -> None:
         saves.append(path)
         time.sleep(0.05)
 
@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_experiment_is_none(tmp_path: Path, change: dict
     assert all("resumed_at" not in one.facts for one in measurements)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "words", "pickle"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "words", "pickle", "bit", "head"])
 def test_a_damaged_checkpoint_costs_the_work_and_not_the_trial(tmp_path: Path, damage: str) -> None:
     made = noisy(tmp_path)
     uninterrupted = whole(replace(made, checkpoint=None))
@@ -295,11 +295,24 @@ def test_a_damaged_checkpoint_costs_the_work_and_not_the_trial(tmp_path: Path, d
     file = Path(str(made.checkpoint))
     kept = file.read_bytes()
     hostile = b"cos\nsystem\n(S'touch hacked'\ntR."
-    file.write_bytes({"cut": kept[: len(kept) // 2], "empty": b"", "words": b"not a checkpoint", "pickle": hostile}[damage])
+    bit, head = (kept[:at] + bytes([kept[at] ^ 4]) + kept[at + 1 :] for at in (len(kept) // 2, 3))
+    damaged = {"cut": kept[: len(kept) // 2], "empty": b"", "words": b"not a checkpoint", "pickle": hostile}
+    file.write_bytes({**damaged, "bit": bit, "head": head}[damage])
     checkpoint = Checkpoint.of(made)
     assert checkpoint.load() is None
-    assert "could not be read" in str(checkpoint.facts()["checkpoint"])
+    reason = "the checkpoint could not be read, so training began again: it is damaged"
+    assert checkpoint.facts()["checkpoint"] == reason
     assert whole(made)[0] == uninterrupted[0]
+
+
+def test_a_checkpoint_without_a_digest_is_read(tmp_path: Path) -> None:
+    """As earlier versions wrote it."""
+    made = noisy(tmp_path)
+    trained_until(made, 2)
+    file = Path(str(made.checkpoint))
+    content = file.read_bytes()
+    file.write_bytes(content[content.index(b"PK\x03\x04") :])
+    assert Checkpoint.of(made).load() is not None
 
 
 def test_a_place_that_cannot_be_written_costs_no_trial_and_leaves_nothing(tmp_path: Path) -> None:

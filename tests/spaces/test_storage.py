@@ -11,14 +11,16 @@ import pytest
 from bsearch.cli import main
 from bsearch.search.store import database as database_module
 from bsearch.search.store.tables import Tables
+from bsearch.search.store.url import shown_url
 from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.storage import masked, network_file_system, storage_of
+from bsearch.spaces.secrets import masked
+from bsearch.spaces.storage import network_file_system, storage_of
 from click.testing import CliRunner
 from conftest import TASKS
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 MOUNTS = r"""
@@ -73,9 +75,17 @@ def test_no_mounts_are_no_network() -> None:
         ("postgresql://u@h/d?password=s3cret&x=1", "postgresql://u@h/d?password=***&x=1"),
         ("postgresql://u@h/d?x=1&SSLPassword=s3cret", "postgresql://u@h/d?x=1&SSLPassword=***"),
         ("postgresql://u:s3cr@et/s3cret@h/d", "postgresql://u:***@h/d"),
-        ("postgresql:u:s3cret@h/d", "postgresql:***@h/d"),
+        ("postgresql:u:s3cret@h/d", "postgresql:u:***@h/d"),
         ("postgresql//u:s3cret@h/d", "postgresql//u:***@h/d"),
-        ("could not open postgresql://u:s3cret@h/d, see a@b", "could not open postgresql://u:***@h/d, see a@b"),
+        ("could not open postgresql://u:s3cret@h/d, see a@b", "could not open postgresql://u:***@b"),
+        ("postgresql://u:two s3cret@h/d", "postgresql://u:***@h/d"),
+        ("https://s3cret@h/x and http://u:s3cret@h", "https://***@h/x and http://u:***@h"),
+        ("http://127.0.0.1:5000/x, see a@b", "http://127.0.0.1:5000/x, see a@b"),
+        ("host=h password='s3 cret' user=u", "host=h password=*** user=u"),
+        ("{'api_key': 's3cret', \"token\": \"s3cret\"}", "{'api_key': ***, \"token\": ***}"),
+        ("AccountKey=s3cret;x=1&sig=s3cret", "AccountKey=***;x=1&sig=***"),
+        ("Authorization: Bearer s3crets3cret", "Authorization: Bearer ***"),
+        ("pad_token='<pad>', max_tokens=5", "pad_token='<pad>', max_tokens=5"),
         ("postgresql://u@corp:s3cret@h/d", "postgresql://u@corp:***@h/d"),
         ("postgresql://u:@h/d", "postgresql://u:***@h/d"),
         ("mssql://u@h/d?pwd=s3cret&client_secret=s3cret", "mssql://u@h/d?pwd=***&client_secret=***"),
@@ -102,7 +112,34 @@ def test_what_the_parser_takes_for_a_password_is_not_shown(user: str, password: 
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return
-    assert "s3cret" not in (parsed.password or "") or "s3cret" not in masked(url)
+    if "s3cret" in (parsed.password or ""):
+        assert "s3cret" not in masked(url)
+        assert "s3cret" not in shown_url(url)
+
+
+@given(
+    st.builds(
+        URL.create,
+        st.sampled_from(["postgresql+psycopg", "mysql", "sqlite", "x+y"]),
+        st.none() | st.text(max_size=5),
+        st.text(max_size=5).map(lambda text: text + "s3cret"),
+        st.none() | st.from_regex(r"[a-z0-9.]{1,9}", fullmatch=True),
+        st.none() | st.integers(1, 65535),
+        st.none() | st.text("abc/.", max_size=5),
+        st.dictionaries(st.text("abcehkpstuy_=", min_size=1, max_size=8), st.just("s3cret"), max_size=2),
+    )
+)
+def test_only_what_is_known_to_be_harmless_is_shown(parsed: URL) -> None:
+    shown = shown_url(parsed.render_as_string(hide_password=False))
+    assert "s3cret" not in shown
+    assert make_url(shown).database == make_url(parsed.render_as_string(hide_password=False)).database
+
+
+def test_a_url_is_shown_as_it_was_written_where_it_has_no_secret() -> None:
+    for url in ("sqlite:///a b?.db", "sqlite:////x.db?mode=ro", "postgresql://ann@corp@h:1/d?sslmode=require", "mysql://h/d"):
+        assert shown_url(url) == url
+    assert shown_url("postgresql:u:s3cret@h/d") == "postgresql:***@h/d"
+    assert shown_url("postgresql://u:s3cret\nx@h/d?host=a&key=s3cret") == "postgresql://u:***@h/d?host=a&key=***"
 
 
 def test_a_password_with_an_unescaped_at_is_told_how_to_be_written() -> None:

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ....spaces.errors import plain
 from .figure import Axis, Figure, Layer, Tone
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
     if layer.kind == "points":
         trace |= {"mode": "markers", "marker": {"symbol": style.plotly, "size": style.size, "opacity": style.opacity}}
         if layer.values:
-            trace["marker"] |= {"color": list(layer.values), "title": figure.value_name, "opacity": 0.9}
+            trace["marker"] |= {"color": list(layer.values), "title": _escaped(figure.value_name), "opacity": 0.9}
         if layer.low:
             above = [high - y for high, y in zip(layer.high, layer.y, strict=True)]
             below = [y - low for low, y in zip(layer.low, layer.y, strict=True)]
@@ -160,16 +161,16 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         sides: tuple[tuple[Axis, Literal["x", "y"]], ...] = ((figure.x, "x"), (figure.y, "y"))
         for axis, name in sides:
             getattr(axes, f"set_{name}scale")("log" if axis.log else "linear")
-            getattr(axes, f"set_{name}label")(axis.title)
+            getattr(axes, f"set_{name}label")(plain(axis.title))
             ticks = axis.ticks
             if axis.log:
                 getattr(axes, f"{name}axis").minorticks_off()
                 ticks = tuple((tick, f"{tick:g}") for tick in figure.log_ticks(name))
             if ticks:
-                getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [label for _, label in ticks])
+                getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [plain(label) for _, label in ticks])
             if axis.ends:
                 getattr(axes, f"set_{name}lim")(*axis.ends)
-        axes.set_title(figure.title)
+        axes.set_title(plain(figure.title))
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(fontsize=8)
@@ -177,18 +178,20 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         with warnings.catch_warnings():
             # On a busy machine the search for the legend's best place takes a second, of which matplotlib warns.
             warnings.filterwarnings("ignore", message="Creating legend with loc", category=UserWarning)
+            # A box stands for a character that its font lacks.
+            warnings.filterwarnings("ignore", message=r"Glyph \d+", category=UserWarning)
             canvas.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 
 def _draw(axes: Axes, layer: Layer, figure: Figure) -> None:
     style, curve = LOOKS[layer.tone], figure.name == "learning-curves"
-    layer = replace(layer, y=tuple(y if abs(y) < _LARGEST else math.nan for y in layer.y))
+    layer = replace(layer, name=plain(layer.name), y=tuple(y if abs(y) < _LARGEST else math.nan for y in layer.y))
     dash = "--" if layer.tone in _DASHED else "-"
     if layer.kind == "points":
         if layer.values:
             points = axes.scatter(layer.x, layer.y, c=layer.values, cmap="viridis", s=36, label=layer.name)
-            axes.figure.colorbar(points, ax=axes, label=figure.value_name)
+            axes.figure.colorbar(points, ax=axes, label=plain(figure.value_name))
             return
         if layer.low:
             below = [max(y - low, 0.0) for low, y in zip(layer.low, layer.y, strict=True)]

@@ -17,16 +17,16 @@ from plotly.offline import get_plotlyjs
 
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
-from ....spaces.files import write_file
+from ....spaces.files import file_name, write_file
 from ....spaces.front import ParetoFront, amount
 from ....spaces.laws.examination import overall
 from ....spaces.readable import number, seconds
 from ....spaces.record import TrialRecord
-from ....spaces.storage import masked
 from ....spaces.study.goals import Speed
 from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy
+from ...store.url import shown_url
 from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
@@ -145,7 +145,7 @@ def report_page(drawn: StudyData) -> str:
     settings = {record.number: record for record in study.records}
     settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
     settings |= {trial.number: trial for trial in front.trials}
-    document = study_document(study.name, masked(study.url), front, study.records)
+    document = study_document(study.name, shown_url(study.url), front, study.records)
     rows = [trial_document(trial, front) for trial in front.trials]
     figure_rows = {figure.name: figure.rows() for figure in figures}
     chosen = picks(front, study.spec.target)
@@ -297,6 +297,7 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
         OutputError: the folder cannot be written.
     """
     for figure in figures:
-        yield write_file(folder / f"{figure.name}.png", picture(figure, "png"))
-        yield write_file(folder / f"{figure.name}.svg", picture(figure, "svg"))
-        yield write_file(folder / f"{figure.name}.csv", csv_text(figure.rows()))
+        name = file_name(figure.name)
+        yield write_file(folder / f"{name}.png", picture(figure, "png"))
+        yield write_file(folder / f"{name}.svg", picture(figure, "svg"))
+        yield write_file(folder / f"{name}.csv", csv_text(figure.rows()))

@@ -11,7 +11,6 @@ from typing import Any
 from ....spaces.errors import NoStudyError
 from ....spaces.readable import count, seconds
 from ....spaces.record import TrialRecord, counted
-from ....spaces.storage import masked
 from ....spaces.study.spec import StudySpec
 from ....spaces.trial import COUNTED, Measurement, TrialSetup
 from ...analysis.pareto import study_front
@@ -22,6 +21,7 @@ from ...store.lock import Driver
 from ...store.stored import StoredStudy
 from ...store.tables import StudyRow, Tables
 from ...store.trials import StoredTrials
+from ...store.url import shown_url
 from .live import LiveView
 
 # Attempts from which the time left is estimated; older ones say little about the present pace.
@@ -82,7 +82,7 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
                 driver = tables.lock.driver(study.name)
                 row = next((listed for listed in tables.studies() if listed.name == study.name), None)
                 if row is None or tables.vanished():
-                    return WatchEnd(f"{study.name} is gone from {masked(study.url)}: it was deleted.", False)
+                    return WatchEnd(f"{study.name} is gone from {shown_url(study.url)}: it was deleted.", False)
                 spec, read = StudySpec.model_validate(row.spec), trials.read()
                 view = _view(row, spec, read, tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
                 if not seen:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ....spaces.errors import cut, plain
-from ....spaces.storage import masked
+from ....spaces.files import file_name
+from ....spaces.secrets import masked
 from ....spaces.study.spec import Tracker as TrackerName
 from ...analysis.pareto import study_front
 from ...run.study_run import StudyRun
@@ -169,7 +170,7 @@ def tracking(
         if not to:
             return
         # What it needs goes through the pipe: a database's URL may hold a password, and arguments are public.
-        own = folder if run.name == run.spec.study else folder.parent / run.name  # as of `run --new`
+        own = folder if run.name == run.spec.study else folder.parent / file_name(run.name)  # as of `run --new`
         job = {"url": url, "name": run.name, "to": list(to), "folder": str(own)}
         process = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", __name__],

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from ....spaces.errors import StudyFileError
 from ....spaces.readable import from_here
 from ....spaces.record import TrialRecord
-from ....spaces.storage import masked
 from ....spaces.study.spec import Tracker as TrackerName
+from ...store.url import shown_url
 
 # Settings of a training that trackers show beside the searched parameters.
 _SETTINGS = (
@@ -113,7 +113,7 @@ class MLflow:
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         address = os.environ.get("MLFLOW_TRACKING_URI")
-        self.where = masked(address) if address else str(from_here(folder / "mlflow.db"))
+        self.where = shown_url(address) if address else str(from_here(folder / "mlflow.db"))
         if not address:
             folder.mkdir(parents=True, exist_ok=True)
         self._client = mlflow.MlflowClient(address or f"sqlite:///{folder / 'mlflow.db'}")

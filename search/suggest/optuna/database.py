@@ -13,7 +13,6 @@ from optuna.storages import RDBStorage
 
 from ....spaces.errors import StorageError
 from ....spaces.record import TrialRecord
-from ....spaces.storage import masked
 from ....spaces.study.goals import Objectives
 from ...store.database import (
     DatabaseUnavailable,
@@ -24,6 +23,7 @@ from ...store.database import (
     storage_refused,
     translate_errors,
 )
+from ...store.url import shown_url
 from ..space_transform import SearchSpace
 from .copy import OptunaCopy
 
@@ -146,7 +146,7 @@ def _open(url: str, kind: type[_Kind]) -> _Kind:
     except RuntimeError as error:
         if "table schema" not in str(error):
             raise
-        raise StorageError(f"storage {masked(url)}: another version of Optuna has created it. {error}") from None
+        raise StorageError(f"storage {shown_url(url)}: another version of Optuna has created it. {error}") from None
     configure_engine(storage.engine)
     return storage
 
@@ -164,7 +164,7 @@ def _optuna_errors(url: str) -> Iterator[None]:
             with translate_errors(url):
                 yield
         except DatabaseUnavailable as error:
-            raise StorageError(f"storage {masked(url)}: the database does not answer: {error}") from error
+            raise StorageError(f"storage {shown_url(url)}: the database does not answer: {error}") from error
         except optuna.exceptions.StorageInternalError as error:
             raise storage_refused(url, error.__cause__ or error) from error
         except (optuna.exceptions.OptunaError, KeyError, ValueError) as error:

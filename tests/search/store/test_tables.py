@@ -33,7 +33,7 @@ from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.planning import training_cost
-from bsearch.spaces.storage import masked
+from bsearch.spaces.secrets import masked
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
 from helpers import as_optuna, run, setup

@@ -1,6 +1,6 @@
-"""Attacks on the command line and the Python interface, counted by kind.
+"""Attacks on the command line and the Python interface, counted by kind: what tests/rough stands on.
 
-Each test file tries one kind of rough ground from outside, as a user or an enemy has it: through commands, the public
+Each test file there tries one kind of rough ground from outside, as a user or an enemy has it: through commands, the public
 Python interface and plain SQL alone, so that the same file tries an older version too (`table.py`).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,14 +16,12 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 Attack = Callable[[str], AbstractContextManager[None]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent / "rough" in item.path.parents:
             item.add_marker(pytest.mark.rough)
 
 

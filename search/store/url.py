@@ -1,0 +1,52 @@
+"""What is shown of a storage's URL."""
+
+from __future__ import annotations
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from ...spaces.secrets import masked
+
+# fmt: off
+# Options of drivers whose values are no secrets; any other may be one.
+_HARMLESS = frozenset({
+    "application_name", "cache", "charset", "check_same_thread", "connect_timeout", "dbname", "driver", "encoding",
+    "gssencmode", "host", "hostaddr", "immutable", "isolation_level", "keepalives", "keepalives_count", "keepalives_idle",
+    "keepalives_interval", "mode", "nolock", "port", "read_timeout", "ssl_mode", "sslcert", "sslmode", "sslrootcert",
+    "target_session_attrs", "tcp_user_timeout", "timeout", "unix_socket", "uri", "user", "vfs", "write_timeout",
+})
+# fmt: on
+
+
+def shown_url(url: str) -> str:
+    """A database's URL with all that may be a secret masked: its password, and options that are not known to be harmless.
+
+    >>> shown_url("postgresql+psycopg://ann:s3cret@db/studies?api=x&sslmode=require")
+    'postgresql+psycopg://ann:***@db/studies?api=***&sslmode=require'
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return _unparsed(url)
+    host = parsed.host and parsed.host.rpartition("@")[2]  # an @ that is not percent-encoded ends no password
+    hidden = {name: value if name.lower() in _HARMLESS else "***" for name, value in parsed.query.items()}
+    password = None if parsed.password is None else "***"
+    shown = URL.create(parsed.drivername, parsed.username, password, host, parsed.port, parsed.database, hidden)
+    if not parsed.password and "***" not in hidden.values() and host == parsed.host:
+        return url  # as it was written
+    return shown.render_as_string().replace("=%2A%2A%2A", "=***")
+
+
+def has_secret(url: str) -> bool:
+    """Whether a database's URL has anything that is not shown."""
+    return shown_url(url) != url
+
+
+def _unparsed(url: str) -> str:
+    """What is not a URL: nothing between its first colon or slash and its last @ is known to be harmless."""
+    first, at, rest = " ".join(url.split()).rpartition("@")
+    return masked(rest if not at else f"{first[: _credentials(first)]}***@{rest}")
+
+
+def _credentials(text: str) -> int:
+    return min(((text.find(mark) + len(mark)) for mark in ("://", "//", ":") if mark in text), default=0)

@@ -1,0 +1,72 @@
+"""Secrets in text: passwords in URLs, and values that are named as secrets."""
+
+from __future__ import annotations
+
+import re
+
+# Where a URL begins, or one that was mistyped.
+_SCHEME = re.compile(
+    r"(?<![\w+.-])(?:[a-z][\w+.-]{0,40}:?//|(?:postgres|mysql|mariadb|mssql|oracle)[\w+]{0,20}:(?!//))", re.IGNORECASE
+)
+# Of these a number after the host is a port (RFC 3986); of databases' URLs it may begin a password (SQLAlchemy's `make_url`).
+_WEB = ("http://", "https://", "ws://", "wss://", "ray://", "tcp://", "grpc://")
+_USER = re.compile(r"[^:/\s]*+")
+_PORT = re.compile(r"\d{1,5}(?!\w)")
+# A name with a value: `password=x`, `"api_key": "x"`. Each run of letters is read once, so that long texts take no longer.
+_ASSIGNED = re.compile(
+    r"""
+    (?<![\w.-]) ([\w.-]++)                   # the name
+    (['"]?\s?(?:=|%3D)\s? | ['"]\s?:\s?)     # = after any name, : after a quoted one
+    (
+        \*\*\*(?![^\s&;,'"})\]])             # masked already
+      | '(?:[^'\\\n]|\\.)*+' | "(?:[^"\\\n]|\\.)*+"
+      | [^\s&;,'"]++
+    )""",
+    re.VERBOSE,
+)
+_SECRET = re.compile(
+    r"pass(word|wd|phrase)?|pwd|secret|credential|signature|odbc_connect|^(sig|key|token|authorization)$"
+    r"|(api|access|account|private|auth|secret|shared|sas|bearer|hf|github|wandb)[_.-]?(key|token)",
+    re.IGNORECASE,
+)
+_AUTHORIZATION = re.compile(r"\b(Bearer|Basic|Token)\s[\w.~+/-]{12,}+=*", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """Text with the passwords of URLs in it, and values that are named as secrets, masked.
+
+    It takes for a password whatever could be one. A text that is a URL is parsed instead: `shown_url` in search/store/url.py.
+
+    >>> masked("cannot open postgresql://ann:s3cret@db/studies, api_key='x'")
+    'cannot open postgresql://ann:***@db/studies, api_key=***'
+    """
+    lines = (_without_passwords(line) if "@" in line else line for line in text.split("\n"))
+    return _AUTHORIZATION.sub(r"\1 ***", _ASSIGNED.sub(_masked_value, "\n".join(lines)))
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name may hold a secret."""
+    return _SECRET.search(name) is not None
+
+
+def _without_passwords(line: str) -> str:
+    """A line without the credentials of its URLs: from the first colon to the last @, for a password may contain both."""
+    last = line.rfind("@")
+    shown, at = list[str](), 0
+    for scheme in _SCHEME.finditer(line, 0, max(last, 0)):
+        web = scheme[0].lower() in _WEB
+        user = _USER.match(line, scheme.end())
+        assert user is not None
+        end = user.end()
+        if web and "@" in user[0]:  # a token may stand for both
+            shown += [line[at : scheme.end()], "***"]
+            at = line.rfind("@", 0, end)
+        elif line.startswith(":", end) and end < last and not (web and _PORT.match(line, end + 1)):
+            shown += [line[at : end + 1], "***"]
+            at = last
+            break
+    return "".join([*shown, line[at:]])
+
+
+def _masked_value(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}***" if is_secret(found[1]) else found[0]
