@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import math
+import os
 import sys
+import sysconfig
 import traceback
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.util import cache_from_source
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from ..spaces.errors import TaskError, near_miss
 from ..spaces.schedule import Schedule, is_own
 from ..spaces.trial import TrialSetup
 from .task import Task, TrainFunction
-from .task_code import check_task_file, schedule_reference
+from .task_code import check_task_file, import_root, schedule_reference, task_sources
+from .task_modules import module_name
 
 
 def load_task(reference: str) -> Task | TrainFunction:
@@ -39,11 +42,13 @@ def load_task(reference: str) -> Task | TrainFunction:
             raise TaskError(f"task {reference}: {name}() failed: {type(error).__name__}: {error}") from error
     if isinstance(found, Task):
         return found
-    if inspect.isgeneratorfunction(found):
+    # What a lambda returns is looked at when it is called.
+    if callable(found) and (inspect.isgeneratorfunction(inspect.unwrap(found)) or getattr(found, "__name__", "") == "<lambda>"):
         return found  # type: ignore[no-any-return]
     kind = "a function that yields nothing" if inspect.isfunction(found) else f"a {type(found).__name__}"
     raise TaskError(
         f"task {reference}: expected a Task or a generator function `def train(setup): ... yield Measurement(...)`, got {kind}"
+        f"{'. A decorator of one needs functools.wraps' * inspect.isfunction(found)}"
     )
 
 
@@ -89,6 +94,14 @@ def _defined(where: str, place: str, name: str) -> Any:
     return getattr(module, name)
 
 
+def _beside(place: str, name: str | None) -> str:
+    """What helps where a missing package is a folder above the task's own."""
+    top = (name or "").partition(".")[0]
+    if not place.endswith(".py") or top not in Path(place).resolve().parent.parts:
+        return ""
+    return f". The folder {top!r} is no package: put an __init__.py into it and the folders down to the task's file"
+
+
 def _module(place: str, where: str) -> ModuleType:
     try:
         if place.endswith(".py"):
@@ -103,45 +116,82 @@ def _module(place: str, where: str) -> ModuleType:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             hint = " Refer to a file as path/file.py:name." if not place.endswith(".py") else ""
             raise TaskError(f"{where}: no module named {error.name!r}.{hint}") from error
-        raise TaskError(f"{where}: it imports {error.name!r}, which is not installed") from error
+        raise TaskError(f"{where}: it imports {error.name!r}, which is not installed{_beside(place, error.name)}") from error
     except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise TaskError(
-            f"{where}: importing it failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
-        ) from error
+        line = user_code_line(error)
+        at, advice = f" at {line}" if line else "", ""
+        if isinstance(error, SystemExit):
+            advice = (
+                ". What a script does when it is run, such as parsing arguments, belongs under `if __name__ == '__main__':`"
+            )
+        raise TaskError(f"{where}: importing it failed{at}: {type(error).__name__}: {error}{advice}") from error
 
 
-class _Uncached(SourceFileLoader):
-    """Compiles the file as it is now: cached bytecode of the same second and length could be of an older text."""
+# Where code of a traceback lies that is not the user's: this package's, Python's, what has no file.
+_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], "<")
 
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+# When each task file's module was loaded: its sources, and what they were.
+_loaded: dict[str, dict[Path, tuple[int, int]]] = {}
 
 
 def _module_of_file(path: Path) -> ModuleType:
+    """The module of a file as it is now: what it imports from beside it is loaded anew where one of them has changed."""
     check_task_file(path)
     path = path.resolve()
-    name = f"bsearch_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    # Modules next to the file can be imported, as when it is run as a script.
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Uncached(name, str(path)))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    name = _name_of(path)
+    stamps = _loaded.get(name, {})
+    if any(_stamp(source) != stamp for source, stamp in stamps.items()):
+        _forget(stamps)
+    if name not in sys.modules:
+        if (root := str(import_root(path))) not in sys.path:
+            sys.path.insert(0, root)  # what lies beside a file can be imported, as when it is run as a script
+        stamps = {source: _stamp(source) for source in task_sources(path)}
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            _forget(stamps)  # those that it imported may be mended too
+            raise
+        _loaded[name] = stamps
+    return sys.modules[name]
+
+
+def _name_of(path: Path) -> str:
+    """The name under which a file is imported: its own in its package, unless another package has it; else one for its path."""
+    root = import_root(path)
+    parts = path.relative_to(root).with_suffix("").parts
+    taken = sys.modules.get(parts[0])
+    if root == path.parent or (taken is not None and str(root / parts[0]) not in getattr(taken, "__path__", ())):
+        return module_name(path)
+    return ".".join(parts).removesuffix(".__init__") if all(map(str.isidentifier, parts)) else module_name(path)
+
+
+def _stamp(file: Path) -> tuple[int, int]:
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _forget(sources: Iterable[Path]) -> None:
+    importlib.invalidate_caches()
+    files = {str(source) for source in sources}
+    for file in files:
+        with suppress(OSError, NotImplementedError):
+            os.unlink(cache_from_source(file))  # which may be of another text of the same second and length
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) in files:
+            del sys.modules[name]
 
 
 def user_code_location(error: BaseException) -> str:
-    """` (file:line)` of the innermost frame of the user's code in an error's traceback, or an empty string."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    package = str(Path(__file__).parent)
-    user_frames = [frame for frame in frames if not frame.filename.startswith(package)]
-    return f" ({user_frames[-1].filename}:{user_frames[-1].lineno})" if user_frames else ""
+    """` (file:line)` of the user's code where an error arose, or an empty string."""
+    line = user_code_line(error)
+    return f" ({line})" if line else ""
+
+
+def user_code_line(error: BaseException) -> str:
+    """The file and line of the innermost frame of the user's code in an error's traceback, or an empty string."""
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    theirs = [frame for frame in theirs if "site-packages" not in frame.filename]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""

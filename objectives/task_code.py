@@ -10,13 +10,18 @@ import ast
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from ..spaces.errors import TaskError, near_miss, plain
 
+# Folders of which one holds whatever is installed.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -61,26 +66,67 @@ def _definition(source: Path, name: str) -> tuple[ast.stmt, str]:
 
 
 def task_code_hash(reference: str) -> str:
-    """A hash of the code in the task's file and in the modules next to it that it imports: its identity, 16 hex digits.
+    """A hash of the code in the task's file and in all its own modules that it imports: its identity, 16 hex digits.
 
     Raises:
         TaskError: the file cannot be found.
     """
     place, _, name = reference.rpartition(":")
-    if place.endswith(".py"):
-        source = Path(place)
-    else:
-        try:
-            spec = importlib.util.find_spec(place)
-        except (ImportError, ValueError) as error:
-            raise TaskError(f"task {reference}: no module {place!r}: {error}") from error
-        if spec is None or spec.origin is None:
-            raise TaskError(f"task {reference}: no module named {place!r}. Refer to a file as path/file.py:name.")
-        source = Path(spec.origin)
+    source = _source(reference, place)
     digest = hashlib.sha256(name.encode())
-    for path in sorted(set(_with_neighbours(source, set())), key=lambda path: path.name):
-        digest.update(path.name.encode() + b"\0" + _code(path.read_bytes()))
+    folders = sorted({source.parent, import_root(source)}, key=lambda folder: -len(folder.parts))
+    labels = {path: _label(path, folders) for path in task_sources(source)}
+    for path, label in sorted(labels.items(), key=lambda found: found[1]):
+        digest.update(label.encode() + b"\0" + _code(path.read_bytes()))
     return digest.hexdigest()[:16]
+
+
+def task_packages(reference: str) -> dict[str, str]:
+    """The versions of the installed packages that a task's own modules import, by name: its code, without what they do.
+
+    Raises:
+        TaskError: the file cannot be found.
+    """
+    source = _source(reference, reference.rpartition(":")[0])
+    names = {name.partition(".")[0] for path in task_sources(source) for _, name in _imported(path.read_bytes())}
+    found: dict[str, str] = {}
+    for name in sorted(names - sys.stdlib_module_names - {"bsearch", ""}):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _source(reference: str, place: str) -> Path:
+    if place.endswith(".py"):
+        check_task_file(Path(place))
+        return Path(place).resolve()
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError) as error:
+        raise TaskError(f"task {reference}: no module {place!r}: {error}") from error
+    if spec is None or spec.origin is None:
+        raise TaskError(f"task {reference}: no module named {place!r}. Refer to a file as path/file.py:name.")
+    return Path(spec.origin)
+
+
+def _label(path: Path, folders: Sequence[Path]) -> str:
+    """A file's name in the identity, the same wherever the task's folder lies."""
+    for folder in folders:
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return path.name
+
+
+def import_root(path: Path) -> Path:
+    """The folder from which a file is imported by its full name: the one above its top package, or its own.
+
+    >>> import_root(Path("/nowhere/tasks.py")).as_posix()
+    '/nowhere'
+    """
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder.parent != folder:
+        folder = folder.parent
+    return folder
 
 
 def schedule_reference(schedule: str, folder: str | Path) -> str:
@@ -134,30 +180,75 @@ def _code(source: bytes) -> bytes:
     return "".join(parts).encode("utf-8", "surrogatepass")
 
 
-def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:
-    """The file and all files next to it that it imports, directly or indirectly."""
-    if path in seen:
+def task_sources(source: Path) -> tuple[Path, ...]:
+    """A task's file and all files that it imports, directly or indirectly, but for installed packages and Python's own.
+
+    Files are looked for beside each file, above the task's package, and where Python finds modules that are not installed, such
+    as those of an editable installation. Only statements count: what is imported by a computed name is not seen.
+    """
+    own, root = source.parent, import_root(source)
+    found: dict[Path, None] = {}
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found[path] = None
+        if (package := path.parent / "__init__.py").is_file():
+            waiting.append(package)  # it runs before its modules
+        if path.is_relative_to(Path(__file__).parent):
+            continue  # a task of bsearch's, whose version says what it does
+        for level, name in _imported(path.read_bytes()):
+            if level:
+                places = [path.parents[level - 1]] if level <= len(path.parents) else []
+            else:
+                places = [*dict.fromkeys((own, root)), *_outside(name.partition(".")[0])]
+            waiting += next(filter(None, (_files(place, name) for place in places)), [])
+    return tuple(found)
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """The files that importing a dotted name from a folder runs; none where it is not there."""
+    found, here = list[Path](), folder
+    for number, part in enumerate(filter(None, name.split("."))):
+        package, module = here / part / "__init__.py", here / f"{part}.py"
+        if package.is_file():
+            found.append(package.resolve())
+        elif module.is_file():
+            return [*found, module.resolve()]
+        elif not (here / part).is_dir():
+            return found if number else []  # a name that the module before it defines
+        here /= part
+    return found
+
+
+def _outside(name: str) -> Iterator[Path]:
+    """The folder of a top-level module that is neither installed nor Python's own."""
+    if name in sys.stdlib_module_names or name in ("bsearch", ""):
         return
-    check_task_file(path)
-    seen.add(path)
-    yield path
-    for name in _imported(path.read_bytes()):
-        neighbour = path.parent / f"{name}.py"
-        if neighbour.is_file():
-            yield from _with_neighbours(neighbour, seen)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return
+    for place in [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else ():
+        path = Path(place or "")
+        if path.is_absolute() and not _INSTALLED.intersection(path.parts):
+            yield path.parent.parent if path.name == "__init__.py" else path.parent
+            return
 
 
-@lru_cache(maxsize=256)
-def _imported(source: bytes) -> tuple[str, ...]:
-    """The first parts of the names that code imports; none of code that cannot be parsed."""
+@lru_cache(maxsize=1024)
+def _imported(source: bytes) -> tuple[tuple[int, str], ...]:
+    """What code imports, as levels (dots of a relative import) and dotted names; nothing of code that cannot be parsed."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return ()
-    names: list[str] = []
+    names: dict[tuple[int, str], None] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.append(node.module)
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names += (alias.name for alias in node.names)
-    return tuple(dict.fromkeys(name.split(".")[0] for name in names))
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = f"{node.module}." if node.module else ""
+            names |= dict.fromkeys((node.level, f"{start}{alias.name}".removesuffix(".*")) for alias in node.names)
+    return tuple(names)

@@ -85,7 +85,10 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
     if not isinstance(task, Task):
         seed_everything(setup.seed)  # so that initial weights of a custom loop follow the trial's seed
         limit_memory(setup.memory_limit_bytes, device_of(setup.device))
-    measurements = train_task(task, setup) if isinstance(task, Task) else task(setup)
+    measurements: Any = train_task(task, setup) if isinstance(task, Task) else task(setup)
+    if not isinstance(measurements, Iterator):
+        yield Outcome("error", f"task {name}: expected to yield Measurement, got {type(measurements).__name__}")
+        return
     last: Measurement | None = None
     forget_loop()
     try:

@@ -41,7 +41,7 @@ def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
 
 
 def cut_middle(text: str, most: int) -> str:
-    """Text truncated to about `most` characters, of which the first and last are kept.
+    r"""Text truncated to about `most` characters, of which the first and last are kept.
 
     >>> cut_middle("abcdefghijkl", 6)
     'abc\n... (12 characters)\njkl'

@@ -260,6 +260,7 @@ KNOWN = {
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("tests/search/report/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
+    ("tests/objectives/test_task_code.py", "pickle.loads"): "reads what it has just written, as a loader's process does",
     ("tests/test_startup.py", "pickle.loads"): "reads what it has just written, as a worker of Ray does",
     ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
     ("tests/rough/test_file_names.py", "text in SQL"): "tables take no parameters; their names are our own",

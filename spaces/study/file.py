@@ -169,6 +169,8 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
     reference, _, name = study.task.rpartition(":")
     if reference.endswith(".py"):
         reference = _absolute("task", reference, folder)
+    else:
+        reference = _module_beside(folder, reference) or reference
     storage = storage or study.storage or f"sqlite:///{study.study}.db"
     if storage.startswith("sqlite:///") and ":memory:" not in storage:
         storage = "sqlite:///" + _absolute("storage", storage.removeprefix("sqlite:///"), folder)
@@ -178,6 +180,13 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
     resolved = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
     resolved._folder = folder
     return resolved
+
+
+def _module_beside(folder: Path, name: str) -> str | None:
+    """The file of a module beside the study file, which comes before installed ones as it does for a script."""
+    place = folder.joinpath(*name.split("."))
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((str(file.resolve()) for file in files if file.is_file()), None)
 
 
 def _absolute(key: str, path: str, folder: Path) -> str:

@@ -74,7 +74,7 @@ class StudySpec(Section):
     )
     task: Annotated[StrictStr, AfterValidator(_task)] = Field(
         description="The training code, a Task or a generator: `path/file.py:name`, relative to the study file, or "
-        "`module:name`."
+        "`module:name`, of a module beside it or an installed one."
     )
     space: Space
     training: Training = Training()
