@@ -70,10 +70,12 @@ class AttemptTrainable(tune.Trainable):
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
         # After running out of memory a process keeps fragments and half-freed graphs; where a machine of several was lost, the
-        # placement group is incomplete; and after some errors a process can train nothing. Its outcome is reported first;
-        # failing at the next step then makes Tune replace the process instead of reusing it.
+        # placement group is incomplete; after some errors a process can train nothing; and what its code has left behind would
+        # change the next training. Its outcome is reported first; failing at the next step then makes Tune replace the process
+        # instead of reusing it.
         self._needs_new_process = (
-            report.kind == "out_of_memory"
+            report.spoils
+            or report.kind == "out_of_memory"
             or (report.kind == "interrupted" and len(self._shares) > 1)
             or (report.kind in ("error", "interrupted") and bool(_process_fault(self._device)))
         )

@@ -9,14 +9,18 @@ import inspect
 import math
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from ..spaces.errors import TaskError, near_miss
+from ..spaces.given import number_of
 from ..spaces.schedule import Schedule, is_own
 from ..spaces.trial import TrialSetup
+from .machine.process_state import is_users
 from .task import Task, TrainFunction
 from .task_code import check_task_file, schedule_reference
 
@@ -34,9 +38,10 @@ def load_task(reference: str) -> Task | TrainFunction:
         if missing:
             raise TaskError(f"task {reference}: expected the methods data and model, missing {', '.join(missing)}")
         try:
-            return found()
-        except Exception as error:
-            raise TaskError(f"task {reference}: {name}() failed: {type(error).__name__}: {error}") from error
+            with contained():
+                return found()
+        except (Exception, SystemExit) as error:
+            raise TaskError(f"task {reference}: {name}() failed: {described(error)}") from error
     if isinstance(found, Task):
         return found
     if inspect.isgeneratorfunction(found):
@@ -70,9 +75,12 @@ def schedule_of(setup: TrialSetup) -> Schedule:
         raise TaskError(f"{where}: expected a function of the fraction of the budget, got {type(found).__name__}")
     for fraction in (look / _LOOKS for look in range(_LOOKS + 1)):
         try:
-            share = float(found(fraction))
+            with contained():
+                share = number_of(f"{where}: at {fraction:g} of the budget", found(fraction))
+        except TaskError:
+            raise
         except Exception as error:
-            raise TaskError(f"{where}: it failed at {fraction:g} of the budget: {type(error).__name__}: {error}") from error
+            raise TaskError(f"{where}: it failed at {fraction:g} of the budget: {described(error)}") from error
         if not 0 <= share < math.inf:
             raise TaskError(
                 f"{where}: expected a finite share of the peak rate >= 0 at {fraction:g} of the budget, got {share:g}"
@@ -91,9 +99,8 @@ def _defined(where: str, place: str, name: str) -> Any:
 
 def _module(place: str, where: str) -> ModuleType:
     try:
-        if place.endswith(".py"):
-            return _module_of_file(Path(place))
-        return importlib.import_module(place)
+        with contained():
+            return _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except TaskError:
         raise
     except SyntaxError as error:
@@ -105,10 +112,10 @@ def _module(place: str, where: str) -> ModuleType:
             raise TaskError(f"{where}: no module named {error.name!r}.{hint}") from error
         raise TaskError(f"{where}: it imports {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise TaskError(
-            f"{where}: importing it failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
-        ) from error
+        raised = error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
+        frame = traceback.extract_tb(raised.__traceback__)[-1]
+        words = described(raised).removesuffix(user_code_location(raised))
+        raise TaskError(f"{where}: importing it failed at {frame.filename}:{frame.lineno}: {words}") from error
 
 
 class _Uncached(SourceFileLoader):
@@ -141,7 +148,37 @@ def _module_of_file(path: Path) -> ModuleType:
 
 def user_code_location(error: BaseException) -> str:
     """` (file:line)` of the innermost frame of the user's code in an error's traceback, or an empty string."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    package = str(Path(__file__).parent)
-    user_frames = [frame for frame in frames if not frame.filename.startswith(package)]
-    return f" ({user_frames[-1].filename}:{user_frames[-1].lineno})" if user_frames else ""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_users(frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))):
+            place = f" ({frame.f_code.co_filename}:{line})"
+    return place
+
+
+class NoException(Exception):
+    """What user code raised that is no `Exception`, such as a panic of a library in Rust; raised from it."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Context of user code in which nothing is raised but an `Exception`, a `SystemExit` or Ctrl-C.
+
+    Raises:
+        NoException: from anything else.
+    """
+    try:
+        yield
+    except (Exception, SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise NoException from error
+
+
+def described(error: BaseException) -> str:
+    """An error of user code as `Type: message (file:line)`."""
+    raised = error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
+    try:
+        text = str(raised)
+    except Exception as failed:
+        text = f"its message cannot be read: {type(failed).__name__}"
+    return f"{type(raised).__name__}: {text}{user_code_location(raised)}"
