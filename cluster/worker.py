@@ -27,6 +27,7 @@ from ..objectives.state.leaving import LEAVE_SIGNAL
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .last_words import leave_last_words
 from .machines import machines_of
 
 
@@ -46,6 +47,7 @@ class AttemptTrainable(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._needs_new_process = False
+        leave_last_words(Path(config["folder"]))
         setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
         kind, setup = next(iter(setups.items()))
         self._placed: dict[str, Any] | None = {"placed": ""}

@@ -69,7 +69,7 @@ def _in_kept_process(attempt: Any) -> Iterator[Measurement | Outcome]:
             else:
                 yield report
     if outcome is not None:
-        yield replace(outcome, changes=str(changes), spoils=bool(changes.left))
+        yield replace(outcome, changes=str(changes), spoils=outcome.spoils or bool(changes.left))
 
 
 def _over_ranks(reference: str, setup: TrialSetup) -> Any:
@@ -126,7 +126,7 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         if is_out_of_memory(error):
             yield _out_of_memory(error, setup)
         elif _is_the_systems(error):
-            yield Outcome("interrupted", f"{PROCESS_FAILED}: {type(error).__name__}: {error}")
+            yield Outcome("interrupted", f"{PROCESS_FAILED}: {described(error)}", spoils=True)
         elif _ends_the_process(error):
             yield Outcome("interrupted", f"{NODE_DIED}: its worker was ended")
         else:

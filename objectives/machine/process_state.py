@@ -225,7 +225,7 @@ def _precisions() -> tuple[Any, ...]:
 
 
 def _set_precisions(was: tuple[Any, ...]) -> None:
-    torch.backends.fp32_precision = "none"  # with another, setting the older names raises
+    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]  # with another, setting the older names raises
     if was[0] is not None:
         torch.set_float32_matmul_precision(was[0])
         torch.backends.cudnn.allow_tf32 = was[1]
