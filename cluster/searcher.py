@@ -28,6 +28,7 @@ from ray.tune.search import Searcher
 from ..search.run.decisions.ending import Stage
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
+from .last_words import last_words
 from .tune_internals import end_at_once, forget_ended, idle_processes, keep_processes, unstage
 
 _T = TypeVar("_T")
@@ -58,11 +59,15 @@ class Machines(Protocol):
 
 
 class StudySearcher(Searcher):
-    """Presents a StudyRun to Tune: hands out attempts and forwards what they report."""
+    """Presents a StudyRun to Tune: hands out attempts and forwards what they report.
 
-    def __init__(self, study: StudyRun, runner: Machines, most: int | None = None) -> None:
+    Args:
+        folder: for the workers of this machine, where they leave how they died.
+    """
+
+    def __init__(self, study: StudyRun, runner: Machines, most: int | None = None, folder: Path = Path()) -> None:
         super().__init__(metric=None, mode=None)
-        self._study, self._most = study, most
+        self._study, self._most, self._folder = study, most, folder
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)
         self._share = _cached_for(lambda: runner.fair_share(self._held + self.idle), None, REFRESH_S)
         self._runner = runner
@@ -115,6 +120,7 @@ class StudySearcher(Searcher):
             "task": self._study.spec.task,
             "setups": {kind: json.dumps(own_setup.to_dict()) for kind, own_setup in setups.items()},
             "shares": split,
+            "folder": str(self._folder),
         }
 
     def should_withdraw(self, trial_id: str) -> bool:
@@ -194,7 +200,7 @@ class StudySearcher(Searcher):
         number = self._numbers.pop(trial_id, None)
         self._splits.pop(trial_id, None)
         self._running.discard(trial_id)
-        self.processes.pop(trial_id, None)
+        process = self.processes.pop(trial_id, None)
         if number is None:
             return
         reported = self._outcomes.pop(trial_id, None) or (result or {}).get("outcome")
@@ -202,7 +208,7 @@ class StudySearcher(Searcher):
             outcome = Outcome.from_dict(json.loads(reported))
             self._guarded(lambda: self._study.end(number, outcome))
         elif error and not self._stopped:
-            died = self.died.pop(trial_id, "its worker died")
+            died = self.died.pop(trial_id, "") or (last_words(self._folder, process[1]) if process else "its worker died")
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
         elif self.leaving:
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", LEFT), silently=True))

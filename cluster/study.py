@@ -15,7 +15,7 @@ from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
 from ..search.store.url import shown_url
 from ..spaces.domain import share
-from ..spaces.errors import BsearchError, Fault, StudyFileError
+from ..spaces.errors import BsearchError, Fault, StudyFileError, TaskError
 from ..spaces.files import file_name, write_file
 from ..spaces.front import ParetoFront
 from ..spaces.readable import count, from_here, number
@@ -214,9 +214,13 @@ class Study:
         Raises:
             StudyFileError: no such point, or a folder that holds a trained model.
             ClusterError, OutputError: Ray cannot be started, or the folder cannot be written.
+            TaskError: a training did not complete; those that did are in their folders.
         """
         choice = Choice(trial, None if within is None else _share(within), target, cheapest_to)
-        return train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
+        trainings = train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
+        if failed := [training for training in trainings if not training.complete]:
+            raise TaskError(f"{self.name}: {len(failed)} of {len(trainings)} trainings did not complete: {failed[0]!r}")
+        return trainings
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The front as a Plotly figure, which a notebook shows.

@@ -383,9 +383,9 @@ class TuneRunner:
 
     def _run(self, study: StudyRun) -> str:
         """Run attempts until there are none, or Ray is lost; returns what of it."""
-        searcher = StudySearcher(study, self, self._cluster.trials_at_once)
         report_no_callbacks()
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
+            searcher = StudySearcher(study, self, self._cluster.trials_at_once, Path(folder))
             tuner = tune.Tuner(
                 trainable(self._bundle),
                 tune_config=tune.TuneConfig(

@@ -27,6 +27,7 @@ from ..objectives.state.leaving import LEAVE_SIGNAL
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .last_words import leave_last_words
 from .machines import machines_of
 
 
@@ -46,6 +47,7 @@ class AttemptTrainable(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._needs_new_process = False
+        leave_last_words(Path(config["folder"]))
         setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
         kind, setup = next(iter(setups.items()))
         self._placed: dict[str, Any] | None = {"placed": ""}
@@ -70,10 +72,12 @@ class AttemptTrainable(tune.Trainable):
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
         # After running out of memory a process keeps fragments and half-freed graphs; where a machine of several was lost, the
-        # placement group is incomplete; and after some errors a process can train nothing. Its outcome is reported first;
-        # failing at the next step then makes Tune replace the process instead of reusing it.
+        # placement group is incomplete; after some errors a process can train nothing; and what its code has left behind would
+        # change the next training. Its outcome is reported first; failing at the next step then makes Tune replace the process
+        # instead of reusing it.
         self._needs_new_process = (
-            report.kind == "out_of_memory"
+            report.spoils
+            or report.kind == "out_of_memory"
             or (report.kind == "interrupted" and len(self._shares) > 1)
             or (report.kind in ("error", "interrupted") and bool(_process_fault(self._device)))
         )

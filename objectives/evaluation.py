@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..spaces.errors import TaskError
+from ..spaces.given import LARGEST, number_of, shown
 from .loading import user_code_location
-from .task import Score, Task, WholeSet, name_of, named_scores
+from .task import Score, Task, WholeSet, checked_score, name_of, named_scores
 
 
 class Evaluation:
@@ -39,6 +39,7 @@ class Evaluation:
         """
         for name, score in named_scores(self.task, scores).items():
             if isinstance(score, Score):
+                score = checked_score(f"{name_of(self.task)}.score: {name}", score)
                 self._sums.setdefault(name, []).append((score.total, score.denominator))
                 self._functions[name] = score.of
             elif hasattr(score.metric, "merge_state"):
@@ -75,13 +76,16 @@ class Evaluation:
         """
         # Read at the end: each read synchronises with the GPU.
         sums = {
-            name: [(float(total), float(denominator)) for total, denominator in pairs] for name, pairs in self._sums.items()
+            name: [(float(number_of(name, total)), float(number_of(name, count))) for total, count in pairs]
+            for name, pairs in self._sums.items()
         }
         found = {}
         for name, pairs in gather(sums).items():
             value = _ratio(_fsum(total for total, _ in pairs), _fsum(count for _, count in pairs))
             # Rank 0, whose scores are reported, has the first batch; a rank without batches knows no function.
-            found[name] = value if (of := self._functions.get(name)) is None else _applied(of, value)
+            if (of := self._functions.get(name)) is not None:
+                value = _applied(of, value, f"{name_of(self.task)}.score: {name}: of")
+            found[name] = value
         whole = {
             name: batches if isinstance(batches, list) else [copy.deepcopy(batches).cpu()]
             for name, batches in self._whole.items()
@@ -120,11 +124,10 @@ class Evaluation:
                 ) from error
             value = first.compute()
         try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            return float(number_of(where, value))
+        except TaskError:
             raise TaskError(
-                f"{where}: expected a metric that is one number, got {got}. Average it over classes, or name each: "
+                f"{where}: expected a metric that is one number, got {shown(value)}. Average it over classes, or name each: "
                 "{'precision': WholeSet(...), 'recall': WholeSet(...)}."
             ) from None
 
@@ -166,17 +169,15 @@ def _ratio(total: float, denominator: float) -> float:
     return total / denominator if denominator else math.nan
 
 
-def _applied(of: Callable[[float], float], value: float) -> float:
-    """The function's value; the largest number where that of a finite mean overflows, as `math.exp` does above 709: a large
-    loss is one, and not a training that diverged.
+def _applied(of: Callable[[float], float], value: float, where: str) -> float:
+    """The function's value; `LARGEST` where that of a finite mean is beyond, as `math.exp` is above 230: a large loss is one,
+    and not a training that diverged.
     """
     try:
-        found = float(of(value))
+        found = float(number_of(where, of(value)))
     except OverflowError:
         found = math.inf
-    if math.isinf(found) and math.isfinite(value):
-        return math.copysign(sys.float_info.max, found)
-    return found
+    return math.copysign(min(abs(found), LARGEST), found) if math.isfinite(value) and not math.isnan(found) else found
 
 
 def _fsum(numbers: Iterable[float]) -> float:

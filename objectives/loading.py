@@ -7,18 +7,19 @@ import inspect
 import math
 import os
 import sys
-import sysconfig
 import traceback
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..spaces.errors import TaskError, near_miss
+from ..spaces.given import number_of
 from ..spaces.schedule import Schedule, is_own
 from ..spaces.trial import TrialSetup
+from .machine.process_state import is_users
 from .task import Task, TrainFunction
 from .task_code import check_task_file, import_root, schedule_reference, task_sources
 from .task_modules import module_name
@@ -37,9 +38,10 @@ def load_task(reference: str) -> Task | TrainFunction:
         if missing:
             raise TaskError(f"task {reference}: expected the methods data and model, missing {', '.join(missing)}")
         try:
-            return found()
-        except Exception as error:
-            raise TaskError(f"task {reference}: {name}() failed: {type(error).__name__}: {error}") from error
+            with contained():
+                return found()
+        except (Exception, SystemExit) as error:
+            raise TaskError(f"task {reference}: {name}() failed: {described(error)}") from error
     if isinstance(found, Task):
         return found
     # What a lambda returns is looked at when it is called.
@@ -75,9 +77,12 @@ def schedule_of(setup: TrialSetup) -> Schedule:
         raise TaskError(f"{where}: expected a function of the fraction of the budget, got {type(found).__name__}")
     for fraction in (look / _LOOKS for look in range(_LOOKS + 1)):
         try:
-            share = float(found(fraction))
+            with contained():
+                share = number_of(f"{where}: at {fraction:g} of the budget", found(fraction))
+        except TaskError:
+            raise
         except Exception as error:
-            raise TaskError(f"{where}: it failed at {fraction:g} of the budget: {type(error).__name__}: {error}") from error
+            raise TaskError(f"{where}: it failed at {fraction:g} of the budget: {described(error)}") from error
         if not 0 <= share < math.inf:
             raise TaskError(
                 f"{where}: expected a finite share of the peak rate >= 0 at {fraction:g} of the budget, got {share:g}"
@@ -104,9 +109,8 @@ def _beside(place: str, name: str | None) -> str:
 
 def _module(place: str, where: str) -> ModuleType:
     try:
-        if place.endswith(".py"):
-            return _module_of_file(Path(place))
-        return importlib.import_module(place)
+        with contained():
+            return _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except TaskError:
         raise
     except SyntaxError as error:
@@ -118,17 +122,16 @@ def _module(place: str, where: str) -> ModuleType:
             raise TaskError(f"{where}: no module named {error.name!r}.{hint}") from error
         raise TaskError(f"{where}: it imports {error.name!r}, which is not installed{_beside(place, error.name)}") from error
     except (Exception, SystemExit) as error:
-        line = user_code_line(error)
+        raised = error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
+        line = user_code_line(raised)
         at, advice = f" at {line}" if line else "", ""
         if isinstance(error, SystemExit):
             advice = (
                 ". What a script does when it is run, such as parsing arguments, belongs under `if __name__ == '__main__':`"
             )
-        raise TaskError(f"{where}: importing it failed{at}: {type(error).__name__}: {error}{advice}") from error
+        words = described(raised).removesuffix(user_code_location(raised))
+        raise TaskError(f"{where}: importing it failed{at}: {words}{advice}") from error
 
-
-# Where code of a traceback lies that is not the user's: this package's, Python's, what has no file.
-_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], "<")
 
 # When each task file's module was loaded: its sources, and what they were.
 _loaded: dict[str, dict[Path, tuple[int, int]]] = {}
@@ -192,6 +195,37 @@ def user_code_location(error: BaseException) -> str:
 
 def user_code_line(error: BaseException) -> str:
     """The file and line of the innermost frame of the user's code in an error's traceback, or an empty string."""
-    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
-    theirs = [frame for frame in theirs if "site-packages" not in frame.filename]
-    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_users(frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))):
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place
+
+
+class NoException(Exception):
+    """What user code raised that is no `Exception`, such as a panic of a library in Rust; raised from it."""
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Context of user code in which nothing is raised but an `Exception`, a `SystemExit` or Ctrl-C.
+
+    Raises:
+        NoException: from anything else.
+    """
+    try:
+        yield
+    except (Exception, SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise NoException from error
+
+
+def described(error: BaseException) -> str:
+    """An error of user code as `Type: message (file:line)`."""
+    raised = error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
+    try:
+        text = str(raised)
+    except Exception as failed:
+        text = f"its message cannot be read: {type(failed).__name__}"
+    return f"{type(raised).__name__}: {text}{user_code_location(raised)}"

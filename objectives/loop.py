@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..spaces.errors import TaskError
 from ..spaces.files import file_name
+from ..spaces.given import number_of
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
@@ -463,7 +464,7 @@ class Loop(TrainingSamples):
         self.pause()
         self._measured = True
         self._evaluation.close()
-        values = {name: float(value) for name, value in scores.items()}
+        values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
         facts: dict[str, Parameter] = {
             "steps": self._total,
             "optimizer": ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.optimizers.values())),

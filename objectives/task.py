@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..spaces.errors import Fault, StudyFileError, TaskError
+from ..spaces.given import number_of, shown
 from ..spaces.laws.examination import Finding
+from ..spaces.record import name_fault
 from ..spaces.trial import Measurement, TrialSetup
 from .data.sample_weights import checked_weights
 from .data.stream import is_stream
@@ -281,7 +283,7 @@ def checked_data(data: Any) -> Data:
     if data.lengths is not None and len(data.lengths) != data.training_set:
         size = data.training_set
         raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
-    if not data.unit.isidentifier() or data.unit == "samples":
+    if not data.unit.isidentifier() or data.unit == "samples" or name_fault("facts", (data.unit, f"{data.unit}_per_s")):
         raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
     if data.weights is not None:
         return replace(data, weights=checked_weights("Task.data: weights", data.weights, len(data.train)))  # type: ignore[arg-type]
@@ -380,7 +382,12 @@ def _check_two_passes(where: str, optimizer: torch.optim.Optimizer, setup: Trial
         raise StudyFileError(Fault("devices.sharding", message))
 
 
-def check_loss(task: Task, loss: Any, samples: int) -> None:
+def checked_loss(task: Task, loss: Loss, samples: int) -> Loss:
+    """What a task's `loss` returned.
+
+    Raises:
+        TaskError: it is no loss.
+    """
     where = f"{name_of(task)}.loss"
     if not isinstance(loss, Loss):
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
@@ -397,10 +404,44 @@ def check_loss(task: Task, loss: Any, samples: int) -> None:
             f"{where}: expected a denominator for the whole batch, a number or a scalar tensor; got shape "
             f"{tuple(loss.denominator.shape)}. Sum it over the batch."
         )
-    if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
-        raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
+    if loss.total.is_complex() or (isinstance(loss.denominator, Tensor) and not _counts(loss.denominator)):
+        raise TaskError(f"{where}: expected real numbers, got {loss.total.dtype} and {_kind(loss.denominator)}")
+    if not isinstance(loss.denominator, Tensor):
+        denominator = number_of(f"{where}: denominator", loss.denominator)
+        if not (math.isfinite(denominator) and denominator >= 0):
+            raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {shown(denominator)}")
+        if type(loss.denominator) not in (int, float):
+            return checked_loss(task, Loss(loss.total, denominator), samples)
     if not loss.total.requires_grad:
         raise TaskError(f"{where}: expected a total that depends on the model's parameters, got one without a graph")
+    return loss
+
+
+def _counts(tensor: Tensor) -> bool:
+    """Whether a tensor holds a number, as far as its type says: reading its value would wait for the device."""
+    return tensor.numel() == 1 and not tensor.is_complex() and tensor.dtype != torch.bool
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else shown(value)
+
+
+def checked_score(where: str, score: Score) -> Score:
+    """A score of two numbers or tensors of one, whose values are read later.
+
+    Raises:
+        TaskError: a part is none.
+    """
+
+    def checked(part: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return number_of(f"{where}: {part}", value)
+        if not _counts(value):
+            got = f"{shown(value)}, {value.dtype}"
+            raise TaskError(f"{where}: {part}: expected a number or a tensor of one, got {got}. Sum it over the batch.")
+        return value
+
+    return Score(checked("total", score.total), checked("denominator", score.denominator), score.of)
 
 
 def named_scores(task: Task, scores: Any) -> Mapping[str, Score | WholeSet]:
@@ -412,6 +453,8 @@ def named_scores(task: Task, scores: Any) -> Mapping[str, Score | WholeSet]:
     if isinstance(scores, Score | WholeSet):
         return {"accuracy": scores}
     if isinstance(scores, Mapping) and all(isinstance(score, Score | WholeSet) for score in scores.values()):
+        if fault := name_fault("scores", scores):
+            raise TaskError(f"{name_of(task)}.score: {fault}")
         return scores
     got = type(scores).__name__
     if isinstance(scores, Mapping):

@@ -6,16 +6,19 @@ import errno
 import gc
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
+from ..spaces.record import name_fault, type_fault
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .adapters.loop_task import uses_loop
-from .loading import load_task, user_code_location
+from .loading import contained, described, load_task, user_code_location
 from .loop import forget_loop, newest_loop
 from .machine.accelerator import device_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
+from .machine.process_state import kept_process
 from .machine.torch_settings import seed_everything
 from .parallel.rank_main import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
@@ -48,12 +51,25 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
     else:
         if setup.device == "gpu":
             close_ranks()  # ranks of another trial hold memory on this GPU
-        attempt = _attempt(task, setup, reference)
+        attempt = _in_kept_process(_attempt(task, setup, reference))
     try:
-        with closing(attempt):
-            yield from attempt
+        yield from attempt
     finally:
+        attempt.close()
         stay()
+
+
+def _in_kept_process(attempt: Any) -> Iterator[Measurement | Outcome]:
+    """An attempt's reports, in a process that is afterwards as it was before; the outcome says what its code had changed."""
+    outcome: Outcome | None = None
+    with kept_process() as changes, closing(attempt):
+        for report in attempt:
+            if isinstance(report, Outcome):
+                outcome = report
+            else:
+                yield report
+    if outcome is not None:
+        yield replace(outcome, changes=str(changes), spoils=outcome.spoils or bool(changes.left))
 
 
 def _over_ranks(reference: str, setup: TrialSetup) -> Any:
@@ -73,8 +89,7 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
 
 def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
     """One rank's part of an attempt; its measurements are aggregated over all ranks."""
-    with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
-        yield from attempt
+    yield from _in_kept_process(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference))
 
 
 def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:
@@ -96,9 +111,9 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
             _check(measurement, last, setup, name)
             last = measurement
             yield measurement
-            if metric := measurement.not_finite(setup.metric):
+            if fault := measurement.not_finite(setup.metric):
                 progress = f"{measurement.samples_seen} of {setup.samples_budget} samples"
-                yield Outcome("diverged", f"{metric} was not finite after {progress}")
+                yield Outcome("diverged", f"{fault} after {progress}")
                 return
             if asked_to_leave() and not isinstance(task, Task) and measurement.samples_seen < setup.samples_budget:
                 raise Leaving  # a loop saves at its measurements
@@ -109,23 +124,21 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
     except InfeasiblePlanError as error:
         yield Outcome("infeasible", str(error))
     except BsearchError as error:
-        yield Outcome("error", str(error))
+        yield Outcome("error", f"{error}{user_code_location(error)}")
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             yield _out_of_memory(error, setup)
         elif _is_the_systems(error):
-            yield Outcome("interrupted", f"{PROCESS_FAILED}: {type(error).__name__}: {error}")
+            yield Outcome("interrupted", f"{PROCESS_FAILED}: {described(error)}", spoils=True)
         elif _ends_the_process(error):
             yield Outcome("interrupted", f"{NODE_DIED}: its worker was ended")
         else:
-            place = user_code_location(error)
-            yield Outcome(
-                "error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error))
-            )
+            yield Outcome("error", f"{name}: {described(error)}", "".join(traceback.format_exception(error)))
     finally:
         # Generators hold models and data: closing one frees its memory before the next trial starts.
         if hasattr(measurements, "close"):
-            measurements.close()
+            with suppress(Exception, SystemExit), contained():  # how its code cleans up changes no outcome
+                measurements.close()
         forget_loop()  # which holds them too
         if not isinstance(task, Task):
             gc.collect()  # trainers and their callbacks form reference cycles that hold the model
@@ -134,15 +147,24 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
 
 def _is_the_systems(error: BaseException) -> bool:
     """Whether an operating system that is out of open files raised it, or a library that says so."""
-    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error)
+    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or "Too many open files" in described(error)
+
+
+_OVER: Any = object()  # a generator has no more
 
 
 def _with_earlier(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
     """The measurements, after those of an earlier attempt where a `Loop` has resumed from it."""
-    for number, measurement in enumerate(measurements):
+    measurements, first = iter(measurements), True
+    while True:
+        with contained():
+            measurement = next(measurements, _OVER)
+        if measurement is _OVER:
+            return
         loop = newest_loop()
-        if number == 0 and loop is not None:
+        if first and loop is not None:
             yield from loop.reported
+        first = False
         yield measurement
 
 
@@ -156,9 +178,22 @@ def _check(measurement: object, last: Measurement | None, setup: TrialSetup, nam
     if not isinstance(measurement, Measurement):
         raise TaskError(f"task {name}: expected to yield Measurement, got {type(measurement).__name__}")
     measurement.score(setup.metric)
+    faults = name_fault("scores", measurement.scores), name_fault("facts", measurement.facts), type_fault(measurement.facts)
+    if fault := next(filter(None, faults), ""):
+        raise TaskError(f"task {name}: {fault}")
     if last is not None and measurement.samples_seen <= last.samples_seen:
         raise TaskError(
             f"task {name}: expected samples_seen to increase, got {measurement.samples_seen} after {last.samples_seen}"
+        )
+    if last is not None and measurement.elapsed_s < last.elapsed_s:
+        raise TaskError(
+            f"task {name}: expected elapsed_s to count up from the beginning of the trial, got "
+            f"{measurement.elapsed_s:.6g} after {last.elapsed_s:.6g}. After resuming, add the seconds of the last measurement."
+        )
+    if measurement.samples_seen and not measurement.elapsed_s:
+        raise TaskError(
+            f"task {name}: expected elapsed_s above 0 after {measurement.samples_seen} samples, got 0. Give the seconds of "
+            "training so far, such as time.perf_counter() minus its beginning."
         )
 
 

@@ -56,6 +56,8 @@ def check_all(section: BaseModel, faults: Iterable[tuple[tuple[str, ...], str]])
 def _plain(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise fault("expected a number, a string, true or false")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise fault(f"expected a finite number, since databases and JSON hold no other; got {value}")
     return value
 
 
@@ -106,6 +108,8 @@ class Range(Section):
     def _check(self) -> Self:
         if self.low > self.high:
             raise fault(f"expected low <= high, got low {self.low} and high {self.high}")
+        if not math.isfinite(self.high - self.low):
+            raise fault(f"expected a range narrower than doubles are, got low {self.low} and high {self.high}")
         if self.log and self.low <= 0:
             raise fault(f"expected low above 0 on a logarithmic scale, got low {self.low}")
         if self.step is None:

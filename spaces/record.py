@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from .given import shown
 from .plan import ActivationCheckpointing
 from .study.goals import Speed
+from .study.space import Space
+from .study.training import RECIPE
 from .trial import COUNTED, OutcomeKind, Parameter
 
 
@@ -47,6 +50,7 @@ class TrialFacts:
         peak_reserved_bytes: on a GPU, what its allocator reserved for it.
         resumed_at: samples seen at the checkpoint it resumed from.
         checkpoint: why its checkpoint could not be read, or the last one not be written.
+        process_changes: what its code changed in its process beside training, such as torch's default dtype.
         curve: (fraction, accuracy) of a trial of `Search`.
         extra: other metrics by name, and anything else that the training code reported.
     """
@@ -110,6 +114,7 @@ class TrialFacts:
     resumed_at: int | None = None
     checkpoint: str | None = None
     message: str | None = None
+    process_changes: str | None = None
     curve: tuple[tuple[float, float], ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -135,6 +140,62 @@ class TrialFacts:
 
 
 _FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
+
+
+# Facts that tasks may search under the same name: what is searched replaces what is reported.
+SEARCHED_FACTS = frozenset(
+    ("accumulation", "effective_batch", "epochs", "momentum", "nesterov", "optimizer", "rule", "weight_decay")
+)
+# Names that results have beside facts and parameters.
+RESULTS = frozenset(
+    {"accuracy", "all", "attempt", "began_as", "cost", "ended_at", "energy_j", "knee", "on_front", "outcome", "started_at"}
+    | {"trial", "val_loss"}
+)
+# Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.
+_REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
+    (
+        *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "noise_scale", "noise_scale_high"),
+        *("noise_scale_low", "peak_bytes", "peak_reserved_bytes", "resumed_at", "steps", "waited_s"),
+    ),
+    float,
+)
+# Names of what stands beside scores and facts in tables, files and trackers: a score of one would take its place.
+_OURS = frozenset(
+    {*_FACTS, *RESULTS, *Space.model_fields}.difference(RECIPE)
+    | {"extra", "samples_seen", "elapsed_s", "train_loss", "undefined", "study", "task"}
+    | {"code", "code_of_study", "metric", "tests", "setup", "kind"}
+)
+OURS_OF_SCORES = _OURS - {"accuracy", "val_loss"}
+_OURS_OF_FACTS = _OURS - _REPORTED.keys() - {"undefined"}
+
+
+def name_fault(field_name: Literal["scores", "facts"], names: Iterable[str]) -> str:
+    """What is wrong with the names of scores or facts that training code gives; empty where nothing is.
+
+    >>> name_fault("scores", ["recall", "train_s"])
+    "scores: expected names that nothing else has, got train_s: bsearch's own results and settings. Rename what you report."
+    """
+    ours = OURS_OF_SCORES if field_name == "scores" else _OURS_OF_FACTS
+    if not (taken := sorted(ours.intersection(names))):
+        return ""
+    return (
+        f"{field_name}: expected names that nothing else has, got {', '.join(taken)}: bsearch's own results and settings. "
+        "Rename what you report."
+    )
+
+
+def type_fault(facts: Mapping[str, Any]) -> str:
+    """What is wrong with the values of facts that have a type of their own; empty where nothing is.
+
+    >>> type_fault({"peak_bytes": "many"}), type_fault({"peak_bytes": 3, "branch": "many"})
+    ("facts: peak_bytes: expected a number, got 'many'", '')
+    """
+    for name, value in facts.items():
+        kind = _REPORTED.get(name)
+        if kind is not None and type(value) is not kind and not (kind is float and type(value) is int):
+            expected = {str: "text", bool: "true or false", float: "a number"}[kind]
+            return f"facts: {name}: expected {expected}, got {shown(value)}"
+    return ""
 
 
 def _tuples(value: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from .given import number_of
+
 # The share of the training after warm-up over which `wsd` (warm-up, stable, decay) falls to 0: with a fifth it ends about as
 # well as cosine (Hägele et al. 2024, arXiv 2405.18392), and a little lower in our tables (docs/log.md).
 DECAY = 0.2
@@ -44,7 +46,7 @@ def rate_factor(schedule: Schedule, warmup: float, fraction: float) -> float:
     [0.5, 1.0, 0.5, 0.0]
     """
     if callable(schedule):
-        share = float(schedule(fraction))
+        share = number_of("training.schedule", schedule(fraction))
         return share * (fraction / warmup) if fraction < warmup else share
     if fraction < warmup:
         return fraction / warmup

@@ -7,18 +7,20 @@ package to understand each other, whatever they run on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from .errors import TaskError, cut, cut_middle
+from .given import LARGEST, number_of, scalar_of, shown
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .study.training import Training
 
 Parameter = bool | int | float | str
+_T = TypeVar("_T")
 
 
 # Samples per forward pass of evaluation if no profile sets it; independent of the trial's batch.
@@ -182,9 +184,8 @@ class TrialSetup:
         )
 
 
-def _plain(value: Any) -> Any:
-    """Scalars of NumPy and torch as Python numbers, which JSON can hold."""
-    return value.item() if hasattr(value, "item") else value
+# More seconds than anything has trained (300 years): what is extrapolated from them stays a number.
+_MOST_S = 1e10
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,9 @@ class Measurement:
         scores: other metrics by name.
         train_loss: mean training loss since the last measurement.
         facts: properties of the run (peak bytes, ghost batch size, ...), numbers or strings.
+
+    Raises:
+        TaskError: a value of another kind. Scalars of NumPy and torch are numbers, and become Python's own.
     """
 
     samples_seen: int
@@ -208,15 +212,27 @@ class Measurement:
     facts: Mapping[str, Parameter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("samples_seen", "elapsed_s"):
-            value = _plain(getattr(self, name))
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise TaskError(f"Measurement.{name}: expected a finite number >= 0, got {value!r}")
-            object.__setattr__(self, name, value)
-        accuracy = _plain(self.accuracy)
-        if accuracy is not None and not isinstance(accuracy, int | float):
-            raise TaskError(f"Measurement.accuracy: expected a number, got {accuracy!r}")
-        object.__setattr__(self, "accuracy", accuracy)
+        # What is wrong is refused here, where the user's line is known, and not where it is written.
+        seen = number_of("Measurement.samples_seen", self.samples_seen)
+        if not 0 <= seen < 1 << 63 or seen != int(seen):
+            raise TaskError(f"Measurement.samples_seen: expected an integer >= 0, got {shown(self.samples_seen)}")
+        object.__setattr__(self, "samples_seen", int(seen))
+        elapsed_s = number_of("Measurement.elapsed_s", self.elapsed_s)
+        if not 0 <= elapsed_s < _MOST_S:
+            raise TaskError(
+                f"Measurement.elapsed_s: expected a finite number >= 0, the seconds of training, got {shown(self.elapsed_s)}"
+            )
+        object.__setattr__(self, "elapsed_s", elapsed_s)
+        for name in ("accuracy", "train_loss"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, number_of(f"Measurement.{name}", value))
+        object.__setattr__(self, "scores", _named("scores", self.scores, number_of))
+        object.__setattr__(self, "facts", _named("facts", self.facts, scalar_of))
+        if twice := sorted(self.scores.keys() & self.facts.keys()):
+            raise TaskError(f"Measurement: expected each name once, got {', '.join(twice)} among scores and facts")
+        score = self.scores.get("accuracy", self.accuracy)
+        if self.accuracy is not None and score != self.accuracy and not (score != score and self.accuracy != self.accuracy):
+            raise TaskError(f"Measurement.accuracy: expected one value, got {self.accuracy} and in scores {score}")
 
     def score(self, metric: str) -> float:
         """The value of a metric by name; `accuracy` is the field of that name.
@@ -231,10 +247,15 @@ class Measurement:
         return float(value)
 
     def not_finite(self, metric: str) -> str:
-        """The name of what is not finite, the training loss or the metric; empty where both are."""
+        """What is not finite, or too large for models: the training loss or the metric, with its value; empty where neither
+        is.
+        """
         if self.train_loss is not None and not math.isfinite(self.train_loss):
-            return "train_loss"
-        return "" if math.isfinite(self.score(metric)) else metric
+            return "train_loss was not finite"
+        score = self.score(metric)
+        if not math.isfinite(score):
+            return f"{metric} was not finite"
+        return f"{metric} was {score:.4g}, beyond {LARGEST:g}," if abs(score) > LARGEST else ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -242,6 +263,21 @@ class Measurement:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         return cls(**values)
+
+
+def _named(field_name: str, values: Any, plain: Callable[[str, Any], _T]) -> dict[str, _T]:
+    """Values by name as Python's own.
+
+    Raises:
+        TaskError: no mapping, a name that is no text, or a value of another kind.
+    """
+    where = f"Measurement.{field_name}"
+    if not isinstance(values, Mapping):
+        raise TaskError(f"{where}: expected a dict of values by name, got {shown(values)}")
+    for name in values:
+        if not isinstance(name, str) or not name:
+            raise TaskError(f"{where}: expected names that are text, got {shown(name)}")
+    return {str(name): plain(f"{where}: {name}", value) for name, value in values.items()}
 
 
 OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
@@ -263,15 +299,23 @@ LEFT = "stopped at its driver's request"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. `message` is for users; `micro_batch` is the size that ran out of memory.
+    """How an attempt ended.
 
     Texts are bounded here, for a task's error may be of any length, and is stored, sent and shown.
+
+    Args:
+        message: for users.
+        micro_batch: the size that ran out of memory.
+        changes: what its code has changed in its process beside training, in words.
+        spoils: not all of that could be set back, so that the process should train nothing else.
     """
 
     kind: OutcomeKind
     message: str = ""
     traceback: str = ""
     micro_batch: int | None = None
+    changes: str = ""
+    spoils: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ...spaces.errors import BsearchError, TaskError
 from ...spaces.trial import Outcome, OutcomeKind
-from ..loading import user_code_location
+from ..loading import contained, described
 from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory
 from ..machine.environment import environment
@@ -151,7 +151,8 @@ def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any
             pipe.send(("ended", None))
             return
         try:
-            report = next(reports)
+            with contained():
+                report = next(reports)
         except StopIteration:
             pipe.send(("ended", None))
             return
@@ -172,7 +173,7 @@ def _picklable(error: Exception) -> Exception:
     with contextlib.suppress(Exception):
         if isinstance(pickle.loads(pickle.dumps(error)), BsearchError | torch.OutOfMemoryError):  # noqa: S301  # our own bytes
             return error
-    return TaskError(f"{type(error).__name__}: {error}{user_code_location(error)}")
+    return TaskError(described(error))
 
 
 def _exit_with_parent() -> None:

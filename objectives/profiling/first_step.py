@@ -14,7 +14,7 @@ from ...spaces.errors import BsearchError, TaskError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
-from ..loading import user_code_location
+from ..loading import contained, described, user_code_location
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, shown_kind
 from ..steps.loss_sum import LossSum
@@ -63,12 +63,17 @@ class ReadParameters(dict[str, Parameter]):
 def user_code_errors(reference: str, activity: str) -> Iterator[None]:
     """Turn any error from the user's code into a TaskError that names its line."""
     try:
-        yield
+        with contained():
+            yield
+    except TaskError as error:
+        place = user_code_location(error)
+        if not place or place in str(error):
+            raise
+        raise TaskError(f"{error}{place}") from error
     except BsearchError:
         raise
     except (Exception, SystemExit) as error:
-        message = f"{activity} failed: {type(error).__name__}: {error}{user_code_location(error)}"
-        raise TaskError(f"task {reference}: {message}") from error
+        raise TaskError(f"task {reference}: {activity} failed: {described(error)}") from error
 
 
 def on_cpu(setup: TrialSetup) -> TrialSetup:

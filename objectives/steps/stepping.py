@@ -39,7 +39,7 @@ from ..parallel.fsdp2 import (
 )
 from ..parallel.zero1 import ShardedOptimizer
 from ..profiling.memory.live_bytes import LiveBytes
-from ..task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
+from ..task import Task, acts_after_steps, checked_data, checked_loss, checked_optimizer, embeds, name_of
 from .gradient_cache import EmbeddingsOf, GradientCache
 from .noise_scale import NoiseScale, norms_of
 from .two_passes import HeldStep
@@ -384,8 +384,7 @@ class _LossOf(nn.Module):
         return self.forward(batch, samples)
 
     def forward(self, batch: Any, samples: int) -> tuple[Tensor, Tensor | float]:
-        loss = self.task.loss(self.model, batch, self.setup)
-        check_loss(self.task, loss, samples)
+        loss = checked_loss(self.task, self.task.loss(self.model, batch, self.setup), samples)
         return loss.total, loss.denominator
 
 

@@ -109,6 +109,7 @@ class StudyRun:
         self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
+        self._said_of_changes: set[str] = set()
         self.ending = Ending()
         self._worth_known_at = 0  # trials that had ended when more trials' worth was last computed
         self.failure = ""
@@ -266,6 +267,9 @@ class StudyRun:
             silently: the next attempt needs no words, since whoever calls has said why.
         """
         attempt = self._running.pop(number)
+        if outcome.changes and outcome.changes not in self._said_of_changes:
+            self._said_of_changes.add(outcome.changes)
+            self._say(f"trial {number} {outcome.changes}")
         self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=float(outcome.kind in COUNTED)))
         self._pay(attempt)
         smaller = self._planner.smaller(attempt, outcome) if outcome.kind == "out_of_memory" else None

@@ -16,9 +16,10 @@ from typing import Any
 
 from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...objectives.task_code import task_kind
-from ...spaces.errors import OutputError, StudyFileError, TaskError
+from ...spaces.errors import OutputError, StudyFileError, TaskError, cut
 from ...spaces.files import write_file
 from ...spaces.planning import optimizer_settings
+from ...spaces.readable import number
 from ...spaces.record import TrialRecord
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from ..store.stored import StoredStudy, codes
@@ -28,7 +29,7 @@ RESULT, LOG = "training.json", "log.csv"
 _CHECKPOINT = "checkpoint.pt"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Training:
     """One training of a chosen trial: its setup and, once it is over, what it measured and how it ended.
 
@@ -40,6 +41,12 @@ class Training:
     folder: Path
     measurements: tuple[Measurement, ...] = ()
     outcome: Outcome | None = None
+
+    def __repr__(self) -> str:
+        ended = "not trained yet" if self.outcome is None else self.outcome.kind.replace("_", " ")
+        score = "" if self.score is None else f", {self.setup.metric} {number(self.score)}"
+        why = f": {cut(self.outcome.message, 200)}" if self.outcome is not None and self.outcome.message else ""
+        return f"<Training of trial {self.setup.number}, seed {self.setup.seed}: {ended}{score}{why}, in {self.folder}>"
 
     @property
     def complete(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -17,25 +18,19 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ..domain import DOMAIN_KINDS, Domain, Section, applies, values_of
-from ..errors import MOST_FAULTS, Fault, StudyFileError, cut, near_miss
+from ..errors import MOST_FAULTS, Fault, StudyFileError, TaskError, cut, near_miss
 from ..files import text_of
+from ..given import scalar_of, shown
 from ..learning_rate import RULE_EXPONENTS
-from ..record import TrialFacts
+from ..record import RESULTS, SEARCHED_FACTS, TrialFacts
 from .devices import Devices
 from .space import Space
 from .spec import TASK, StudySpec
 
 Key = tuple[str | int, ...]
 
-# Names that results have beside facts, and facts that tasks may search under the same name.
-_RESULTS = {"accuracy", "all", "attempt", "began_as", "cost", "ended_at", "energy_j", "knee", "on_front", "outcome"} | {
-    "started_at",
-    "trial",
-    "val_loss",
-}
-_SEARCHED = {"accumulation", "effective_batch", "epochs", "momentum", "nesterov", "optimizer", "rule", "weight_decay"}
 # A task parameter of one of these names would take the place of a result.
-RESERVED = frozenset(_RESULTS | set(TrialFacts.__slots__) - _SEARCHED)
+RESERVED = frozenset(RESULTS | set(TrialFacts.__slots__) - SEARCHED_FACTS)
 # Limits far above any real study file: larger input is a mistake or an attack.
 LARGEST_FILE = 1 << 20  # bytes
 MOST_NODES = 10_000  # keys and values, with aliases expanded
@@ -43,7 +38,9 @@ DEEPEST = 32  # levels of nesting
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML 1.2 values: `1e-3` is a number, `no` is a string, and custom tags are rejected."""
+    """Plain YAML 1.2 values: `1e-3` is a number, and custom tags are rejected, as is `no` without quotes: text in YAML 1.2,
+    false in 1.1.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -98,6 +95,17 @@ def _constructor(parse: Callable[[str], Any], expected: str) -> Callable[[yaml.S
     return construct
 
 
+# Words that YAML 1.1 reads as true or false, and 1.2 as text, in which every one of them is true to Python.
+_UNCLEAR = re.compile(r"(?:yes|no|on|off)$", re.IGNORECASE)
+
+
+def _str(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    if node.style is None and _UNCLEAR.match(node.value):
+        message = f"expected true or false, or text in quotes, got {node.value}. Write true, false or '{node.value}'."
+        raise _rejected(message, node.start_mark)
+    return str(node.value)
+
+
 def _int(text: str) -> int:
     if not -(1 << 63) <= (value := int(text)) < 1 << 63:  # the range of databases and tensors
         raise ValueError(text)
@@ -117,7 +125,7 @@ _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag in (_TAG + "null", _TAG + "merge")]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"(?:true|false|True|False)$"), list("tfTF"))
+_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"(?:true|false|True|False|TRUE|FALSE)$"), list("tfTF"))
 _Loader.add_implicit_resolver(_TAG + "int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     _TAG + "float",
@@ -128,6 +136,7 @@ _Loader.yaml_constructors = {
     _TAG + kind: yaml.SafeLoader.yaml_constructors[_TAG + kind] for kind in ("null", "str", "seq", "map")
 }
 _Loader.add_constructor(_TAG + "bool", _constructor(lambda text: {"true": True, "false": False}[text.lower()], "true or false"))
+_Loader.add_constructor(_TAG + "str", _str)
 _Loader.add_constructor(_TAG + "int", _constructor(_int, "a 64-bit integer"))
 _Loader.add_constructor(_TAG + "float", _constructor(_float, "a number"))
 _Loader.add_constructor(None, _unknown_tag)
@@ -233,9 +242,31 @@ def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
         StudyFileError: all faults, without file and lines.
     """
     try:
-        return parse_study(json.dumps(data))
+        return parse_study(json.dumps(_plain_data(data)))
     except StudyFileError as error:
         raise StudyFileError(replace(fault, file=None, line=None) for fault in error.faults) from None
+
+
+def _plain_data(value: Any, key: Key = ()) -> Any:
+    """What Python gave for a study as YAML has it: NumPy's numbers as Python's.
+
+    Raises:
+        StudyFileError: a value that YAML has no word for, or that a study cannot hold.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): _plain_data(part, (*key, str(name))) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_data(part, (*key, place)) for place, part in enumerate(value)]
+    if value is None or isinstance(value, PurePath):
+        return value if value is None else str(value)
+    try:
+        plain = scalar_of("", value)
+    except TaskError:
+        message = f"expected a number, text, true, false, null, a list or a mapping, got {shown(value)}"
+        raise StudyFileError(Fault(_dotted(key), message)) from None
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise StudyFileError(Fault(_dotted(key), f"expected a finite number, got {plain}"))
+    return plain
 
 
 def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
@@ -262,8 +293,8 @@ def plain_value(text: str, where: str) -> Any:
     Raises:
         StudyFileError: not plain YAML.
 
-    >>> plain_value("[1e-3, no]", "--set rates")
-    [0.001, 'no']
+    >>> plain_value("[1e-3, none]", "--set rates")
+    [0.001, 'none']
     """
     try:
         return _Loader(text).get_single_data()

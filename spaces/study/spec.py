@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, Strict
 
 from ..domain import Domain, Fixed, Number, Scalar, Section, check_all, fault, one_of, searched_of, values_of
 from ..errors import Fault, StudyFileError, near_miss
+from ..record import OURS_OF_SCORES
 from .cluster import Cluster
 from .devices import Devices, Memory
 from .goals import Budget, Confirm, Objectives, StoppingRule
@@ -238,15 +239,11 @@ def _prices(study: StudySpec) -> Iterator[Disagreement]:
 def _speeds(study: StudySpec) -> Iterator[Disagreement]:
     """Measures of what training takes, with each other, the metric and the rest."""
     speeds, second_speed, metric = study.objectives.speeds, study.objectives.second_speed, study.objectives.metric.name
-    for source, given, results in (
-        ("devices.prices", bool(study.devices.prices), ("cost", "price", "spent")),
-        ("energy_j", "energy_j" in speeds, ("energy_j", "watts", "measured_energy_j")),
-    ):
-        if given and metric in results:
-            yield (
-                "objectives.metric",
-                f"expected another name with {source}, which gives results of this one; got {metric}. Rename the metric.",
-            )
+    if metric in OURS_OF_SCORES or metric in study.space.domains():
+        yield (
+            "objectives.metric",
+            f"expected a name that no parameter and none of bsearch's own results has, got {metric}. Rename the metric.",
+        )
     if second_speed == study.objectives.speed:
         yield (
             "objectives.second_speed",

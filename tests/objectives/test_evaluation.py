@@ -17,6 +17,7 @@ from bsearch.objectives.task import Data, Score, Task, WholeSet
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.search.analysis.accuracy_scale import AccuracyScale
 from bsearch.spaces.errors import TaskError
+from bsearch.spaces.given import LARGEST
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
@@ -92,12 +93,12 @@ def test_a_quotient_of_nothing_is_not_a_number_and_named() -> None:
     assert math.isfinite(last.scores["accuracy"])
 
 
-@pytest.mark.parametrize("of", [math.exp, lambda mean: math.inf if mean > 709 else mean, lambda mean: mean * 1e308])
+@pytest.mark.parametrize("of", [math.exp, lambda mean: math.inf if mean > 709 else mean, lambda mean: mean * 1e98])
 def test_a_function_of_a_finite_mean_that_overflows_is_the_largest_number(of: Callable[[float], float]) -> None:
     evaluation = Evaluation(Points())
     evaluation.add({"perplexity": Score(7100.0, 10, of=of), "worse": Score(math.inf, 10, of=of), "fine": Score(7.1, 10, of=of)})
     values = evaluation.values()
-    assert values["perplexity"] == sys.float_info.max
+    assert values["perplexity"] == LARGEST
     assert values["worse"] == math.inf
     assert values["fine"] == of(0.71)
 
@@ -125,7 +126,7 @@ def test_half_precisions_come_to_a_function_as_single() -> None:
     ("scores", "message"),
     [
         ({"m": WholeSet(3, torch.ones(2))}, "m: expected WholeSet.* with a torchmetrics.Metric or a function, got int"),
-        ({"m": WholeSet(lambda x: x, torch.ones(2))}, r"m: expected a metric that is one number, got shape \(4,\)"),
+        ({"m": WholeSet(lambda x: x, torch.ones(2))}, r"m: expected a metric that is one number, got a Tensor of shape \(4,\)"),
         (0.5, r"expected Score\(total, denominator\), WholeSet\(metric, outputs, targets\) or a dict of them, got float"),
     ],
 )

@@ -41,14 +41,14 @@ def attempt(name: str, given: TrialSetup) -> list[Measurement]:
     found: list[Any] = []
     for report in start_attempt(f"{FILE}:{name}", given):
         found.append(report)
-        LOOPS[:] = [newest_loop()]  # the attempt's end forgets it
+        LOOPS[:] = [newest_loop() or LOOPS[0]]  # the attempt's end, before its outcome, forgets it
     *measurements, outcome = found
     assert isinstance(outcome, Outcome)
     assert outcome.kind == "complete", outcome.message
     return measurements
 
 
-LOOPS: list[Any] = []
+LOOPS: list[Any] = [None]
 
 
 def trained() -> list[torch.Tensor]:

@@ -91,9 +91,18 @@ def test_numbers_are_checked_at_both_ends_and_truth_is_none(
 ) -> None:
     for value in taken:
         assert check(Fixed(value=value)) == Fixed(value=value)
-    for value in [*refused, True, "1", math.nan, math.inf]:
+    for value in [*refused, True, "1"]:
         with pytest.raises(PydanticCustomError, match=r"^expected an? (number|integer)"):
             check(Choices(choices=(1, value)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_value_is_one_that_json_does_not_have(value: float) -> None:
+    for make in (lambda: Choices(choices=(1, value)), lambda: Fixed(value=value), lambda: Range(low=0.0, high=value)):
+        with pytest.raises(ValidationError, match="expected a finite number"):
+            make()
+    with pytest.raises(ValidationError, match="expected a range narrower than doubles are"):
+        Range(low=-1e308, high=1e308)
 
 
 def test_whole_numbers_have_whole_steps() -> None:

@@ -190,7 +190,10 @@ def test_a_slip_is_told_in_words_that_help(before: str, after: str, message: str
 def test_numbers_are_those_of_yaml_1_2() -> None:
     study = yaml.safe_dump(small_study()).replace("0.02", "2e-2")
     assert parse_study(study).space.reference_rate.low == 0.02
-    assert parse_study(study + "\nstorage: no").storage == "no"
+    assert parse_study(study + "\nstorage: 'no'").storage == "no"
+    for word in ("yes", "No", "on", "OFF"):
+        with pytest.raises(StudyFileError, match=f"expected true or false, or text in quotes, got {word}"):
+            parse_study(study + f"\nstorage: {word}")
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class TrackedTrial:
         """Samples seen and numbers by name, of each measurement after so many samples."""
         for row in self.curve:
             if row["samples_seen"] > after:
-                values = {"train_loss": row["train_loss"], "elapsed_s": row["elapsed_s"], "accuracy": row["accuracy"]}
+                values = {"train_loss": row["train_loss"], "elapsed_s": row["elapsed_s"], self.metric: row["accuracy"]}
                 values |= json.loads(row["scores"])
                 yield row["samples_seen"], {name: float(value) for name, value in values.items() if value is not None}
                 after = row["samples_seen"]

@@ -10,6 +10,7 @@ from .attempt import Attempt
 
 # This many equal errors in a row are the task's fault, not the trial's.
 SAME_ERRORS = 3
+_NUMBERS = re.compile(r"(?P<code>with code -?\d+)|0x[0-9a-f]+|(?<!\w)/\S+|\d+(\.\d+)?(e[-+]?\d+)?")
 # A trial whose worker dies this often without progress in between is itself the cause.
 LOST_ATTEMPTS = 3
 
@@ -46,8 +47,8 @@ class History:
         """This history, updated for a trial that has ended."""
         if outcome.kind != "error":
             return replace(self, error="", errors=0)
-        # Errors that differ only in numbers (a batch, a rate), addresses and paths are the same error.
-        pattern = re.sub(r"0x[0-9a-f]+|(?<!\w)/\S+|\d+(\.\d+)?(e[-+]?\d+)?", "#", outcome.message)
+        # Errors that differ only in numbers (a batch, a rate), addresses and paths are the same error; exit codes tell apart.
+        pattern = _NUMBERS.sub(lambda found: found["code"] or "#", outcome.message)
         return replace(self, error=pattern, errors=self.errors + 1 if pattern == self.error else 1, failed=self.failed + 1)
 
 

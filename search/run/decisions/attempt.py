@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....objectives.machine.processor import OtherPrograms
+from ....spaces.given import LARGEST
 from ....spaces.learning_rate import RULES_FOR_ADAM
 from ....spaces.plan import ActivationCheckpointing
 from ....spaces.record import TrialFacts, TrialResult, taken_per_second
 from ....spaces.study.goals import Speed
-from ....spaces.trial import Measurement, Outcome, Suggestion, TrialSetup
+from ....spaces.trial import Measurement, Outcome, Parameter, Suggestion, TrialSetup
 
 # A trial counts as having shared its device if it waited for a core for more than this share of its training, or if the rest
 # of its time is off the expected time by more than this share plus what trials are off by when alone (a slow first second).
@@ -118,7 +119,12 @@ def result_of(
     """
     setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
     others_share = attempt.others.share() if attempt.others else None
-    facts = TrialFacts(attempts=setup.attempt + 1, message=outcome.message or None, host=attempt.host or None)
+    facts = TrialFacts(
+        attempts=setup.attempt + 1,
+        message=outcome.message or None,
+        process_changes=outcome.changes or None,
+        host=attempt.host or None,
+    )
     if setup.attempt:
         facts = replace(
             facts,
@@ -132,7 +138,14 @@ def result_of(
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
         train_s = measured_s if known_s is None else known_s
         error = measured_s / expected_s - 1 if expected_s else None
-        reported = TrialFacts.of(last.facts)
+        reported = TrialFacts.of({name: value for name, value in last.facts.items() if _is_told(value)})
+        extra = {**reported.extra, **{name: score for name, score in last.scores.items() if name != setup.metric}}
+        # JSON has no NaN and no infinity: what is neither finite nor the metric is named instead.
+        if undefined := [name for name, value in {**last.facts, **extra}.items() if not _is_told(value)]:
+            extra["undefined"] = ", ".join(undefined)
+        # A parameter of that name, such as the precision, stands in the same row.
+        extra = {f"reported_{name}" if name in attempt.suggestion.parameters else name: extra[name] for name in extra}
+        reported = replace(reported, extra={})
         waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
         facts |= reported | TrialFacts(
             waited_s=waited_s,
@@ -149,13 +162,17 @@ def result_of(
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
             contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
-            extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
+            extra={name: value for name, value in extra.items() if _is_told(value)},
         )
         taken = taken_by(speeds, train_s, attempt, price)
         value = last.score(setup.metric)
-    if outcome.kind in ("complete", "diverged") and math.isfinite(value):
+    if outcome.kind in ("complete", "diverged") and abs(value) <= LARGEST:
         return TrialResult(outcome.kind, facts, (taken[0], value, *taken[1:]))
     return TrialResult(outcome.kind, facts, violation=float(outcome.kind == "infeasible"))
+
+
+def _is_told(value: Parameter) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 __all__ = ["Attempt", "fraction_of", "result_of", "setup_facts", "taken_by"]

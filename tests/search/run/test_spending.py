@@ -93,7 +93,7 @@ def test_prices_that_are_missing_are_named(study_file: StudyFile) -> None:
     for changes in ({"objectives": {"speed": "cost"}}, {"budget": {"trials": 3, "cost": 5}}):
         with pytest.raises(StudyFileError, match=r"expected devices\.prices with it, got none"):
             read_study(study_file(**changes))
-    with pytest.raises(StudyFileError, match=r"objectives\.metric: expected another name with devices\.prices"):
+    with pytest.raises(StudyFileError, match=r"objectives\.metric: expected a name that no parameter"):
         read_study(study_file(devices={"prices": {"cpu": 1}}, objectives={"metric": "cost"}))
     with pytest.raises(StudyFileError, match="expected a device's name of letters and digits"):
         read_study(study_file(devices={"prices": {"??": 1}}))
