@@ -263,6 +263,9 @@ KNOWN = {
     ("tests/objectives/test_task_code.py", "pickle.loads"): "reads what it has just written, as a loader's process does",
     ("tests/test_startup.py", "pickle.loads"): "reads what it has just written, as a worker of Ray does",
     ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
+    ("tests/rough/test_users_exits.py", "exec("): "is what a task does to its process",
+    ("tests/rough/test_trials_apart.py", "exec("): "is what a task does to its process",
+    ("tests/rough/test_trials_apart.py", "eval("): "is what a task reads of its process",
     ("tests/rough/test_file_names.py", "text in SQL"): "tables take no parameters; their names are our own",
 }
 NEVER = {
