@@ -15,7 +15,7 @@
 # make faults    two hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html
 # make lint      format, lint, types, layers, docs
-# make check     the same, and the wheel
+# make check     the same, known vulnerabilities of dependencies, and the wheel
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +30,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long rough mutants faults docs check lint clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long rough mutants faults docs check audit lint clean
 install: $(STAMP)
 
 # uv installs in half a minute what takes pip minutes.
@@ -119,8 +119,12 @@ faults: install
 docs: install
 	$(BIN)/mkdocs build --quiet --strict
 
-check: lint
+check: lint audit
 	$(BIN)/pytest -m packaging
+
+# Known vulnerabilities of what is installed, where the registry of packages tells of them; bandit's rules are ruff's S, in lint.
+audit: install
+	$(BIN)/uv tool run --quiet pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 lint: install docs .cache/typing/bsearch
 	$(BIN)/ruff format --check .
