@@ -418,7 +418,7 @@ def test_a_comment_changes_no_experiment_and_a_change_of_code_may_be_declared_th
     tables, task = study.tables(), study.identity["task"]
     for profiled, notes in ((old, 0), (new, 0), ("another", 1)):
         device = KnownDevice("card", {"name": "Mine", "code": profiled}, training_cost(study.spec), ())
-        found = retimed(study.spec, task, [], tables.attempts(study.name), device)
+        found = retimed(study.spec, task, [], tables.setups(study.name), device)
         assert sum("other code" in note for note in found.notes) == notes
     # From here on both are the study's code.
     assert run(study_file(task="tasks.py:Mine", budget={"trials": 4})).study.identity == study.identity
