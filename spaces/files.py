@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from .errors import Fault, OutputError, StudyFileError
+
+# No file takes this long to write.
+_WRITTEN_S = 3600.0
 
 
 def text_of(path: Path, what: str, most_bytes: int) -> str:
@@ -44,6 +49,15 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
         raise rejected(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None
 
 
+def _delete_left(path: Path) -> None:
+    """Delete what writers of this file left that were killed before they had finished, long enough ago to be no other's now."""
+    left = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}")  # as tempfile names them
+    with os.scandir(path.parent) as entries:
+        for entry in entries:
+            if left.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < time.time() - _WRITTEN_S:
+                Path(entry).unlink(missing_ok=True)
+
+
 def write_file(path: Path, content: str | bytes) -> Path:
     """Write a file atomically.
 
@@ -55,6 +69,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
         if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
             path.write_bytes(content.encode() if isinstance(content, str) else content)
             return path
+        _delete_left(path)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
             try:
                 temporary.write(content.encode() if isinstance(content, str) else content)
