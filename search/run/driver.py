@@ -145,6 +145,9 @@ def _open(
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
     name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
+    for row in tables.studies(spec.study):
+        if row.name == name:
+            row.say_what_goes()
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
     step_times = (tables.step_times(name) or {}) if tables.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):

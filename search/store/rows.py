@@ -56,27 +56,43 @@ class _Unreadable(ValueError):
 # Saying it
 
 
-def row_name(table: sa.Table, key: Row) -> str:
-    """A row in words.
+_WHAT = {
+    "bsearch_attempt": ("an attempt at trial", "attempts at trials"),
+    "bsearch_measurement": ("a measurement of trial", "measurements of trials"),
+    "bsearch_trial": ("trial", "trials"),
+}
+
+
+def row_name(table: sa.Table, *rows: Row) -> str:
+    """Rows of a table in words.
 
     >>> row_name(schema.trials, {"study": "digits", "number": 7})
     'trial 7 of study digits (bsearch_trial)'
-    >>> row_name(schema.studies, {"name": "digits"})
-    'study digits (bsearch_study)'
+    >>> row_name(schema.trials, *({"study": "digits", "number": number} for number in (1, 3, 4, 5)))
+    'trials 1, 3 to 5 of study digits (bsearch_trial)'
     """
-    of_study = f" of study {key['study']}" if "study" in key else ""
-    match table.name:
-        case "bsearch_study":
-            name = f"study {key['name']}"
-        case "bsearch_profile":
-            name = f"profile {str(key['key'])[:12]}"
-        case "bsearch_attempt":
-            name = f"an attempt at trial {key['number']}{of_study}"
-        case "bsearch_measurement":
-            name = f"a measurement of trial {key['number']}{of_study}"
-        case _:
-            name = f"trial {key['number']}{of_study}"
+    if table.name not in _WHAT:
+        name = ", ".join(f"study {row['name']}" if "name" in row else f"profile {str(row['key'])[:12]}" for row in rows)
+    else:
+        found = {row["number"] for row in rows}
+        places = [str(number) for number in found if not isinstance(number, int)]
+        for first, last in runs_of(sorted(number for number in found if isinstance(number, int))):
+            places.append(str(first) if first == last else f"{first} to {last}")
+        name = f"{_WHAT[table.name][len(found) > 1]} {', '.join(places)} of study {rows[0]['study']}"
     return f"{cut(name, 200)} ({table.name})"
+
+
+def runs_of(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of consecutive numbers in an ascending sequence.
+
+    >>> list(runs_of([0, 1, 2, 5, 7, 8]))
+    [(0, 2), (5, 5), (7, 8)]
+    """
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[first], numbers[place - 1]
+            first = place
 
 
 def left_out(what: str, why: object) -> None:
@@ -92,13 +108,17 @@ def refused(what: str, why: object) -> StorageError:
     )
 
 
-def readable(table: sa.Table, rows: Iterable[Row], read: Callable[[Row], T]) -> Iterator[T]:
-    """What can be read of rows; the others are left out, those of the same name and reason with one sentence."""
+def readable(table: sa.Table, rows: Iterable[Row], read: Callable[[Row], T]) -> list[T]:
+    """What can be read of rows; the others are left out, those of the same reason with one sentence."""
+    found, faulty = list[T](), dict[str, list[Row]]()
     for row in rows:
         try:
-            yield read(row)
+            found.append(read(row))
         except (_Unreadable, BsearchError) as error:
-            left_out(row_name(table, row), error)
+            faulty.setdefault(str(error), []).append(row)
+    for why, those in faulty.items():
+        left_out(row_name(table, *those), why)
+    return found
 
 
 # Parts of rows
@@ -190,12 +210,8 @@ def trials_of(
         attempted: the largest number among the study's attempts.
     """
     found = dict(known)
-    for row in rows:
-        try:
-            number = _number("number", row["number"], least=0, whole=True)
-            found[number] = _trial(row, measures)
-        except _Unreadable as error:
-            left_out(row_name(schema.trials, row), error)
+    numbered = readable(schema.trials, rows, lambda row: (_number("number", row["number"], least=0, whole=True), row))
+    found |= {number: _trial(row, measures) for number, row in numbered}
     places, count = sorted(found), 0
     if isinstance(attempted, int) and attempted > max(places, default=-1):
         places.append(attempted)  # it has begun, so there was a row
@@ -207,9 +223,10 @@ def trials_of(
             found.setdefault(lost, TrialRecord.of(lost, "unreadable", {}, TrialFacts(message="its row is missing")))
         count = place + 1
     records = [found[number] for number in range(count)]
-    for record in records:
-        if record.outcome == "unreadable":
-            left_out(row_name(schema.trials, {"study": study, "number": record.number}), record.message)
+    unreadable = [record for record in records if record.outcome == "unreadable"]
+    for why in dict.fromkeys(record.message for record in unreadable):
+        those = ({"study": study, "number": record.number} for record in unreadable if record.message == why)
+        left_out(row_name(schema.trials, *those), why)
     return records
 
 
@@ -444,6 +461,13 @@ class StudyRow:
                 for words in dict.fromkeys(said):
                     left_out(self._what, words)
                 return spec
+
+    def say_what_goes(self) -> None:
+        """Say what of the stored study is lost when another takes its place, as where it goes on with its file."""
+        try:
+            _ = self.study
+        except StorageError as error:
+            left_out(f"{self._what}, which is written anew from its file", error)
 
     @cached_property
     def best_rates(self) -> StoredRates | None:

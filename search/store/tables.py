@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
-from .rows import Row, StudyRow, attempt_of, measurement_of, measures_of, profile_of, readable, trials_of, with_setup
+from .rows import Row, StudyRow, attempt_of, measurement_of, measures_of, profile_of, readable, runs_of, trials_of, with_setup
 from .write_buffer import Write, WriteBuffer
 
 
@@ -177,7 +177,7 @@ class Tables:
         query = sa.select(schema.profiles).where(*conditions).order_by(schema.profiles.c.measured_at)
         with transaction(self.url, self.engine) as connection:
             found = connection.execute(query).mappings().all()
-        return list(readable(schema.profiles, found, profile_of))
+        return readable(schema.profiles, found, profile_of)
 
     @retrying
     def save_profile(self, about: str, profile: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class Tables:
             last = connection.execute(attempted).scalar()
             numbers = set(connection.execute(sa.select(columns.number).where(columns.study == study)).scalars()) - ended.keys()
             # Consecutive ones at once: databases limit the number of bound values, and most of what is new is at the end.
-            for first, end in _runs(sorted(number for number in numbers if isinstance(number, int))):
+            for first, end in runs_of(sorted(number for number in numbers if isinstance(number, int))):
                 query = sa.select(table).where(columns.study == study, columns.number.between(first, end))
                 found += connection.execute(query).mappings().all()
         found += ({"study": study, "number": number} for number in numbers if not isinstance(number, int))
@@ -271,7 +271,7 @@ class Tables:
             query = query.where(schema.attempts.c.number == number)
         with self._of_trials() as connection:
             rows = connection.execute(query).mappings().all()
-        return list(readable(schema.attempts, rows, attempt_of))
+        return readable(schema.attempts, rows, attempt_of)
 
     def setups(self, study: str) -> dict[int, TrialSetup]:
         """The setup of every trial's last attempt, by number; those that cannot be read are left out."""
@@ -315,7 +315,7 @@ class Tables:
                 for row in readable(schema.attempts, connection.execute(query).mappings().all(), with_setup):
                     key = {name: row[name] for name in ("study", "number", "attempt")}
                     measured = readable(schema.measurements, connection.execute(last, key).mappings().all(), measurement_of)
-                    found.append({**row, "measurement": next(measured, None)})
+                    found.append({**row, "measurement": measured[0] if measured else None})
         return found
 
     @retrying
@@ -336,7 +336,7 @@ class Tables:
         )
         with self._of_trials() as connection:
             rows = connection.execute(query).mappings().all()
-        return list(readable(schema.measurements, rows, measurement_of))
+        return readable(schema.measurements, rows, measurement_of)
 
     @retrying
     def curves(self, study: str) -> dict[int, list[tuple[int, float]]]:
@@ -359,12 +359,12 @@ class Tables:
 
 
 def _replacing(table: sa.Table, row: Mapping[str, Any]) -> Write:
-    """Writes a row in place of the one with its key, if there is one."""
+    """Writes a row over the one with its key, if there is one: what a newer version has added to that stays."""
     key = [column == row[column.name] for column in table.primary_key]
 
     def write(connection: Connection) -> None:
-        connection.execute(sa.delete(table).where(*key))
-        connection.execute(sa.insert(table).values(**row))
+        if not connection.execute(sa.update(table).where(*key).values(**row)).rowcount:
+            connection.execute(sa.insert(table).values(**row))
 
     return write
 
@@ -385,19 +385,6 @@ def _row(study: str, trial: TrialRecord) -> dict[str, Any]:
 
 def _as_utc(local: str) -> str:
     return datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="milliseconds") if local else ""
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of consecutive numbers in an ascending sequence.
-
-    >>> list(_runs([0, 1, 2, 5, 7, 8]))
-    [(0, 2), (5, 5), (7, 8)]
-    """
-    first = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            yield numbers[first], numbers[place - 1]
-            first = place
 
 
 def _attempt_of(setup: TrialSetup) -> tuple[sa.ColumnElement[bool], ...]:

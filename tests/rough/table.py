@@ -38,7 +38,7 @@ def before(commit: str) -> dict[str, dict[str, int]]:
                     shutil.copy(ROOT / "tests" / shared, root / "tests" / shared)
             shutil.copytree(ROOT / "tests" / "rough", root / "tests" / "rough", dirs_exist_ok=True)
             pyproject = root / "pyproject.toml"
-            pyproject.write_text(pyproject.read_text().replace('markers = [\n', 'markers = [\n  "rough: attacks",\n', 1))
+            pyproject.write_text(pyproject.read_text().replace("markers = [\n", 'markers = [\n  "rough: attacks",\n', 1))
             return counted(root, root / ".venv" / "bin" / "python")
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", root], cwd=ROOT, check=True)
@@ -51,7 +51,9 @@ def main(commit: str | None) -> None:
     for kind, counts in sorted(now.items()):
         was = earlier.get(kind)
         print(f"{kind:52}{counts['tried']:7}{'' if was is None else was['broken']:>15}{counts['broken']:12}")
-    total = [sum(counts[key] for counts in table.values()) for table, key in ((now, "tried"), (earlier, "broken"), (now, "broken"))]
+    total = [
+        sum(counts[key] for counts in table.values()) for table, key in ((now, "tried"), (earlier, "broken"), (now, "broken"))
+    ]
     print(f"{'all':52}{total[0]:7}{total[1] if earlier else '':>15}{total[2]:12}")
 
 

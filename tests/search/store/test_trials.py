@@ -167,9 +167,10 @@ def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
     with pytest.warns(LeftOutWarning, match=r"left out: trial [13] of study twin \(bsearch_trial\): its row is missing"):
         again = Trials(tables, "twin")
     assert [trial.outcome for trial in again] == ["running", "unreadable", "running", "unreadable"]
+    assert again.begin({"effective_batch": 8}).number == 4
     with pytest.warns(LeftOutWarning):
-        assert again.begin({"effective_batch": 8}).number == 4
-        assert stored_trials(url, "twin") == list(again)
+        stored = stored_trials(url, "twin")
+    assert stored == list(again)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +467,7 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
             {"identity": json.dumps(identity), "spec": json.dumps(spec)},
         )
         connection.execute(
-            sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026-01-01T00:00:00.000+00:00', NULL, NULL, NULL, NULL, NULL)"),
+            sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026-01-01', NULL, NULL, NULL, NULL, NULL)"),
             {"setup": json.dumps(written)},
         )
     tables = Tables(url)
