@@ -110,6 +110,7 @@ def in_words(result: Result, *exit_codes: int) -> str:
 # What a value may be replaced with, in SQL and inside of a JSON document.
 SQL_VALUES: tuple[Any, ...] = (
     *(None, "", "abc", "[]", "{}", "null", "5", 5, -1, 0, 0.5, 1e308, float("inf"), -float("inf"), 2**62, b"\xff\x00"),
+    "\ufffd\x00",
     *('{"a": NaN}', "[NaN, Infinity]", "[1]", "\u202egnp\x1b[31m", "9999-99-99T99:99:99"),
 )
 JSON_VALUES: tuple[Any, ...] = (
@@ -206,6 +207,39 @@ def walk(path: Path, number: int) -> dict[str, Result]:
 
 def trials_of(shown: Result) -> dict[int, Any]:
     return {trial["trial"]: trial for trial in json.loads(shown.stdout)["all"]}
+
+
+HOLDERS = {
+    "nonsense": "nonsense",
+    "empty": "",
+    "two colons": "::",
+    "no process": "host:pid:2026-01-01 00:00:00 UTC x-y",
+    "no time": "vm:12:then x-y",
+    "a process that cannot be": f"{os.uname().nodename}:{10**30}:2026-01-01 00:00:00 UTC -y",
+    "this process": f"{os.uname().nodename}:{os.getpid()}:2026-01-01 00:00:00 UTC -y",
+    "a number": 7,
+    "bytes": b"\xff:\x00:",
+    "controls": "\x1b[31m:7:2026",
+}
+
+
+def test_a_holder_of_any_form_holds_until_its_lock_expires(attack: Any, finished: Path, tmp_path: Path) -> None:
+    now = "(julianday('now') - 2440587.5) * 86400.0"
+    for place, (name, holder) in enumerate(HOLDERS.items()):
+        path = copy_of(finished, tmp_path / str(place))
+        database = path.parent / "small.db"
+        for alive in (True, False):
+            change = f"UPDATE bsearch_study SET holder = ?, heartbeat_at = {now if alive else 'NULL'}"
+            sql(database, change, holder)
+            with attack(f"{name}, {'alive' if alive else 'long gone'}: show and doctor"):
+                in_words(run("show", path), 0)
+                in_words(run("doctor", "--no-ray", "--storage", f"sqlite:///{database}"))
+            with attack(f"{name}, {'alive' if alive else 'long gone'}: run"):
+                said = in_words(run("run", path, "--serial", "--trials", 7 if alive else 8))
+                if not alive:
+                    assert "Front of small" in said, said
+                elif name not in ("a process that cannot be", "empty"):  # it has ended, and nobody holds it
+                    assert "has been running it since" in said and "\x1b" not in said, said
 
 
 @pytest.mark.parametrize("part", range(4))
