@@ -59,19 +59,10 @@ _SMALLEST, _LARGEST = 1e-100, 1e100
 _MOST_STEPS = 1e12
 
 
-def _in_range(value: Any) -> Any:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise fault("expected a finite number")
-        if value and not _SMALLEST <= abs(value) <= _LARGEST:
-            raise fault(f"expected 0, or a number of a size from {_SMALLEST:g} to {_LARGEST:g}")
-    return value
-
-
 def _plain(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise fault("expected a number, a string, true or false")
-    return _in_range(value)
+    return value
 
 
 Scalar = Annotated[StrictBool | StrictInt | StrictFloat | StrictStr, BeforeValidator(_plain)]
@@ -84,9 +75,13 @@ class Section(BaseModel):
 
 
 def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise fault("expected a finite number")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise fault("expected a number")
-    return _in_range(value)
+    if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise fault(f"expected 0, or a number of a size from {_SMALLEST:g} to {_LARGEST:g}")
+    return value
 
 
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_finite)]
