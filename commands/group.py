@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..search.report.terminal.signals import handled_signals, is_termination
-from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
+from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError, plain
 from ..spaces.secrets import masked
 from ..spaces.study.file import located
 
@@ -72,7 +74,7 @@ class _Commands(click.Group):
                 formatter.write_dl(list(commands.items()), col_max=12)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with handled_signals():
+        with handled_signals(), _said_once():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> Any:
@@ -103,6 +105,24 @@ class _Commands(click.Group):
                 err=True,
             )
             ctx.exit(FAILED)
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Print what was left out of a database, each sentence once; rows are read again and again."""
+    said, show = set[str](), warnings.showwarning
+
+    def show_once(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if not issubclass(category, LeftOutWarning):
+            show(message, category, *where, **more)
+        elif (text := str(message)) not in said:
+            said.add(text)
+            click.echo(plain(masked(text)), err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeftOutWarning)
+        warnings.showwarning = show_once
+        yield
 
 
 @click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -97,9 +97,10 @@ def retimed_on(
         raise click.UsageError(f"expected a --price for each of {len(profile_files)} profiles, got {len(prices)}")
     if any(price < 0 for price in prices):
         raise click.UsageError(f"--price: expected 0 or more, got {min(prices):g}")
-    devices, attempts = read_devices(profile_files), stored.tables().attempts(stored.name)
+    devices = read_devices(profile_files)
+    setups = stored.tables().setups(stored.name) if devices else {}
     return {
-        name: retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price, objectives=objectives)
+        name: retimed(stored.spec, stored.identity["task"], stored.records, setups, device, price, objectives=objectives)
         for (name, device), price in zip(devices.items(), prices or (None,) * len(devices), strict=True)
     }
 

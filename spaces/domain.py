@@ -53,6 +53,12 @@ def check_all(section: BaseModel, faults: Iterable[tuple[tuple[str, ...], str]])
         raise ValidationError.from_exception_data(type(section).__name__, details)
 
 
+# No rate, size or time lies beyond these, and their squares and quotients are numbers too.
+_SMALLEST, _LARGEST = 1e-100, 1e100
+# More than any grid has.
+_MOST_STEPS = 1e12
+
+
 def _plain(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise fault("expected a number, a string, true or false")
@@ -75,6 +81,8 @@ def _finite(value: Any) -> Any:
         raise fault("expected a finite number")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise fault("expected a number")
+    if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise fault(f"expected 0, or a number of a size from {_SMALLEST:g} to {_LARGEST:g}")
     return value
 
 
@@ -108,8 +116,6 @@ class Range(Section):
     def _check(self) -> Self:
         if self.low > self.high:
             raise fault(f"expected low <= high, got low {self.low} and high {self.high}")
-        if not math.isfinite(self.high - self.low):
-            raise fault(f"expected a range narrower than doubles are, got low {self.low} and high {self.high}")
         if self.log and self.low <= 0:
             raise fault(f"expected low above 0 on a logarithmic scale, got low {self.low}")
         if self.step is None:
@@ -117,6 +123,8 @@ class Range(Section):
         if self.log:
             raise fault(f"expected a step or a logarithmic scale, got step {self.step} with log: true")
         steps = (self.high - self.low) / self.step
+        if steps > _MOST_STEPS:
+            raise fault(f"expected at most {_MOST_STEPS:g} steps from low to high, got {steps:.4g} of {self.step}")
         if abs(steps - round(steps)) > 1e-9 * max(steps, 1.0):
             raise fault(f"expected a whole number of steps from low to high, got {steps:.4g} of {self.step}")
         return self

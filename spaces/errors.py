@@ -139,6 +139,10 @@ class NoStudyError(StorageError):
     """The storage does not exist, or holds no such study."""
 
 
+class LeftOutWarning(UserWarning):
+    """A stored row cannot be read by this version: it is left out of the results, with the reason."""
+
+
 class ClusterError(BsearchError):
     """The cluster cannot be used: Ray, Slurm or Kubernetes is unreachable, refuses, or has no such device or job."""
 

@@ -228,14 +228,14 @@ class TrialRecord:
 
     Args:
         outcome: `running` while an attempt trains it. A trial that is `paused` or `interrupted` and has not ended goes on with
-            another attempt.
+            another attempt. `unreadable` where its row cannot be read by this version: it keeps its number, and says nothing.
         train_s, accuracy: None if it did not get that far. `accuracy` is the study's metric, in its own direction.
         values, violation: as in its `TrialResult`.
         ended_at: empty until then, as `started_at`: local time, ISO 8601.
     """
 
     number: int
-    outcome: OutcomeKind | Literal["running"]
+    outcome: OutcomeKind | Literal["running", "unreadable"]
     parameters: Mapping[str, Parameter]
     facts: TrialFacts = TrialFacts()
     train_s: float | None = None
@@ -250,7 +250,7 @@ class TrialRecord:
     def of(
         cls,
         number: int,
-        outcome: OutcomeKind | Literal["running"],
+        outcome: OutcomeKind | Literal["running", "unreadable"],
         parameters: Mapping[str, Parameter],
         facts: TrialFacts,
         values: tuple[float, ...] | None = None,
@@ -276,7 +276,7 @@ class TrialRecord:
             violation,
         )
 
-    def changed(self, outcome: OutcomeKind | Literal["running"], facts: TrialFacts = TrialFacts()) -> Self:
+    def changed(self, outcome: OutcomeKind | Literal["running", "unreadable"], facts: TrialFacts = TrialFacts()) -> Self:
         """The trial in another state before its end, with these facts beside its own."""
         return self.of(self.number, outcome, self.parameters, self.facts | facts, started_at=self.started_at)
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only
 from ...spaces.files import write_file
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..machine import accelerator
-from .checkpoint_files import delete_parts, file_system_of
+from .checkpoint_files import delete_parts, file_system_of, read_checkpoint
 from .leaving import asked_to_leave
 
 if TYPE_CHECKING:
@@ -99,17 +99,17 @@ class Checkpoint:
         if self.url is None:
             return None
         try:
-            system, path = file_system_of(self.url)
-            if not system.exists(path):
+            stored = read_checkpoint(self.url)
+            if stored is None:
                 return None
             # Load only plain values and tensors: a checkpoint must not run code.
-            content = io.BytesIO(_checked(system.cat_file(path)))
+            content = io.BytesIO(_checked(stored))
             saved = torch.load(content, map_location="cpu", weights_only=True)
             if saved["format"] != _FORMAT or saved["experiment"] != self.experiment:
                 return None
             measurements = [Measurement.from_dict(values) for values in json.loads(saved["measurements"])]
         except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is damaged"
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is damaged"
             self._read_error = f"the checkpoint could not be read, so training began again: {reason}"
             return None
         self.measurements = measurements

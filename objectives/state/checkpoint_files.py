@@ -10,6 +10,20 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 
+def read_checkpoint(url: str) -> bytes | None:
+    """A checkpoint's content; None where there is none.
+
+    Raises:
+        OSError: a folder, a pipe or a device is in its place, whose reading might never end.
+    """
+    system, path = file_system_of(url)
+    if not system.exists(path):
+        return None
+    if isinstance(system, LocalFileSystem) and not Path(path).is_file():
+        raise OSError("expected a file, got a folder, a pipe or a device")
+    return bytes(system.cat_file(path))
+
+
 def delete_checkpoint(url: str) -> None:
     """Delete a checkpoint if it exists, and its folder if it is empty afterwards."""
     with contextlib.suppress(Exception):

@@ -145,7 +145,7 @@ def retimed(
     spec: StudySpec,
     task: Mapping[str, Any],
     records: Sequence[TrialRecord],
-    attempts: Iterable[Mapping[str, Any]],
+    setups: Mapping[int, TrialSetup],
     device: KnownDevice,
     price: float | None = None,
     *,
@@ -155,7 +155,7 @@ def retimed(
 
     Args:
         task: the study's, as in its identity.
-        attempts: the study's, as `Tables.attempts` gives them; a trial's last one holds its setup.
+        setups: of each trial's last attempt, as `Tables.setups` gives them.
         price: of one such device for an hour; not given, the study's own, if it has one.
         objectives: of the new front; not given, the study's.
 
@@ -178,7 +178,6 @@ def retimed(
         raise StudyFileError(
             f"profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
         )
-    setups = {row["number"]: TrialSetup.from_dict(row["setup"]) for row in attempts}
     timed, left_out, was = [], [], {}
     notes = [f"the profile was made with another {key}: {value}" for key, value in _differing(device, spec)]
     if device.task.get("code") not in (task.get("code"), *task.get("earlier", ())):
@@ -186,7 +185,10 @@ def retimed(
     for record in records:
         if record.outcome != "complete" or record.train_s is None:
             continue
-        setup = setups[record.number]
+        setup = setups.get(record.number)
+        if setup is None:
+            left_out.append(f"trial {record.number}: its setup cannot be read from the database")
+            continue
         profile = device.profile(setup.cost_parameters)
         if profile is None or profile.step_time(setup.plan.devices) is None:
             missing = "its parameters that change cost" if profile is None else f"{setup.plan.devices} devices"

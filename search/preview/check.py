@@ -103,7 +103,11 @@ def _earlier_factors(spec: StudySpec) -> ClockFactors | None:
     try:
         for study in reversed(tables.studies(spec.study)):
             trials = {record.number: record for record in tables.trials(study.name)}
-            ended = [_span(row, trials[row["number"]]) for row in tables.attempts(study.name) if row["outcome"] == "complete"]
+            ended = [
+                _span(row, trials[row["number"]])
+                for row in tables.attempts(study.name)
+                if row["outcome"] == "complete" and row["ended_at"] and row["number"] in trials
+            ]
             known = [span for span in ended if span.known_s is not None]
             if len(known) >= _ENOUGH:
                 return ClockFactors.of(known)

@@ -6,18 +6,20 @@ It has no login, so it is served on the loopback interface, to pages of its own,
 from __future__ import annotations
 
 import http
+import io
 import ipaddress
 import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from ...spaces.errors import OutputError, StudyFileError
+from ...spaces.errors import OutputError, StudyFileError, plain
+from ...spaces.secrets import masked
 from ..store.stored import StoredStudy
 from ..suggest.optuna.database import open_storage
 from .optuna_view import copy_now
@@ -25,23 +27,46 @@ from .optuna_view import copy_now
 HOST = "127.0.0.1"
 _NOTE = re.compile(r"/api/studies/\d+(/\d+)?/note")
 _SAFE = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store")]
+# No other page may show this one in a frame, and catch clicks meant for something else.
+_UNFRAMED = [("Content-Security-Policy", "frame-ancestors 'none'"), ("X-Frame-Options", "DENY")]
 
 _App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def guarded(app: _App) -> _App:
-    """A WSGI application that answers only requests from its own pages, and changes nothing but notes."""
+    """A WSGI application that answers only requests from its own pages, changes nothing but notes, and fails in words."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def said(status: http.HTTPStatus, reason: str) -> Iterable[bytes]:
+            body = json.dumps({"reason": reason}).encode()
+            headers = [("Content-Type", "application/json"), *_SAFE, *_UNFRAMED, ("Content-Length", str(len(body)))]
+            start_response(f"{status.value} {status.phrase}", headers)
+            return [body]
+
         refusal = _refused(environ, environ.get("PATH_INFO", ""), environ.get("REQUEST_METHOD", "GET"))
-        if refusal is None:
-            return app(environ, start_response)
-        body, status = json.dumps({"reason": refusal}).encode(), http.HTTPStatus.FORBIDDEN
-        headers = [("Content-Type", "application/json"), *_SAFE, ("Content-Length", str(len(body)))]
-        start_response(f"{status.value} {status.phrase}", headers)
-        return [body]
+        if refusal is not None:
+            return said(http.HTTPStatus.FORBIDDEN, refusal)
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        try:
+            # Bottle writes tracebacks to this stream.
+            with closing(io.StringIO()) as environ["wsgi.errors"]:
+                body = app(environ, lambda status, headers, *error: begun.append((status, headers)))
+        except Exception as error:
+            return said(http.HTTPStatus.INTERNAL_SERVER_ERROR, _failure(error))
+        status, headers = begun[-1]
+        if status.startswith("5"):
+            return said(http.HTTPStatus.INTERNAL_SERVER_ERROR, _failure(status))
+        start_response(status, [*headers, *_UNFRAMED])
+        return body
 
     return answer
+
+
+def _failure(error: object) -> str:
+    return (
+        f"optuna-dashboard could not answer ({plain(masked(str(error)))}). The study is not affected: `bsearch show` and "
+        "`bsearch report` read it without its copy for Optuna"
+    )
 
 
 def _refused(environ: Mapping[str, Any], path: str, method: str) -> str | None:

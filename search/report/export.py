@@ -75,9 +75,9 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     names = {name for row in rows for name in row}
     columns = [name for name in FIRST_COLUMNS if name in names] + sorted(names - set(FIRST_COLUMNS))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
     return text.getvalue()
 
 
@@ -107,7 +107,11 @@ def _cell(value: Any) -> Any:
 
 
 def json_text(document: Any) -> str:
-    return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+    """A document as JSON, which has no NaN and no infinity: they become null."""
+    try:
+        return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+    except ValueError:
+        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None))
 
 
 def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:

@@ -211,6 +211,8 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
             return f"**Interrupted**: {message}" if record.has_ended else goes_on
         case "error":
             return f"**Failed**: {message}"
+        case "unreadable":
+            return f"**Unreadable** in the database, and left out of everything else: {message}"
         case "complete":
             return _result(record, front)
     assert_never(record.outcome)

@@ -28,8 +28,9 @@ from ..analysis.pareto import study_front
 from ..laws.best_rate import with_rates
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
+from ..store.rows import StudyRow
 from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
-from ..store.tables import StudyRow, Tables
+from ..store.tables import Tables
 from ..store.trials import Trials, stored_trials
 from ..store.url import shown_url
 from ..suggest.space_transform import SearchSpace
@@ -39,7 +40,7 @@ from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
 from .opening import feasible_batches_sentence, step_time_summary
-from .profiles import step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
+from .profiles import StepTimes, step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Runner
 from .study_run import WORTH_OF, StudyRun
 
@@ -83,7 +84,7 @@ class _OpenStudy:
     tables: Tables
     name: str
     identity: Mapping[str, Any]
-    step_times: Mapping[str, list[dict[str, Any]]] | None
+    step_times: StepTimes | None
     driven_s: float
 
 
@@ -144,6 +145,9 @@ def _open(
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
     name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
+    for row in tables.studies(spec.study):
+        if row.name == name:
+            row.say_what_goes()
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
     step_times = (tables.step_times(name) or {}) if tables.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):

@@ -12,18 +12,19 @@ from importlib.metadata import version
 from typing import Any
 
 from ...objectives.task_code import schedule_code_hash
-from ...spaces.errors import Fault, StudyFileError
+from ...spaces.errors import Fault, StorageError, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, training_cost
 from ...spaces.profile_request import profile_request, sharing_request
 from ...spaces.schedule import is_own
 from ...spaces.study.spec import StudySpec
+from ..store.rows import left_out
 from ..store.stored import StoredStudy, codes
 from ..store.tables import Tables
 from .runner import Runner
 
-StepTimes = Mapping[str, list[dict[str, Any]]]
+StepTimes = Mapping[str, list[StepTime]]
 
 
 def study_profiles(
@@ -83,12 +84,11 @@ def with_trials_per_device(
     kind = spec.devices.time_on if spec.devices.time_on in runner.kinds else runner.kinds[0]
     request = sharing_request(alone, runner.device)
     about = _about(alone, task_hash, request, cost_keys(alone)[0], runner.device_id(kind))
-    stored = tables.profile(about)
-    if stored is None:
+    profile = tables.profile(about)
+    if profile is None:
         notify("measuring how many trials to run on each GPU ...")
-        stored = runner.profile(spec.task, request, kind).to_dict()
-        tables.save_profile(about, stored)
-    profile = DeviceProfile.from_dict(stored)
+        profile = runner.profile(spec.task, request, kind)
+        tables.save_profile(about, profile.to_dict())
     notify(sharing_sentence(profile))
     shared = spec.with_trials_per_device(profile.trials_per_device)
     runner.use(shared.devices)
@@ -115,8 +115,7 @@ def _profiles_of(
     for key in cost_keys(spec):
         request = profile_request(spec, runner.device, key)
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
-        stored = tables.profile(about)
-        known = DeviceProfile.from_dict(stored) if stored else None
+        known = tables.profile(about)
         shared = known is not None and first_run and any(law.others for law in known.all_step_times)
         # Where energy could not be read, what was missing may be there now; earlier versions examined nothing.
         again = known is not None and (shared or known.no_energy or known.examination is None)
@@ -157,17 +156,14 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKe
     )
 
 
-def step_times_json(profiles: Mapping[CostKey, DeviceProfile]) -> StepTimes:
+def step_times_json(profiles: Mapping[CostKey, DeviceProfile]) -> dict[str, list[dict[str, Any]]]:
     """The laws that time a study's trials, by parameters that change cost, as they are stored."""
     return {json.dumps(key): [law.to_dict() for law in profile.all_step_times] for key, profile in profiles.items()}
 
 
 def with_stored_step_times(profiles: Mapping[CostKey, DeviceProfile], step_times: StepTimes) -> dict[CostKey, DeviceProfile]:
     """The profiles with the laws that a study started with; without any where its trials are timed by the clock."""
-    return {
-        key: profile.with_step_times(map(StepTime.from_dict, step_times.get(json.dumps(key), ())))
-        for key, profile in profiles.items()
-    }
+    return {key: profile.with_step_times(step_times.get(json.dumps(key), ())) for key, profile in profiles.items()}
 
 
 def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceProfile]:
@@ -175,7 +171,11 @@ def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceP
 
     Of several kinds of devices the one that times the study counts; of several measurements the newest.
     """
-    step_times = tables.step_times(study.name) or {}
+    try:
+        step_times = tables.step_times(study.name) or {}
+    except StorageError as error:
+        left_out(f"the step times of study {study.name}", error)
+        return {}
     task = codes(study.identity)
     keys = cost_keys(study.spec)
     found: dict[CostKey, DeviceProfile] = {}
@@ -186,8 +186,7 @@ def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceP
             continue  # it has no step-time laws: it only determines the number of trials per device
         if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):
             continue
-        known = DeviceProfile.from_dict(profile)
         laws = step_times.get(json.dumps(key))
-        if key not in found or not laws or list(known.all_step_times) == list(map(StepTime.from_dict, laws)):
-            found[key] = known
+        if key not in found or not laws or list(profile.all_step_times) == laws:
+            found[key] = profile
     return with_stored_step_times(found, step_times)

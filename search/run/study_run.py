@@ -480,7 +480,8 @@ class StudyRun:
     def _delete_checkpoint(self, number: int) -> None:
         """Delete the checkpoint of a trial that no longer runs."""
         attempts = self.tables.attempts(self.name, number)
-        if attempts and (checkpoint := attempts[-1]["setup"]["checkpoint"]) is not None:
+        checkpoint = attempts[-1]["setup"].get("checkpoint") if attempts else None
+        if isinstance(checkpoint, str):
             delete_checkpoint(checkpoint)
 
     def _is_new_ground(self, number: int, others: Collection[int]) -> bool:
@@ -499,11 +500,9 @@ class StudyRun:
         """The number of attempts at a trial so far; an attempt that its driver left open is ended as interrupted."""
         if record.facts.learning_rate is None:  # it has just begun
             return 0
-        attempts = self.tables.attempts(self.name, record.number)
-        if attempts and attempts[-1]["ended_at"] is None:
-            outcome = Outcome("interrupted", "its driver stopped before it was done")
-            self.tables.end_attempt(TrialSetup.from_dict(attempts[-1]["setup"]), outcome)
-        return 1 + max((row["attempt"] for row in attempts), default=-1)
+        stopped = Outcome("interrupted", "its driver stopped before it was done")
+        self.tables.end_left_attempts(self.name, record.number, stopped)
+        return self.tables.attempts_begun(self.name, record.number)
 
     def _taken(self, attempt: Attempt, measurement: Measurement) -> list[float]:
         """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""

@@ -30,6 +30,8 @@ from .url import shown_url
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
 BUSY_S = 30.0  # how long SQLite itself waits for another's write to end
 MOUNTS = Path("/proc/mounts")
+# Pages of 4 KiB in SQLite's write-ahead log after which they go into the database: those of a few trials.
+_LOG_PAGES = 64
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -183,9 +185,48 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         if not create and not os.path.isfile(parsed.database or ""):  # noqa: PTH113  # a name too long is no file
             raise NoStudyError(f"storage {shown}: no such database yet. `bsearch run` creates it.")
-        _check_folder(_folder(engine), shown)
-    configure_engine(engine)
+        if create:
+            _check_folder(_folder(engine), shown)
+        elif not parsed.query and not (os.access(_folder(engine), os.W_OK) and os.access(str(parsed.database), os.W_OK)):
+            return _read_only_engine(str(parsed.database), shown)
+    configure_engine(engine, create=create)
     return engine
+
+
+def _read_only_engine(file: str, shown: str) -> Engine:
+    """An engine on an SQLite file that this user may not write, such as a colleague's."""
+
+    def opened(query: str) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{quote(file)}?{query}", timeout=BUSY_S, uri=True, check_same_thread=False)
+
+    def connect() -> sqlite3.Connection:
+        connection = opened("mode=ro")
+        try:
+            connection.execute("SELECT name FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                raise
+            # Its writer has ended, and to read its write-ahead log SQLite would have to create a file beside it.
+            log = Path(f"{file}-wal")
+            if log.exists() and log.stat().st_size:
+                raise StorageError(
+                    f"storage {shown}: its folder is read-only, and {log.name} holds trials that can only be read where files "
+                    f"can be written. Copy {Path(file).name} and {log.name} to a folder of yours, and name the copy."
+                ) from None
+            return opened("mode=ro&immutable=1")
+        return connection
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+    engine.url = engine.url.set(database=file)
+    sa.event.listen(engine, "handle_error", _as_unavailable)
+    sa.event.listen(engine, "connect", _lenient_text)
+    return engine
+
+
+def _lenient_text(connection: Any, _record: object) -> None:
+    """Bytes that are no text, which others may have written, must not end a query for all rows."""
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
 
 
 def _storage_fault(message: str, shown: str) -> StudyFileError:
@@ -196,11 +237,15 @@ def _folder(engine: Engine) -> Path:
     return Path(engine.url.database or ".").parent
 
 
-def configure_engine(engine: Engine) -> None:
-    """Install our error handling and SQLite settings on an engine; it may be Optuna's own."""
+def configure_engine(engine: Engine, *, create: bool = True) -> None:
+    """Install our error handling and SQLite settings on an engine; it may be Optuna's own.
+
+    Args:
+        create: it may create the database, and its journal; else both stay as they are.
+    """
     sa.event.listen(engine, "handle_error", _as_unavailable)
     if engine.dialect.name == "sqlite":
-        _tune_sqlite(engine, network_storage(engine) is not None)
+        _tune_sqlite(engine, network_storage(engine) is not None, create)
     # An engine that is garbage-collected closes its connections; being disposed of gives it another pool.
     sa.event.listen(engine, "engine_disposed", lambda engine: weakref.finalize(engine, engine.pool.dispose))
     engine.dispose()  # connections opened before lack these settings
@@ -216,8 +261,11 @@ def network_storage(engine: Engine) -> str | None:
         return None
 
 
-def _tune_sqlite(engine: Engine, network: bool) -> None:
+def _tune_sqlite(engine: Engine, network: bool, create: bool) -> None:
     """WAL and fewer fsyncs: asks are five times faster, and readers never wait for the writer.
+
+    The log goes into the database every few trials, not after SQLite's 4 MB, which are a whole study: a copy of the file
+    without the log, or a log that is lost, then costs the latest trials alone.
 
     Not on a network file system: WAL needs memory shared by all who open the file, and a server may lose unsynced writes.
     """
@@ -225,11 +273,14 @@ def _tune_sqlite(engine: Engine, network: bool) -> None:
     def _pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1000:.0f}")
-        _retry_while_busy(lambda: cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}"))
+        if create:
+            _retry_while_busy(lambda: cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}"))
         cursor.execute(f"PRAGMA synchronous={'FULL' if network else 'NORMAL'}")
+        cursor.execute(f"PRAGMA wal_autocheckpoint={_LOG_PAGES}")
         cursor.close()
 
     sa.event.listen(engine, "connect", _pragmas)
+    sa.event.listen(engine, "connect", _lenient_text)
 
 
 def _retry_while_busy(write: Callable[[], object]) -> None:
@@ -273,8 +324,15 @@ def storage_refused(url: str, error: BaseException) -> StorageError:
     """The user's message for an error that retrying does not cure."""
     cause = getattr(error, "orig", None) or error
     full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
+    code, words = getattr(cause, "sqlite_errorcode", 0) & 0xFF, str(cause)
     if full:
         advice = "Free space on its disk: finished trials are saved, and the same command resumes the study."
+    elif code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        advice = "Name another file, restore this one from a copy, or save what can be read: sqlite3 FILE .recover"
+    elif code == sqlite3.SQLITE_READONLY:
+        advice = "It is read-only here: copy it to a folder of yours, and name the copy."
+    elif "no such table" in words or "no such column" in words or getattr(cause, "sqlstate", "") in ("42P01", "42703"):
+        advice = "A part of bsearch's tables is missing: restore the database from a copy, or name another storage."
     else:
         advice = "Check that it exists, is writable, and has free space."
     return StorageError(f"storage {shown_url(url)}: the database refused: {first_line(cause)}. {advice}")

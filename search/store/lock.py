@@ -8,12 +8,12 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from ...spaces.errors import StorageError
+from ...spaces.errors import StorageError, cut
 from .database import RetryPolicy, retrying, transaction
 from .schema import studies
 
@@ -68,8 +68,7 @@ class StudyLock:
         if holder is None:
             return None
         read = _Holder.read(holder)
-        since = datetime.strptime(read.since, _SINCE).replace(tzinfo=UTC)
-        return Driver(read.host, read.process, since, silent_s or 0.0, _is_gone(holder, silent_s))
+        return Driver(read.host, read.process, read.since_when(), silent_s or 0.0, _is_gone(holder, silent_s))
 
     @retrying
     def acquire(self, study: str) -> None:
@@ -165,10 +164,20 @@ class _Holder(NamedTuple):
     mark: str  # of the process, `""` where there is none
 
     @classmethod
-    def read(cls, text: str) -> _Holder:
-        host, process, since = text.split(":", 2)
+    def read(cls, text: Any) -> _Holder:
+        """The holder in a text; of another form it is somebody on a machine that cannot be asked, until the lock expires."""
+        host, process, since = (*str(text).split(":", 2), "", "")[:3]
         since, _, token = since.rpartition(" ")
+        if not process.isascii() or not process.isdigit() or not since:
+            return cls(f"unknown ({cut(str(text), 60)!r})", "unknown", "an unknown time", "")
         return cls(host, process, since, token.rpartition("-")[0])
+
+    def since_when(self) -> datetime:
+        """When it took the study; now where that cannot be read."""
+        try:
+            return datetime.strptime(self.since, _SINCE).replace(tzinfo=UTC)
+        except ValueError:
+            return datetime.now(UTC)
 
     @classmethod
     def here(cls) -> str:
@@ -185,7 +194,7 @@ class _Holder(NamedTuple):
             return _mark(int(self.process)) == self.mark
         try:
             os.kill(int(self.process), 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             pass
@@ -205,7 +214,7 @@ def _mark(process: int) -> str:
         return ""
 
 
-def _is_gone(holder: str, silent_s: float | None) -> bool:
+def _is_gone(holder: Any, silent_s: float | None) -> bool:
     """A holder is gone if its process is or, where that cannot be checked, if its heartbeat is too old.
 
     A heartbeat far in the future was written before the database's clock was set back: it counts as too old.

@@ -108,9 +108,15 @@ def migrate(engine: Engine, *, create: bool, may_change: Callable[[Connection], 
     """
     with engine.connect() as connection:
         revision = revision_of(connection)
+        unversioned = revision is None and sa.inspect(connection).has_table(studies.name)
     if revision == HEAD:
         return
     shown = shown_url(engine.url.render_as_string(hide_password=False))
+    if unversioned:
+        raise StorageError(
+            f"storage {shown}: expected the version of its tables in {VERSION_TABLE}, which is empty. Restore the database "
+            "from a copy, or name another storage."
+        )
     if revision is None and not create:  # reading leaves a foreign database unchanged
         raise NoStudyError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
     if revision is not None and revision not in known_revisions():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...objectives.task_code import schedule_code_hash, task_code_hash
-from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskError
+from ...spaces.errors import NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
@@ -21,7 +20,8 @@ from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialSetup
 from ..analysis.pareto import study_front
 from ..analysis.rates import StoredRates
-from .tables import StudyRow, Tables
+from .rows import StudyRow, setup_of
+from .tables import Tables
 from .trials import stored_trials
 from .url import shown_url
 
@@ -53,6 +53,12 @@ def without_code(identity: Mapping[str, Any]) -> dict[str, Any]:
 def is_same_experiment(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
     """Whether a stored study's trials compare with those of a study file: the same settings, and code that they have run."""
     return identity["task"]["code"] in codes(stored) and without_code(stored) == without_code(identity)
+
+
+def _is(row: StudyRow, identity: Mapping[str, Any]) -> bool:
+    with suppress(StorageError):
+        return is_same_experiment(row.identity, identity)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +98,10 @@ class StoredStudy:
             StorageError: the storage cannot be opened.
         """
         url, row = _found(study, name, storage)
-        spec = StudySpec.model_validate(row.spec)
+        spec = row.study
         records = tuple(stored_trials(url, row.name))
         front = study_front(records, spec.objectives)
-        rates = None if row.best_rates is None else StoredRates.from_dict(row.best_rates)
-        return cls(url, row.name, spec, row.identity, row.driver_s, records, front, rates)
+        return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates)
 
     def reread(self) -> StoredStudy:
         """The same study as its database holds it now."""
@@ -111,6 +116,7 @@ class StoredStudy:
 
         Raises:
             StudyFileError: the study does not hold it.
+            StorageError: it cannot be read.
         """
         attempts = self.tables().attempts(self.name, record.number)
         where = f"study {self.name}: trial {record.number}"
@@ -119,12 +125,7 @@ class StoredStudy:
                 f"{where}: expected the setup it was trained with, but it was trained outside `bsearch run`. "
                 "`bsearch export --to json` has its settings."
             )
-        try:
-            setup = TrialSetup.from_dict(attempts[-1]["setup"])
-            _check_numbers(setup)
-        except (KeyError, TypeError, ValueError, BsearchError) as error:
-            raise StudyFileError(f"{where}: its setup cannot be read from the database: {error}") from None
-        return setup
+        return setup_of(attempts[-1])
 
     @property
     def ended(self) -> int:
@@ -153,7 +154,7 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
             # The study that `run` would resume, where the file's task can still be read.
             with suppress(TaskError):
                 identity = study_identity(spec, task_code_hash(spec.task))
-                rows = [row for row in rows if is_same_experiment(row.identity, identity)] or rows
+                rows = [row for row in rows if _is(row, identity)] or rows
     if not rows:
         raise NoStudyError(
             f"storage {shown_url(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one."
@@ -162,27 +163,3 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
         names = ", ".join(row.name for row in rows)
         raise StudyFileError(f"storage {shown_url(url)}: holds several studies, so give a name: {names}")
     return url, next((row for row in rows if row.name == name), rows[-1])
-
-
-def _check_numbers(setup: TrialSetup) -> None:
-    """Validate the numbers that go into programs: others may have written the database.
-
-    Raises:
-        ValueError: one of them is not a finite number.
-    """
-    optimizer = setup.optimizer
-    for name, value in {
-        "learning_rate": optimizer.learning_rate,
-        "betas": sum(optimizer.betas),
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "epochs": setup.epochs,
-        "samples_budget": setup.samples_budget,
-    }.items():
-        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
-    if setup.epochs <= 0 or not isinstance(setup.samples_budget, int) or setup.samples_budget < setup.effective_batch:
-        raise ValueError(f"samples_budget: expected at least one step, got {setup.samples_budget!r} in {setup.epochs} epochs")
-    for size in (setup.largest_micro_batch, setup.evaluation_batch, setup.smallest_micro_batch):
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"micro-batch: expected an integer >= 1, got {size!r}")

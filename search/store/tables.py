@@ -10,9 +10,8 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,31 +19,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...spaces.errors import StorageError
-from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.laws.device import DeviceProfile
+from ...spaces.laws.step_time import StepTime
+from ...spaces.record import TrialRecord
 from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
-from .url import shown_url
+from .rows import Row, StudyRow, attempt_of, measurement_of, measures_of, profile_of, readable, runs_of, trials_of, with_setup
 from .write_buffer import Write, WriteBuffer
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-@dataclass(frozen=True, slots=True)
-class StudyRow:
-    """One row of the table of studies."""
-
-    name: str
-    base_name: str
-    identity: Mapping[str, Any]
-    spec: Mapping[str, Any]
-    created_at: str
-    driver_s: float
-    best_rates: Mapping[str, Any] | None
 
 
 class Tables:
@@ -142,18 +129,7 @@ class Tables:
             query = query.where(schema.studies.c.base_name == base_name)
         with transaction(self.url, self.engine) as connection:
             rows = connection.execute(query).mappings().all()
-        return [
-            StudyRow(
-                name=row["name"],
-                base_name=row["base_name"],
-                identity=json.loads(row["identity"]),
-                spec=json.loads(row["spec"]),
-                created_at=row["created_at"],
-                driver_s=row["driver_s"],
-                best_rates=json.loads(row["best_rates"]) if row["best_rates"] else None,
-            )
-            for row in rows
-        ]
+        return [StudyRow(row) for row in rows]
 
     @retrying
     def save_study(self, name: str, base_name: str, identity: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
@@ -164,11 +140,14 @@ class Tables:
         )
 
     @retrying
-    def step_times(self, study: str) -> dict[str, list[dict[str, Any]]] | None:
-        """The step-time laws that time a study's trials; None where none are stored yet."""
-        with transaction(self.url, self.engine) as connection:
-            stored = connection.execute(sa.select(schema.studies.c.step_times).where(schema.studies.c.name == study)).scalar()
-        return json.loads(stored) if stored else None
+    def step_times(self, study: str) -> dict[str, list[StepTime]] | None:
+        """The step-time laws that time a study's trials, by parameters that change cost; None where none are stored yet.
+
+        Raises:
+            StorageError: they cannot be read, so that no other trial can be timed as those before.
+        """
+        row = next((row for row in self.studies() if row.name == study), None)
+        return None if row is None else row.step_times
 
     @retrying
     def save_step_times(self, study: str, step_times: Mapping[str, Any]) -> None:
@@ -184,21 +163,21 @@ class Tables:
                 sa.update(schema.studies).where(schema.studies.c.name == study).values(best_rates=json.dumps(document))
             )
 
-    @retrying
-    def profile(self, about: str) -> Mapping[str, Any] | None:
+    def profile(self, about: str) -> DeviceProfile | None:
         """The device profile stored by an earlier run, by everything it depends on; None where there is none."""
-        with transaction(self.url, self.engine) as connection:
-            stored = connection.execute(
-                sa.select(schema.profiles.c.profile).where(schema.profiles.c.key == _digest(about))
-            ).scalar()
-        return json.loads(stored) if stored else None
+        found = self._profiles(schema.profiles.c.key == _digest(about))
+        return found[-1][1] if found else None
+
+    def profiles(self) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
+        """Every stored profile with everything it depends on, oldest first."""
+        return self._profiles()
 
     @retrying
-    def profiles(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Every stored profile with everything it depends on, oldest first."""
-        query = sa.select(schema.profiles.c.about, schema.profiles.c.profile).order_by(schema.profiles.c.measured_at)
+    def _profiles(self, *conditions: sa.ColumnElement[bool]) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
+        query = sa.select(schema.profiles).where(*conditions).order_by(schema.profiles.c.measured_at)
         with transaction(self.url, self.engine) as connection:
-            return [(json.loads(about), json.loads(profile)) for about, profile in connection.execute(query)]
+            found = connection.execute(query).mappings().all()
+        return readable(schema.profiles, found, profile_of)
 
     @retrying
     def save_profile(self, about: str, profile: Mapping[str, Any]) -> None:
@@ -231,31 +210,25 @@ class Tables:
 
     @retrying
     def trials(self, study: str, known: Mapping[int, TrialRecord] | None = None) -> list[TrialRecord]:
-        """Every trial of a study, by number.
+        """Every trial of a study, by number; one whose row is missing or cannot be read is `unreadable`.
 
         Args:
             known: trials as they were read before; those that had ended then are not read again.
-
-        Raises:
-            StorageError: one is missing between others: a trial's number is its place in the study.
         """
         ended = {number: trial for number, trial in (known or {}).items() if trial.ended_at}
         table, columns = schema.trials, schema.trials.c
-        found = dict(ended)
+        found: list[Row] = []
         with self._of_trials() as connection:
-            numbers = connection.execute(sa.select(columns.number).where(columns.study == study)).scalars()
-            fresh = sorted(set(numbers) - ended.keys())
+            spec = connection.execute(sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)).scalar()
+            attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
+            last = connection.execute(attempted).scalar()
+            numbers = set(connection.execute(sa.select(columns.number).where(columns.study == study)).scalars()) - ended.keys()
             # Consecutive ones at once: databases limit the number of bound values, and most of what is new is at the end.
-            for first, last in _runs(fresh):
-                query = sa.select(table).where(columns.study == study, columns.number.between(first, last))
-                found |= {row["number"]: _trial(row) for row in connection.execute(query).mappings()}
-        missing = next((number for number in range(len(found)) if number not in found), None)
-        if missing is not None:
-            raise StorageError(
-                f"storage {shown_url(self.url)}: study {study} has lost trial {missing}, though later ones are there. Restore "
-                "the database from a copy, or begin another study: --new."
-            )
-        return [found[number] for number in sorted(found)]
+            for first, end in runs_of(sorted(number for number in numbers if isinstance(number, int))):
+                query = sa.select(table).where(columns.study == study, columns.number.between(first, end))
+                found += connection.execute(query).mappings().all()
+        found += ({"study": study, "number": number} for number in numbers if not isinstance(number, int))
+        return trials_of(study, found, measures_of(spec), ended, last)
 
     # Attempts and measurements
 
@@ -288,7 +261,7 @@ class Tables:
 
     @retrying
     def attempts(self, study: str, number: int | None = None) -> list[Mapping[str, Any]]:
-        """Attempts in order, with `setup` as a dict."""
+        """Attempts in order, with `setup` as a dict; those that cannot be read are left out."""
         query = (
             sa.select(schema.attempts)
             .where(schema.attempts.c.study == study)
@@ -298,11 +271,32 @@ class Tables:
             query = query.where(schema.attempts.c.number == number)
         with self._of_trials() as connection:
             rows = connection.execute(query).mappings().all()
-        return [{**row, "setup": json.loads(row["setup"])} for row in rows]
+        return readable(schema.attempts, rows, attempt_of)
+
+    def setups(self, study: str) -> dict[int, TrialSetup]:
+        """The setup of every trial's last attempt, by number; those that cannot be read are left out."""
+        last = {row["number"]: {**row, "setup": json.dumps(row["setup"])} for row in self.attempts(study)}
+        return {row["number"]: row["setup"] for row in readable(schema.attempts, last.values(), with_setup)}
+
+    @retrying
+    def attempts_begun(self, study: str, number: int) -> int:
+        """How many attempts at a trial have begun; those that cannot be read count as well."""
+        columns = schema.attempts.c
+        query = sa.select(sa.func.max(columns.attempt)).where(columns.study == study, columns.number == number)
+        with self._of_trials() as connection:
+            last = connection.execute(query).scalar()
+        return last + 1 if isinstance(last, int) else 0
+
+    def end_left_attempts(self, study: str, number: int, outcome: Outcome) -> None:
+        """End the attempts at a trial that their driver left open."""
+        columns = schema.attempts.c
+        mine = columns.study == study, columns.number == number, columns.ended_at.is_(None)
+        ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
+        self._write(lambda connection: connection.execute(sa.update(schema.attempts).where(*mine).values(**ended)))
 
     @retrying
     def latest_attempts(self, study: str, most: int) -> list[Mapping[str, Any]]:
-        """Running attempts, and the `most` that ended last; each with its last `measurement`, or None."""
+        """Running attempts, and the `most` that ended last; each with its TrialSetup and its last `measurement`, or None."""
         mine = schema.attempts.c.study == study
         ended = (
             sa.select(schema.attempts)
@@ -318,11 +312,10 @@ class Tables:
         found: list[Mapping[str, Any]] = []
         with self._of_trials() as connection:
             for query in (sa.select(schema.attempts).where(mine, schema.attempts.c.ended_at.is_(None)), ended.limit(most)):
-                for row in connection.execute(query).mappings().all():
+                for row in readable(schema.attempts, connection.execute(query).mappings().all(), with_setup):
                     key = {name: row[name] for name in ("study", "number", "attempt")}
-                    measured = connection.execute(last, key).mappings().one_or_none()
-                    measurement = measured and {**measured, "scores": json.loads(measured["scores"])}
-                    found.append({**row, "setup": json.loads(row["setup"]), "measurement": measurement})
+                    measured = readable(schema.measurements, connection.execute(last, key).mappings().all(), measurement_of)
+                    found.append({**row, "measurement": measured[0] if measured else None})
         return found
 
     @retrying
@@ -342,7 +335,8 @@ class Tables:
             .order_by(schema.measurements.c.attempt, schema.measurements.c.samples_seen)
         )
         with self._of_trials() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(query).mappings().all()
+        return readable(schema.measurements, rows, measurement_of)
 
     @retrying
     def curves(self, study: str) -> dict[int, list[tuple[int, float]]]:
@@ -354,7 +348,7 @@ class Tables:
         )
         last: dict[int, tuple[int, list[tuple[int, float]]]] = {}
         with self._of_trials() as connection:
-            for row in connection.execute(query).mappings():
+            for row in readable(schema.measurements, connection.execute(query).mappings(), measurement_of):
                 attempt, curve = last.get(row["number"], (-1, []))
                 if row["attempt"] != attempt:
                     curve = []
@@ -365,12 +359,12 @@ class Tables:
 
 
 def _replacing(table: sa.Table, row: Mapping[str, Any]) -> Write:
-    """Writes a row in place of the one with its key, if there is one."""
+    """Writes a row over the one with its key, if there is one: what a newer version has added to that stays."""
     key = [column == row[column.name] for column in table.primary_key]
 
     def write(connection: Connection) -> None:
-        connection.execute(sa.delete(table).where(*key))
-        connection.execute(sa.insert(table).values(**row))
+        if not connection.execute(sa.update(table).where(*key).values(**row)).rowcount:
+            connection.execute(sa.insert(table).values(**row))
 
     return write
 
@@ -389,40 +383,8 @@ def _row(study: str, trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _trial(row: Any) -> TrialRecord:
-    values = json.loads(row["objectives"]) if row["objectives"] else None
-    return TrialRecord.of(
-        row["number"],
-        row["outcome"],
-        json.loads(row["parameters"]),
-        TrialFacts.of(json.loads(row["facts"])),
-        None if values is None else tuple(values),
-        row["violation"],
-        _as_local(row["started_at"]),
-        _as_local(row["ended_at"] or ""),
-    )
-
-
 def _as_utc(local: str) -> str:
     return datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="milliseconds") if local else ""
-
-
-def _as_local(utc: str) -> str:
-    """A time in this machine's zone, as tables show it."""
-    return datetime.fromisoformat(utc).astimezone().replace(tzinfo=None).isoformat(timespec="milliseconds") if utc else ""
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of consecutive numbers in an ascending sequence.
-
-    >>> list(_runs([0, 1, 2, 5, 7, 8]))
-    [(0, 2), (5, 5), (7, 8)]
-    """
-    first = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            yield numbers[first], numbers[place - 1]
-            first = place
 
 
 def _attempt_of(setup: TrialSetup) -> tuple[sa.ColumnElement[bool], ...]:

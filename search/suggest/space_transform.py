@@ -146,8 +146,13 @@ class SpaceTransform:
         return self._applying(values)
 
     def is_whole(self, parameters: Mapping[str, Any]) -> bool:
-        """Whether every parameter that applies has a value."""
-        return all(name in parameters or not applies(self.conditions.get(name, {}), parameters) for name in self.space)
+        """Whether every parameter that applies has a value, and on its scale: others may have written it."""
+        return all(
+            _is_on(distribution, parameters[name])
+            if name in parameters
+            else not applies(self.conditions.get(name, {}), parameters)
+            for name, distribution in self.space.items()
+        )
 
     def _applying(self, values: dict[str, Any]) -> dict[str, Any]:
         for name, when in self.conditions.items():
@@ -207,6 +212,13 @@ class SpaceTransform:
 
 def _coordinates(distribution: BaseDistribution, place: int) -> slice:
     return slice(place, place + (len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1))
+
+
+def _is_on(distribution: BaseDistribution, value: Any) -> bool:
+    """Whether a value has a coordinate; it may lie beyond the ends."""
+    if isinstance(distribution, CategoricalDistribution):
+        return True
+    return isinstance(value, int | float) and (value > 0 or not distribution.log)  # type: ignore[attr-defined]
 
 
 def _middle(distribution: BaseDistribution) -> float:

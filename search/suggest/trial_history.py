@@ -218,5 +218,5 @@ class TrialHistory:
             expected = sign * facts.expected_accuracy, facts.expected_std
             self._values[number] = taken, *expected, math.nan, math.nan, math.nan if second_speed is None else second_speed
             return _OBSERVED
-        # A trial that another continues has not failed; nor has one that was given up while it was paused.
-        return _IGNORED if trial.outcome in ("interrupted", "paused") else _FAILED
+        # A trial that another continues has not failed; nor has one that was given up while it was paused, or cannot be read.
+        return _IGNORED if trial.outcome in ("interrupted", "paused", "unreadable") else _FAILED

@@ -12,7 +12,8 @@ from ...spaces.errors import BsearchError, Fault, StudyFileError
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ..analysis.confirm import averaged
-from ..store.tables import StudyRow, Tables
+from ..store.rows import StudyRow
+from ..store.tables import Tables
 from ..store.trials import stored_trials
 from .trial_history import PriorTrial
 
@@ -83,7 +84,7 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 def _trials(
     spec: StudySpec, url: str, study: StudyRow, known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]]
 ) -> Iterator[PriorTrial]:
-    old = StudySpec.model_validate(study.spec)
+    old = study.study
     if old.space.reference_batch != spec.space.reference_batch:
         expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"
         raise StudyFileError(f"{study.name}: {expected}, got {old.space.reference_batch}")

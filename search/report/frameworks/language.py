@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ....spaces.errors import StudyFileError, TaskError
 from ....spaces.learning_rate import LION_BETAS
 from ....spaces.readable import readable_bytes
@@ -31,6 +29,7 @@ from .texts import (
     torch_optimizer,
     trainers_decay,
     trainers_schedule,
+    yaml_text,
 )
 
 _TASK = "bsearch.objectives.language:"
@@ -311,7 +310,7 @@ def _yaml(
     head += [f"note: {note}" for note in notes]
     head += [f"launch in the study's folder, with {_rows(chosen, framework)} there: {launch}"]
     comments = "\n".join(commented(line) for line in head)
-    text = f"{comments}\n\n{yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)}"
+    text = f"{comments}\n\n{yaml_text(document)}"
     return Exported(text, tuple(notes), partial(_write, chosen, framework, records))
 
 

@@ -253,6 +253,12 @@ def _portable(setup: TrialSetup) -> dict[str, Any]:
 _WITHOUT_SAMPLES = "bsearch.objectives.vision:"
 
 
+def yaml_text(document: Mapping[str, Any]) -> str:
+    """A document as YAML; where it holds what a terminal interprets, such as bidirectional marks, all but ASCII is escaped."""
+    text = yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)
+    return text if plain(text) == text else yaml.safe_dump(dict(document), sort_keys=False)
+
+
 def settings_yaml(chosen: ChosenSettings) -> Exported:
     """The settings as a mapping, for programs; docs/export.md describes the keys."""
     setup, training, settings = chosen.setup, chosen.setup.training, chosen.setup.optimizer
@@ -292,7 +298,7 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "reference_batch": setup.reference_batch,
         "parameters": dict(chosen.parameters),
     }
-    return Exported(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), ())
+    return Exported(yaml_text(document), ())
 
 
 def trainers_schedule(chosen: ChosenSettings) -> str:

@@ -150,12 +150,13 @@ def report_page(drawn: StudyData) -> str:
     figure_rows = {figure.name: figure.rows() for figure in figures}
     chosen = picks(front, study.spec.target)
     colourings = _colourings(study, settings)
+    setups = study.tables().setups(study.name)  # not of those that were trained outside `bsearch run`
     data = {
         "figures": [plotly_document(figure) for figure in figures],
         "csv": {name: csv_text(rows_of) for name, rows_of in figure_rows.items()} | {"trials": _trials_csv(study)},
         "tones": {tone: {"light": style.light, "dark": style.dark} for tone, style in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
-        "exports": {trial.number: _exports(study, trial) for trial in front.trials},
+        "exports": {trial.number: _exports(study, trial) if trial.number in setups else {} for trial in front.trials},
         "decide": decision_data(front, settings, drawn.curves),
         "colourings": colourings,
         "coloured": next((name for name, colouring in colourings.items() if colouring["choices"]), ""),
@@ -255,7 +256,7 @@ def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
 def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any]]:
     """A trial's settings for every framework that can express them."""
     exports: dict[str, dict[str, Any]] = {}
-    with suppress(StudyFileError):  # it was trained outside `bsearch run`
+    with suppress(StudyFileError):
         settings = chosen_settings(study, record, "chosen in the report")
         for name, write in FRAMEWORKS.items():
             with suppress(BsearchError):

@@ -18,8 +18,9 @@ from ...run.decisions.eta import Span
 from ...run.view import StudyView, span_of, study_view
 from ...store.database import UNAVAILABLE_LIMIT_S, RetryPolicy
 from ...store.lock import Driver
+from ...store.rows import StudyRow
 from ...store.stored import StoredStudy
-from ...store.tables import StudyRow, Tables
+from ...store.tables import Tables
 from ...store.trials import StoredTrials
 from ...store.url import shown_url
 from .live import LiveView
@@ -83,7 +84,7 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
                 row = next((listed for listed in tables.studies() if listed.name == study.name), None)
                 if row is None or tables.vanished():
                     return WatchEnd(f"{study.name} is gone from {shown_url(study.url)}: it was deleted.", False)
-                spec, read = StudySpec.model_validate(row.spec), trials.read()
+                spec, read = row.study, trials.read()
                 view = _view(row, spec, read, tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
                 if not seen:
                     if view.counted:
@@ -119,7 +120,7 @@ def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
         for row in {row.base_name: row for row in tables.studies() if row.base_name in names}.values():
             with StoredTrials(url, row.name, retry_policy) as trials:
                 attempts = tables.latest_attempts(row.name, _LATEST_ATTEMPTS)
-                spec, driver = StudySpec.model_validate(row.spec), tables.lock.driver(row.name)
+                spec, driver = row.study, tables.lock.driver(row.name)
                 found[row.base_name] = _view(row, spec, trials.read(), attempts, driver)
     finally:
         tables.close()
@@ -152,7 +153,7 @@ def _view(
         record = by_number.get(row["number"])
         if record is None:
             continue
-        setup, measured = TrialSetup.from_dict(row["setup"]), _measurement(row["measurement"])
+        setup, measured = row["setup"], _measurement(row["measurement"])
         known_s = record.train_s if record.facts.train_s_source == "known" else None
         started_s = _epoch_s(row["started_at"])
         if row["ended_at"]:

@@ -20,7 +20,7 @@ from ....spaces.record import TrialFacts, TrialRecord
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
 # By these outcomes a trial says nothing about its setting.
-_FAILED = {"error", "out_of_memory", "interrupted"}
+_FAILED = {"error", "out_of_memory", "interrupted", "unreadable"}
 # A copy that is later than this says when its trial really ended.
 _LATE_S = 10.0
 # The dashboard does not wrap attributes, so a long message would widen its page; a trial's note has all of it.
@@ -102,6 +102,8 @@ class OptunaCopy:
         return template
 
     def _bring_up_to_date(self, record: TrialRecord) -> None:
+        if record.outcome == "unreadable":
+            return  # what was copied before is all that is left of it
         before, parameters, state = self._copies[record.number], self._known(record), _state(record)
         if isinstance(before, FrozenTrial):
             if before.params and before.params != parameters:

@@ -76,11 +76,11 @@ def devices(study: StoredStudy) -> dict[str, Retimed]:
     """The study's own device, one that costs twice as much, and a stranger's, whose profile is of other trials."""
     tables = study.tables()
     (profile,) = stored_profiles(study, tables).values()
-    task, attempts = study.identity["task"], tables.attempts(study.name)
+    task, setups = study.identity["task"], tables.setups(study.name)
 
     def on(name: str, price: float, **covered: Any) -> Retimed:
         device = KnownDevice(name, task, {}, ((covered, profile),))
-        return retimed(study.spec, task, study.records, attempts, device, price)
+        return retimed(study.spec, task, study.records, setups, device, price)
 
     return {"own": on("own", 1.0), "dear": on("dear", 2.0), STRANGE: on(STRANGE, 0.1, width=3)}
 

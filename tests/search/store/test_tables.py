@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -32,6 +33,7 @@ from bsearch.search.store.tables import Tables
 from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.errors import StorageError, StudyFileError
+from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.planning import training_cost
 from bsearch.spaces.secrets import masked
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
@@ -295,15 +297,17 @@ def open_and_write(url: str) -> None:
 def test_what_is_written_twice_is_as_written_once(tables: Tables) -> None:
     made = setup(37, 2)
     measured = Measurement(100, 0.5, 0.25, {"accuracy": 0.25}, train_loss=1.0)
+    about = json.dumps({"task": ["Law", "1"], "request": {"setup": {"parameters": {}, "training": {}}}})
+    profile = DeviceProfile("cpu", "CPU", 400)
     for _ in range(2):
         tables.save_study("law", "law", {"a": 1}, {"b": 3})
-        tables.save_profile("about", {"bytes": 1})
+        tables.save_profile(about, profile.to_dict())
         tables.start_attempt(made)
         tables.add_measurement(made, measured)
         tables.end_attempt(made, Outcome("complete"))
     assert [study.spec for study in tables.studies()] == [{"b": 3}]
     assert (len(tables.attempts("law")), len(tables.curve("law", 0))) == (1, 1)
-    assert tables.profile("about") == {"bytes": 1}
+    assert tables.profile(about) == profile
 
 
 def test_a_newer_schema_is_refused(tables: Tables, url: str) -> None:
@@ -418,7 +422,7 @@ def test_a_comment_changes_no_experiment_and_a_change_of_code_may_be_declared_th
     tables, task = study.tables(), study.identity["task"]
     for profiled, notes in ((old, 0), (new, 0), ("another", 1)):
         device = KnownDevice("card", {"name": "Mine", "code": profiled}, training_cost(study.spec), ())
-        found = retimed(study.spec, task, [], tables.attempts(study.name), device)
+        found = retimed(study.spec, task, [], tables.setups(study.name), device)
         assert sum("other code" in note for note in found.notes) == notes
     # From here on both are the study's code.
     assert run(study_file(task="tasks.py:Mine", budget={"trials": 4})).study.identity == study.identity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +25,7 @@ from bsearch.objectives import digits
 from bsearch.search.store import schema
 from bsearch.search.store.database import RetryPolicy
 from bsearch.search.store.lock import StudyLock
+from bsearch.search.store.rows import StudyRow
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import StoredTrials, Trials, stored_trials
@@ -32,10 +33,9 @@ from bsearch.search.suggest.optuna.copy import record_of
 from bsearch.search.suggest.optuna.database import OptunaDatabase, open_storage
 from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.spaces.domain import Choices, Range
-from bsearch.spaces.errors import StorageError
+from bsearch.spaces.errors import LeftOutWarning, StorageError
 from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import OutcomeKind, TrialSetup
 from click.testing import CliRunner
 from helpers import as_optuna, setup
@@ -70,6 +70,7 @@ FACTS = st.fixed_dictionaries(
         "something else": PLAIN,
     },
 )
+SECONDS = st.floats(0, 1e30)
 RESULTS = get_args(OutcomeKind)
 
 
@@ -83,7 +84,7 @@ def lives(draw: st.DrawFn) -> list[Any]:
     if draw(st.booleans()):
         outcome = draw(st.sampled_from(RESULTS))
         finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-        values = (draw(finite), draw(finite)) if outcome in ("complete", "diverged") else None
+        values = (draw(SECONDS), draw(finite)) if outcome in ("complete", "diverged") else None
         violation = draw(st.floats(0.1, 9.0)) if outcome == "infeasible" else 0.0
         life.append(TrialResult(outcome, TrialFacts.of(draw(FACTS)), values, violation))
     return life
@@ -154,17 +155,62 @@ def test_what_goes_on_is_seen_and_what_ended_is_read_once(tmp_path: Path) -> Non
 
 
 def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
-    """A trial's number is its place: no other takes it silently."""
+    """A trial's number is its place: no other takes it, at the end neither where an attempt tells that it was there."""
     url = f"sqlite:///{tmp_path}/twin.db"
     tables = Tables(url)
     trials = Trials(tables, "twin")
-    for batch in (4, 5, 6):
+    for batch in (4, 5, 6, 7):
         trials.begin({"effective_batch": batch})
+    tables.start_attempt(replace(setup(), study="twin", number=3))
     with tables.engine.begin() as connection:
-        connection.execute(sa.delete(schema.trials).where(schema.trials.c.number == 1))
-    for read in (lambda: Trials(tables, "twin"), lambda: stored_trials(url, "twin")):
-        with pytest.raises(StorageError, match=r"study twin has lost trial 1, .*--new"):
-            read()
+        connection.execute(sa.delete(schema.trials).where(schema.trials.c.number.in_((1, 3))))
+    with pytest.warns(LeftOutWarning, match=r"left out: trial [13] of study twin \(bsearch_trial\): its row is missing"):
+        again = Trials(tables, "twin")
+    assert [trial.outcome for trial in again] == ["running", "unreadable", "running", "unreadable"]
+    assert again.begin({"effective_batch": 8}).number == 4
+    with pytest.warns(LeftOutWarning):
+        stored = stored_trials(url, "twin")
+    assert stored == list(again)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "why"),
+    [
+        ("objectives", "[1.5]", "objectives: expected 2 or 3 numbers, got [1.5]"),
+        ("objectives", "[NaN, 0.5]", "objectives: expected a finite number >= 0, got nan"),
+        ("objectives", None, "objectives: expected the values of a complete trial, got none"),
+        ("facts", '{"train_s": Infinity}', "facts.train_s: expected a finite number >= 0, got inf"),
+        ("facts", '{"repeats": 9}', "facts.repeats: expected an earlier trial, got 9"),
+        ("parameters", "nonsense", "parameters: expected JSON, got 'nonsense'"),
+        ("outcome", "evolved", "outcome: expected one of complete, "),
+        ("started_at", "yesterday", "started_at: expected a time such as 2026-01-31T12:00:00+00:00, got 'yesterday'"),
+    ],
+)
+def test_a_trial_that_cannot_be_read_keeps_its_number_and_its_row(tmp_path: Path, column: str, value: Any, why: str) -> None:
+    url = f"sqlite:///{tmp_path}/twin.db"
+    tables = Tables(url)
+    trials = Trials(tables, "twin")
+    for _ in range(2):
+        trials.begin({"effective_batch": 4}, TrialFacts(baseline=0))
+        trials.end(len(trials) - 1, TrialResult("complete", values=(1.0, 0.5)))
+    with tables.engine.begin() as connection:
+        connection.execute(sa.update(schema.trials).where(schema.trials.c.number == 0).values({column: value}))
+    with pytest.warns(LeftOutWarning, match=re.escape(f"left out: trial 0 of study twin (bsearch_trial): {why}")):
+        bad, good = Trials(tables, "twin")
+    assert (bad.outcome, bad.has_ended, bad.counts, good) == ("unreadable", True, 0.0, trials[1])
+
+
+def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
+    spec = {"study": "new", "task": "tasks.py:New", "space": {"effective_batch": 8, "reference_rate": 0.1}, "dream": 1}
+    spec |= {"training": {"seed": 3, "glow": True}, "sampler": "oracle"}
+    with pytest.warns(LeftOutWarning) as said:
+        read = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
+    assert (read.training.seed, read.sampler) == (3, "front")
+    words = {str(warning.message).partition("): ")[2].partition(":")[0] for warning in said}
+    assert words == {"spec.dream", "spec.training.glow", "spec.sampler"}
+    spec["training"]["precision"] = "fp3"
+    with pytest.raises(StorageError, match=r"study new \(bsearch_study\): spec.training.precision: .*got 'fp3'.*--new"):
+        _ = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
 
 
 @pytest.mark.parametrize("change", ["added", "ended", "other", "told"])
@@ -238,10 +284,10 @@ def optunas_trials(draw: st.DrawFn) -> optuna.trial.FrozenTrial:
     values = None
     if state == TrialState.COMPLETE:
         finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-        values = [draw(finite), draw(st.one_of(finite, st.sampled_from([math.inf, -math.inf])))]
+        values = [draw(SECONDS), draw(finite)]
     attributes = draw(FACTS)
     if state.is_finished():
-        attributes["outcome"] = draw(st.sampled_from(["complete", "stopped", "error"]))
+        attributes["outcome"] = draw(st.sampled_from(["complete", "stopped", "error"] if values else ["stopped", "error"]))
     elif draw(st.booleans()):
         attributes |= {"paused": True, "rung_fraction": 0.3, "rung_accuracy": 0.5}
     return create_trial(
@@ -389,7 +435,7 @@ def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) 
     assert tables.step_times("old") == {"[]": []}
     assert row.best_rates is None
     assert row.identity["objectives"] == {"metric": {"name": "val_loss", "direction": "minimize"}}
-    read = StudySpec.model_validate(row.spec)
+    read = row.study
     assert (read.objectives.metric.name, read.objectives.metric.direction) == ("val_loss", "minimize")
     assert (read.devices.time_on, read.baseline) == ("A100", ({"effective_batch": 16},))
     (trial,) = stored_trials(url, "old")
@@ -421,12 +467,12 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
             {"identity": json.dumps(identity), "spec": json.dumps(spec)},
         )
         connection.execute(
-            sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026', NULL, NULL, NULL, NULL, NULL)"),
+            sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026-01-01', NULL, NULL, NULL, NULL, NULL)"),
             {"setup": json.dumps(written)},
         )
     tables = Tables(url)
     (row,) = tables.studies()
-    read = StudySpec.model_validate(row.spec)
+    read = row.study
     assert (read.stopping.kind, read.training.warmup, read.budget.min_gain) == ("none", 0.1, 0.01)
     assert row.identity == identity  # another experiment than any that can be written now
     (attempt,) = tables.attempts("old", 0)
