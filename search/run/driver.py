@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+from ...objectives.task_code import task_packages
 from ...spaces.errors import Fault, StorageError, StudyFileError, TerminatedError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
@@ -145,9 +146,13 @@ def _open(
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
     name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
+    packages = task_packages(spec.task)
     for row in tables.studies(spec.study):
         if row.name == name:
             row.say_what_goes()
+            for text in _changed_packages(row.identity["task"].get("packages"), packages):
+                notify(Event("message", text=text))
+    identity = {**identity, "task": {**identity["task"], "packages": packages}}
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
     step_times = (tables.step_times(name) or {}) if tables.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):
@@ -350,6 +355,14 @@ def identified(
         advice += " If the change does not affect the results, resume with --same-experiment (same_experiment=True in Python)."
     what = f"study {newest.name} was created with different settings, so its trials cannot be compared with new ones. {advice}"
     raise StudyFileError([*_change_faults(newest, spec, identity), Fault("", what)])
+
+
+def _changed_packages(before: Any, now: Mapping[str, str]) -> Iterator[str]:
+    """What is said where installed packages differ from the last run's; `before` is as a database has it."""
+    was = before if isinstance(before, Mapping) else {}
+    changed = [f"{name} {was[name]}, now {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
+    if changed:
+        yield f"packages that the task imports have changed since the last run, which may change results: {'; '.join(changed)}"
 
 
 def _change_faults(stored: StudyRow, spec: StudySpec, identity: Mapping[str, Any]) -> Iterator[Fault]:

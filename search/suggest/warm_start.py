@@ -19,7 +19,7 @@ from .trial_history import PriorTrial
 
 # What must be the same for accuracies of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")
-_MAY_DIFFER = ("evaluations", "seed", "earlier")
+_MAY_DIFFER = ("evaluations", "seed", "earlier", "packages")
 
 
 def prior_trials(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy as sa
+from bsearch.objectives import task_code
 from bsearch.search.analysis.retime import KnownDevice, retimed
 from bsearch.search.report.terminal.tables import front_summary
 from bsearch.search.run.driver import differences
@@ -394,6 +396,24 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
     with pytest.raises(StudyFileError, match=r"task\.code: was .*\n.*resume with --same-experiment"):
         run(path)
+
+
+def test_another_version_of_an_installed_package_is_said_and_goes_on(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks.py").write_text(
+        "import torch\nfrom bsearch import Measurement\n"
+        "def train(setup):\n    yield Measurement(setup.samples_budget, 1.0, accuracy=0.5)\n"
+    )
+    training = {"samples": 4000, "evaluations": 1}
+    path = study_file(task="tasks.py:train", training=training, budget={"trials": 1})
+    assert not run(path).failure
+    monkeypatch.setattr(task_code, "version", lambda name: "99.0")
+    said: list[str] = []
+    path = study_file(task="tasks.py:train", training=training, budget={"trials": 2})
+    result = run(path, notify=lambda event: said.append(event.text))
+    assert (result.study.name, len(result.study.records)) == ("small", 2)
+    assert any(f"torch {version('torch')}, now 99.0" in text for text in said), said
 
 
 @pytest.mark.slow
