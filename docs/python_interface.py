@@ -49,6 +49,7 @@ SECTIONS = {
             "TaskError",
             "ProfilingError",
             "InfeasiblePlanError",
+            "LeftOutWarning",
             "StorageError",
             "NoStudyError",
             "ClusterError",

@@ -17,7 +17,7 @@ PUBLIC = {
     *("run", "Study", "Search", "FrontSampler", "plan_batch"),
     *("Task", "Data", "Loss", "Score", "WholeSet", "balanced", "Loop", "Measurement", "TrialSetup", "Checkpoint"),
     *("BsearchError", "StudyFileError", "TaskError", "ProfilingError", "InfeasiblePlanError"),
-    *("StorageError", "ClusterError", "NoStudyError", "OutputError"),
+    *("StorageError", "ClusterError", "NoStudyError", "OutputError", "LeftOutWarning"),
 }
 
 

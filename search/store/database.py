@@ -30,7 +30,8 @@ from .url import shown_url
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
 BUSY_S = 30.0  # how long SQLite itself waits for another's write to end
 MOUNTS = Path("/proc/mounts")
-# Pages of 4 KiB in SQLite's write-ahead log after which they go into the database: those of a few trials.
+# Pages of 4 KiB in SQLite's write-ahead log after which they go into the database: those of a few trials. A trial's writes took
+# 8.9 instead of 8.1 ms with it on ext4, and 15 ms with 16 pages.
 _LOG_PAGES = 64
 
 P = ParamSpec("P")
