@@ -19,7 +19,7 @@ from ..spaces.files import write_file
 from ..spaces.front import ParetoFront
 from ..spaces.readable import count, from_here, number
 from ..spaces.record import TrialRecord, counted
-from ..spaces.storage import masked, storage_of
+from ..spaces.storage import is_url, masked, storage_of
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import Framework, StudySpec
 from ..spaces.trial import Measurement
@@ -107,7 +107,7 @@ class Study:
         """
         text, storage = str(path_or_url), storage or storage_of(os.environ)
         stored = StoredStudy.open(text, name, storage)
-        if "://" in text:
+        if is_url(text):
             # A database does not hold the study file's folder; that of the task's file is nearly always the same.
             task = Path(stored.spec.task.rpartition(":")[0])
             folder = task.parent if task.suffix == ".py" else Path.cwd()

@@ -16,7 +16,7 @@ from rich.text import Text
 from .. import __version__
 from ..search.report.terminal.signals import handled_signals, is_termination
 from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
-from ..spaces.storage import masked
+from ..spaces.storage import is_url, masked
 from ..spaces.study.file import located
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
@@ -136,7 +136,7 @@ def terminal(as_json: bool = False) -> Console:
 
 def results_beside(study: str) -> Path:
     """The results folder of a study file; for a database URL, the one in this folder."""
-    return (Path() if "://" in study else Path(study).parent) / "results"
+    return (Path() if is_url(study) else Path(study).parent) / "results"
 
 
 def documents_only(as_json: bool) -> AbstractContextManager[Any]:

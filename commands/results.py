@@ -19,7 +19,7 @@ from rich.console import Console
 from ..search.report.completion import study_files
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here
-from ..spaces.storage import masked
+from ..spaces.storage import is_url, masked, sqlite_url
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
@@ -128,7 +128,7 @@ def _watch(study: str, name: str | None) -> int:
     try:
         with LiveView(console) as view:
             begun = begun_study(lambda: StoredStudy.open(study, name), view.say)
-            budget = 0 if "://" in study else read_study(Path(study)).budget.trials
+            budget = 0 if is_url(study) else read_study(Path(study)).budget.trials
             end = watch_study(begun, view, budget)
     except KeyboardInterrupt:
         console.print("stopped watching; the study keeps running", style="dim")
@@ -229,7 +229,7 @@ def export(
     if to == "optuna":
         from ..search.report.optuna_view import copy_now
 
-        url = stored.url if out is None else f"sqlite:///{out.absolute()}"
+        url = stored.url if out is None else sqlite_url(out.absolute())
         copy_now(stored, None if out is None else url).close()
         click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {masked(url)}", err=True)
         return

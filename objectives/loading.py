@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 import traceback
 from importlib.machinery import SourceFileLoader
@@ -121,7 +122,7 @@ class _Uncached(SourceFileLoader):
 def _module_of_file(path: Path) -> ModuleType:
     check_task_file(path)
     path = path.resolve()
-    name = f"bsearch_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    name = f"bsearch_task_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     # Modules next to the file can be imported, as when it is run as a script.

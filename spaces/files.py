@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from .errors import Fault, OutputError, StudyFileError
+from .storage import sqlite_url
 
 
 def text_of(path: Path, what: str, most_bytes: int) -> str:
@@ -39,25 +40,26 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
     except UnicodeDecodeError as error:
         if content.startswith(b"SQLite format 3"):
             raise rejected(
-                f"expected {what}, got an SQLite database. Commands that take a URL read it as sqlite:///{path}"
+                f"expected {what}, got an SQLite database. Commands that take a URL read it as {sqlite_url(path)}"
             ) from None
         raise rejected(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Write a file atomically.
+    """Write a file atomically; in text, what UTF-8 cannot express, such as a file name that is none, is escaped.
 
     Raises:
         OutputError: the folder cannot be written.
     """
+    content = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            path.write_bytes(content)
             return path
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
             try:
-                temporary.write(content.encode() if isinstance(content, str) else content)
+                temporary.write(content)
                 temporary.flush()
                 os.fsync(temporary.fileno())  # some file systems report only here that they are full
                 os.fchmod(temporary.fileno(), 0o644)

@@ -21,9 +21,11 @@ from ..errors import MOST_FAULTS, Fault, StudyFileError, cut, near_miss
 from ..files import text_of
 from ..learning_rate import RULE_EXPONENTS
 from ..record import TrialFacts
+from ..storage import is_url, sqlite_parts, sqlite_url
 from .devices import Devices
 from .space import Space
-from .spec import TASK, StudySpec
+from .spec import StudySpec
+from .training import CODE
 
 Key = tuple[str | int, ...]
 
@@ -142,7 +144,7 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
     Raises:
         StudyFileError: all faults of the file.
     """
-    if re.fullmatch(TASK, str(path)) and not os.path.lexists(path):
+    if re.fullmatch(CODE, str(path)) and not os.path.lexists(path):
         message = "expected a study file, got a task. `bsearch run` takes one with --batch and --rate"
         raise StudyFileError(Fault("", f"{message}; for a study file, edit the one that `bsearch init` writes", str(path)))
     text = text_of(path, "a study file", LARGEST_FILE)
@@ -169,11 +171,12 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
     reference, _, name = study.task.rpartition(":")
     if reference.endswith(".py"):
         reference = _absolute("task", reference, folder)
-    storage = storage or study.storage or f"sqlite:///{study.study}.db"
-    if storage.startswith("sqlite:///") and ":memory:" not in storage:
-        storage = "sqlite:///" + _absolute("storage", storage.removeprefix("sqlite:///"), folder)
+    storage = storage or study.storage or sqlite_url(f"{study.study}.db")
+    if (parts := sqlite_parts(storage)) is not None:
+        path, *rest = parts
+        storage = sqlite_url(_absolute("storage", path, folder), *rest)
     cluster, checkpoints = study.cluster, study.cluster.checkpoints
-    if checkpoints is not None and "://" not in checkpoints:
+    if checkpoints is not None and not is_url(checkpoints):
         cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", checkpoints, folder)})
     resolved = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
     resolved._folder = folder
