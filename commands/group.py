@@ -1,8 +1,7 @@
-"""The command's root: how errors become messages and exit codes, and the console that all commands print to."""
+"""The command's root: how errors become messages and exit codes, and where their results are."""
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from .. import __version__
 from ..search.report.terminal.signals import handled_signals, is_termination
+from ..search.report.terminal.streams import ReaderGoneError
 from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
 from ..spaces.storage import is_url, masked
 from ..spaces.study.file import located
@@ -91,8 +89,7 @@ class _Commands(click.Group):
             ctx.exit(TERMINATED if terminated else INTERRUPTED)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, is done
+        except ReaderGoneError:
             ctx.exit(0)
         except Exception as error:
             if ctx.params.get("debug"):
@@ -117,21 +114,6 @@ def main(debug: bool) -> None:
 
 def epilog(example: str) -> str:
     return f"\b\nExample:\n  {example}"
-
-
-class _Terminal(Console):
-    """Prints text literally: names and messages come from files, tasks and databases that others may have written."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(plain(text), **options)
-
-
-def terminal(as_json: bool = False) -> Console:
-    """The console for people: stdout, or stderr where stdout is a document."""
-    console = _Terminal(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
-    return console
 
 
 def results_beside(study: str) -> Path:

@@ -12,10 +12,12 @@ import click
 from rich.table import Table
 
 from ..search.report.completion import launchers, study_files
+from ..search.report.terminal.console import terminal
+from ..search.report.terminal.streams import ends_with_reader
 from ..spaces.errors import NoStudyError, StorageError, plain
 from ..spaces.storage import masked
 from ..spaces.study.file import read_study
-from .group import epilog, located_faults, main, terminal
+from .group import epilog, located_faults, main
 from .options import json_option, storage_option
 
 if TYPE_CHECKING:
@@ -183,8 +185,9 @@ def job_logs(id: str, follow: bool, **where: Any) -> None:
     from ..cluster.submit.submitter import followed
 
     submitter = _submitter(**where)
-    for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
-        click.echo(piece, nl=False)
+    with ends_with_reader():
+        for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
+            click.echo(piece, nl=False)
 
 
 @jobs.command("stop", epilog=epilog("bsearch jobs stop 4711 --launcher slurm"))

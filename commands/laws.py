@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
 from ..spaces.readable import from_here
 from ..spaces.storage import is_url, masked
 from ..spaces.study.goals import Objectives, Speed
-from .group import epilog, located_faults, main, terminal
+from .group import epilog, located_faults, main
 from .options import TIMES, VALUE, device_options, json_option, name_option
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here
 from ..spaces.storage import is_url, masked, sqlite_url
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
-from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
+from .group import FAILED, INTERRUPTED, epilog, main, results_beside
 from .laws import retimed_on
 from .options import VALUE, choice_options, device_options, json_option, name_option
 
@@ -121,12 +122,13 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
 
 def _watch(study: str, name: str | None) -> int:
     from ..search.report.terminal.live import LiveView
+    from ..search.report.terminal.streams import ends_with_reader
     from ..search.report.terminal.watch import begun_study, watch_study
     from ..search.store.stored import StoredStudy
 
     console = terminal()
     try:
-        with LiveView(console) as view:
+        with ends_with_reader(), LiveView(console) as view:
             begun = begun_study(lambda: StoredStudy.open(study, name), view.say)
             budget = 0 if is_url(study) else read_study(Path(study)).budget.trials
             end = watch_study(begun, view, budget)

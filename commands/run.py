@@ -12,12 +12,13 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
-from .group import FAILED, documents_only, epilog, located_faults, main, terminal
+from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
     choice_options,
     json_option,

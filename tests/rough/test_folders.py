@@ -8,34 +8,12 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-import yaml
 from bsearch.cli import main
 from click.testing import CliRunner
+from tiny import tiny_study
 
 KIND = "folder names"
 
-TASK = """
-import torch
-from bsearch import Data, Task
-from torch.utils.data import TensorDataset
-
-class Points(Task):
-    def data(self, setup):
-        inputs = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
-        data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
-        return Data(data, data)
-
-    def model(self, setup):
-        return torch.nn.Linear(2, 2)
-"""
-STUDY = {
-    "study": "small",
-    "task": "tasks.py:Points",
-    "space": {"effective_batch": {"low": 8, "high": 16}, "reference_rate": {"low": 0.1, "high": 0.5}, "epochs": 1},
-    "training": {"evaluations": 1},
-    "devices": {"kind": "cpu"},
-    "budget": {"trials": 2, "profile_s": 0},
-}
 NAMES = [
     "plain",
     "two words",
@@ -106,10 +84,7 @@ def trials_in(database: Path) -> int:
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_folders(attack, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path / name
-    folder.mkdir()
-    (folder / "tasks.py").write_text(TASK)
-    file = folder / "study.yaml"
-    file.write_text(yaml.safe_dump(STUDY))
+    file = tiny_study(folder)
     monkeypatch.chdir(folder)
     with attack(f"{name!r}: run"):
         assert "Front of small" in printed("run", "--serial", "study.yaml")
