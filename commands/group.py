@@ -6,18 +6,18 @@ import sys
 import traceback
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from .. import __version__
-from ..search.report.terminal.signals import handled_signals, is_termination
+from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
 from ..search.report.terminal.streams import ReaderGoneError
 from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
 from ..spaces.storage import is_url, masked
 from ..spaces.study.file import located
 
-# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
@@ -79,14 +79,14 @@ class _Commands(click.Group):
         except BsearchError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if was_stopped():
+                self._stopped(ctx, error)
             click.echo(plain(masked(str(error))), err=True)
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
-            terminated = is_termination(error)
-            if isinstance(error, SystemExit) and not terminated:
+            if isinstance(error, SystemExit) and not is_termination(error):
                 raise
-            click.echo("terminated" if terminated else "interrupted", err=True)
-            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+            self._stopped(ctx, error)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except ReaderGoneError:
@@ -94,12 +94,19 @@ class _Commands(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if was_stopped():
+                self._stopped(ctx, error)
             click.echo(
                 f"internal error: {type(error).__name__}: {plain(masked(str(error)))}\n"
                 "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
                 err=True,
             )
             ctx.exit(FAILED)
+
+    def _stopped(self, ctx: click.Context, error: BaseException) -> NoReturn:
+        terminated = is_termination(error)
+        click.echo("terminated" if terminated else "interrupted", err=True)
+        ctx.exit(TERMINATED if terminated else INTERRUPTED)
 
 
 @click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

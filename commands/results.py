@@ -19,7 +19,7 @@ from rich.console import Console
 from ..search.report.completion import study_files
 from ..search.report.terminal.console import terminal
 from ..spaces.errors import StudyFileError, plain
-from ..spaces.readable import from_here
+from ..spaces.readable import from_here, shell_word
 from ..spaces.storage import is_url, masked, sqlite_url
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
@@ -156,9 +156,12 @@ def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
 def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
     from ..search.report.terminal.tables import outcome_counts
+    from ..search.report.terminal.watch import driver_sentence
 
     print_front(stored, len(stored.records), console)
     console.print(f"Trials: {outcome_counts(stored.records)}")
+    if sentence := driver_sentence(stored):
+        console.print(sentence)
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
@@ -233,7 +236,7 @@ def export(
 
         url = stored.url if out is None else sqlite_url(out.absolute())
         copy_now(stored, None if out is None else url).close()
-        click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {masked(url)}", err=True)
+        click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shell_word(masked(url))}", err=True)
         return
     front, records = stored.front, stored.records
     if to in _FRAMEWORKS:

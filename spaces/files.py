@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from .errors import Fault, OutputError, StudyFileError
+from .readable import shell_word
 from .storage import sqlite_url
 
 
@@ -40,7 +41,7 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
     except UnicodeDecodeError as error:
         if content.startswith(b"SQLite format 3"):
             raise rejected(
-                f"expected {what}, got an SQLite database. Commands that take a URL read it as {sqlite_url(path)}"
+                f"expected {what}, got an SQLite database. Commands that take a URL read it as {shell_word(sqlite_url(path))}"
             ) from None
         raise rejected(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None
 
