@@ -69,10 +69,10 @@ def readable_bytes(value: float) -> str:
 
 
 def shell_word(text: str | Path) -> str:
-    """An argument of a command as it is typed in a shell: quoted where necessary, and never taken for an option.
+    r"""An argument of a command as it is typed in a shell: quoted where necessary, and never taken for an option.
 
     >>> print(shell_word("my study.yaml"), shell_word("-x.yaml"), shell_word("two\nlines"))
-    'my study.yaml' ./-x.yaml $'two\\012lines'
+    'my study.yaml' ./-x.yaml $'two\012lines'
     """
     word = f"./{text}" if str(text).startswith("-") else str(text)
     if word.isprintable():
