@@ -4,7 +4,6 @@ import atexit
 import os
 import signal
 import sys
-from contextlib import suppress
 
 
 def main() -> None:
@@ -12,19 +11,24 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .search.report.terminal.streams import make_steady, not_printed
+
+    make_steady()
     from .cli import main as command_line
 
     signal.signal(signal.SIGINT, before)
     try:
         command_line(prog_name="bsearch")
     except SystemExit as end:
+        if why := not_printed():
+            print(f"{why}. What the command does besides was done.", file=sys.stderr)
+            end.code = end.code or 1
         if "ray" not in sys.modules or not isinstance(end.code, int | None):
             raise
         # All is written and Ray is disconnected, but its libraries may crash while the interpreter takes them apart.
         atexit._run_exitfuncs()
-        with suppress(OSError, ValueError):  # the reader is gone
-            sys.stdout.flush()
-            sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(end.code or 0)
 
 

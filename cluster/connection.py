@@ -26,6 +26,7 @@ from . import ray_variables  # noqa: F401  # before Ray is imported
 # isort: split
 
 import ray
+from ray._common.utils import get_default_system_temp_dir
 from ray._private import auto_init_hook
 from ray._private import parameter as ray_parameter
 from ray._private import worker as ray_worker
@@ -45,6 +46,9 @@ _TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
 _PRELOADED = ["ray.tune", "bsearch.objectives.trial"]
 # Ray ends a worker that has been idle for this long.
 _WAITS_S = 600
+# Of a socket's name, 107 bytes as Linux has it, Ray's folders and the name itself take so many; and the folder that we give
+# Ray where that leaves too few for the usual one, such as a job's own under Slurm.
+_LONGEST_FOLDER, _SHORT_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"), "/tmp/ray"  # noqa: S108
 # How often Ray's own processes are checked. One of a cluster that we joined counts as lost after so long without an answer:
 # before Ray itself ends this process. Ray also ends it where a head comes back on the same port while a call to the old one is
 # on its way, so a head that is gone has to be noticed before that.
@@ -136,10 +140,14 @@ class RayConnection:
 
     def _start(self) -> None:
         """Start Ray here, twice if need be: one of its processes may be killed before it is there."""
+        folder = {}
+        if len(usual := get_default_system_temp_dir()) > _LONGEST_FOLDER:
+            self._say(f"Ray keeps its files in {_SHORT_FOLDER}: names of sockets in {usual} would be too long")
+            folder["_temp_dir"] = _SHORT_FOLDER
         for again in (False, True):
             try:
-                with _stderr_to(self._log_file):
-                    start_local_ray(self._threads, num_cpus=cores_here(), num_gpus=self._gpus())
+                with _stderr_to(self._log_file), _hangup_ignored():
+                    start_local_ray(self._threads, num_cpus=cores_here(), num_gpus=self._gpus(), **folder)
             except Exception as error:  # Ray raises bare ones here
                 with contextlib.suppress(Exception):
                     disconnect()
@@ -274,6 +282,19 @@ def _stderr_to(file: Path) -> Iterator[None]:
             sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _hangup_ignored() -> Iterator[None]:
+    """Context in which processes are started that a terminal does not end as it closes: workers may save checkpoints."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def start_local_ray(threads: int, **options: Any) -> None:

@@ -25,6 +25,7 @@ from ray.tune.progress_reporter import ProgressReporter, TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from ..objectives.machine.environment import working_folder
 from ..search.run.decisions.ending import Stage
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
@@ -120,7 +121,8 @@ class StudySearcher(Searcher):
             "task": self._study.spec.task,
             "setups": {kind: json.dumps(own_setup.to_dict()) for kind, own_setup in setups.items()},
             "shares": split,
-            "folder": str(self._folder),
+            "last_words": str(self._folder),
+            "folder": working_folder(),
         }
 
     def should_withdraw(self, trial_id: str) -> bool:

@@ -20,7 +20,7 @@ from ..spaces.files import file_name, write_file
 from ..spaces.front import ParetoFront
 from ..spaces.readable import count, from_here, number
 from ..spaces.record import TrialRecord, counted
-from ..spaces.storage import storage_of
+from ..spaces.storage import is_url, storage_of
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import Framework, StudySpec
 from ..spaces.trial import Measurement
@@ -108,12 +108,12 @@ class Study:
         """
         text, storage = str(path_or_url), storage or storage_of(os.environ)
         stored = StoredStudy.open(text, name, storage)
-        if "://" in text:
+        if is_url(text):
             # A database does not hold the study file's folder; that of the task's file is nearly always the same.
             task = Path(stored.spec.task.rpartition(":")[0])
             folder = task.parent if task.suffix == ".py" else Path.cwd()
-            return cls(stored, resolve_study(stored.spec, folder, stored.url), Path("results"))
-        return cls(stored, read_study(Path(text), storage=storage), Path(text).parent / "results")
+            return cls(stored, resolve_study(stored.spec, folder, stored.url), Path("results").absolute())
+        return cls(stored, read_study(Path(text), storage=storage), Path(text).parent.absolute() / "results")
 
     @property
     def name(self) -> str:
@@ -298,7 +298,7 @@ def train_point(
 
     stored, spec, results = study._stored, study._spec, study._results / file_name(study.name)
     record = chosen_trial(stored.name, stored.front, choice, stored.records)
-    folder = results / f"trial-{record.number}" if out is None else Path(out)
+    folder = results / f"trial-{record.number}" if out is None else Path(out).absolute()
     trainings = planned_trainings(stored, record, folder, epochs=epochs, seeds=seeds)
     code = task_code_hash(spec.task)
     for line in opening_lines(stored, record, choice.reason(stored.front), trainings, code):
@@ -333,10 +333,10 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
     if isinstance(study, Mapping):
         named = study if isinstance(study.get("task", ""), str) else {**study, "task": reference_of(study["task"])}
         spec = resolve_study(changed_study(study_from_dict(named), sections), Path.cwd(), storage)
-        results = Path("results")
+        results = Path("results").absolute()
     else:
         spec = changed_study(read_study(Path(study), storage=storage), sections)
-        results = Path(study).parent / "results"
+        results = Path(study).parent.absolute() / "results"
     return _run(spec, results, **options)
 
 

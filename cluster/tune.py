@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ..objectives.machine.environment import environment
+from ..objectives.machine.environment import environment, working_folder
 from ..objectives.machine.gpus import UsableGpus, usable_gpus
 from ..search.report.terminal.live import in_notebook
 from ..search.run.decisions.ending import Stage
@@ -314,7 +314,7 @@ class TuneRunner:
                 scheduling_strategy=place,
             )(profile_here)
             try:
-                answer = self._answer(profile.remote(reference, request.to_dict(), split))
+                answer = self._answer(profile.remote(reference, request.to_dict(), split, working_folder()))
             except RayError as error:
                 if lost := self._ray.lost(now=True):
                     raise _RayLostError(lost) from None
@@ -355,7 +355,7 @@ class TuneRunner:
             max_calls=1,  # what it holds on a GPU is freed with its process
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True),
         )(attempt_here)
-        reports: Any = task.remote(reference, setup.to_dict(), split)
+        reports: Any = task.remote(reference, setup.to_dict(), split, working_folder())
         try:
             for report in reports:
                 of = ray.get(report)

@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from ..objectives.machine.environment import stand_in
 from ..objectives.machine.gpus import usable_gpus
 from ..objectives.machine.nvidia import nvidia_smi
 from ..objectives.state.leaving import LEAVE_SIGNAL
@@ -47,7 +48,7 @@ class AttemptTrainable(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._needs_new_process = False
-        leave_last_words(Path(config["folder"]))
+        leave_last_words(Path(config["last_words"]))
         setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
         kind, setup = next(iter(setups.items()))
         self._placed: dict[str, Any] | None = {"placed": ""}
@@ -58,7 +59,8 @@ class AttemptTrainable(tune.Trainable):
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
         self._shares, self._device = tuple(config["shares"]), setup.device
-        self._attempt: Iterator[Measurement | Outcome] | None = _started(config["task"], setup, self._shares)
+        # Tune would have the task in a folder of the trial's own.
+        self._attempt: Iterator[Measurement | Outcome] | None = _started(config["task"], setup, self._shares, config["folder"])
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
@@ -128,9 +130,9 @@ def gpus_here() -> dict[str, Any]:
     return asdict(usable_gpus())
 
 
-def attempt_here(reference: str, setup: dict[str, Any], shares: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def attempt_here(reference: str, setup: dict[str, Any], shares: tuple[int, ...], folder: str) -> Iterator[dict[str, Any]]:
     """An attempt's reports, as dicts with one key that says what it is."""
-    for report in _started(reference, TrialSetup.from_dict(setup), shares):
+    for report in _started(reference, TrialSetup.from_dict(setup), shares, folder):
         yield {"measurement" if isinstance(report, Measurement) else "outcome": report.to_dict()}
 
 
@@ -160,21 +162,27 @@ def _process_fault(device: str) -> str:
     return process_fault(device)
 
 
-def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...]) -> Iterator[Measurement | Outcome]:
-    """An attempt, with so many of its ranks on each of the machines of this worker's placement group."""
+def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder: str) -> Iterator[Measurement | Outcome]:
+    """An attempt, with so many of its ranks on each of the machines of this worker's placement group.
+
+    Args:
+        folder: the driver's working directory, where the task's relative paths start on every machine that has it.
+    """
     from ..objectives.parallel.rank_processes import spread_ranks
     from ..objectives.trial import start_attempt
 
+    stand_in(folder)
     spread_ranks(machines_of(shares))
     return start_attempt(reference, setup)
 
 
-def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...]) -> dict[str, Any]:
+def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...], folder: str) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
     from ..objectives.parallel.rank_processes import spread_ranks
     from ..objectives.profiling.task_profile import profile_task
 
     try:
+        stand_in(folder)
         spread_ranks(machines_of(shares))
         return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:

@@ -1,27 +1,26 @@
-"""The command's root: how errors become messages and exit codes, and the console that all commands print to."""
+"""The command's root: how errors become messages and exit codes, and where their results are."""
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from .. import __version__
-from ..search.report.terminal.signals import handled_signals, is_termination
+from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
+from ..search.report.terminal.streams import ReaderGoneError
 from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError, plain
 from ..spaces.secrets import masked
+from ..spaces.storage import is_url
 from ..spaces.study.file import located
 
-# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
@@ -83,28 +82,34 @@ class _Commands(click.Group):
         except BsearchError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if was_stopped():
+                self._stopped(ctx, error)
             click.echo(plain(str(error)), err=True)
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
-            terminated = is_termination(error)
-            if isinstance(error, SystemExit) and not terminated:
+            if isinstance(error, SystemExit) and not is_termination(error):
                 raise
-            click.echo("terminated" if terminated else "interrupted", err=True)
-            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+            self._stopped(ctx, error)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, is done
+        except ReaderGoneError:
             ctx.exit(0)
         except Exception as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if was_stopped():
+                self._stopped(ctx, error)
             click.echo(
                 f"internal error: {type(error).__name__}: {plain(masked(str(error)))}\n"
                 "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
                 err=True,
             )
             ctx.exit(FAILED)
+
+    def _stopped(self, ctx: click.Context, error: BaseException) -> NoReturn:
+        terminated = is_termination(error)
+        click.echo("terminated" if terminated else "interrupted", err=True)
+        ctx.exit(TERMINATED if terminated else INTERRUPTED)
 
 
 @contextmanager
@@ -139,24 +144,9 @@ def epilog(example: str) -> str:
     return f"\b\nExample:\n  {example}"
 
 
-class _Terminal(Console):
-    """Prints text literally: names and messages come from files, tasks and databases that others may have written."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(plain(text), **options)
-
-
-def terminal(as_json: bool = False) -> Console:
-    """The console for people: stdout, or stderr where stdout is a document."""
-    console = _Terminal(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
-    return console
-
-
 def results_beside(study: str) -> Path:
     """The results folder of a study file; for a database URL, the one in this folder."""
-    return (Path() if "://" in study else Path(study).parent) / "results"
+    return (Path() if is_url(study) else Path(study).parent) / "results"
 
 
 def documents_only(as_json: bool) -> AbstractContextManager[Any]:

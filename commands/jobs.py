@@ -12,10 +12,13 @@ import click
 from rich.table import Table
 
 from ..search.report.completion import launchers, study_files
+from ..search.report.terminal.console import terminal
+from ..search.report.terminal.streams import ends_with_reader
 from ..spaces.errors import NoStudyError, StorageError, plain
+from ..spaces.readable import shell_word
 from ..spaces.secrets import masked
 from ..spaces.study.file import read_study
-from .group import epilog, located_faults, main, terminal
+from .group import epilog, located_faults, main
 from .options import json_option, storage_option
 
 if TYPE_CHECKING:
@@ -55,7 +58,8 @@ def submit(study: Path, dry_run: bool, storage: str | None, **common: Any) -> No
             return
         job = submitter.submit(submission)
     click.echo(f"submitted study {job.study} to {job.launcher} as job {job.id}")
-    where = f"{job.id} --launcher {job.launcher}{'@' * bool(submitter.place)}{submitter.place}"
+    launcher = shell_word(f"{job.launcher}{'@' * bool(submitter.place)}{submitter.place}")
+    where = f"{job.id} --launcher {launcher}"
     click.echo(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
 
 
@@ -183,8 +187,9 @@ def job_logs(id: str, follow: bool, **where: Any) -> None:
     from ..cluster.submit.submitter import followed
 
     submitter = _submitter(**where)
-    for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
-        click.echo(piece, nl=False)
+    with ends_with_reader():
+        for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
+            click.echo(piece, nl=False)
 
 
 @jobs.command("stop", epilog=epilog("bsearch jobs stop 4711 --launcher slurm"))

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
 from ..spaces.readable import from_here
+from ..spaces.storage import is_url
 from ..spaces.study.goals import Objectives, Speed
-from .group import epilog, located_faults, main, terminal
+from .group import epilog, located_faults, main
 from .options import TIMES, VALUE, device_options, json_option, name_option
 
 if TYPE_CHECKING:
@@ -313,7 +315,7 @@ def _fit_study_batches(study: str, batches: tuple[int, ...], target: float | Non
     target = stored.spec.target if target is None else target
     if target is None:
         raise click.UsageError(f"expected --target VALUE, a value of {stored.front.metric}, since the study has none")
-    with located_faults(None if "://" in study else Path(study)):
+    with located_faults(None if is_url(study) else Path(study)):
         found = study_samples(stored.name, stored.spec, stored.records, target, batches)
     if as_json:
         click.echo(json_text(samples_document(found)), nl=False)
@@ -329,7 +331,7 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, as_json
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name)
-    with located_faults(None if "://" in study else Path(study)):
+    with located_faults(None if is_url(study) else Path(study)):
         found = rates_of(stored, batches)
     if as_json:
         click.echo(json_text(rates_document(stored.name, found)), nl=False)

@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..spaces.errors import OutputError, StudyFileError
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
-from .group import FAILED, epilog, main, terminal
+from .group import FAILED, epilog, main
 from .options import json_option, storage_option
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..spaces.errors import cut, plain
 from ..spaces.laws.cards import card_named
 from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.plan import plan_batch
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
-from .group import documents_only, epilog, located_faults, main, terminal
+from .group import documents_only, epilog, located_faults, main
 from .options import VALUE, json_option, set_option, study_in, study_keys, study_of_task, with_settings
 
 # The batch of a reference rate that is given without one.

@@ -17,13 +17,15 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.files import file_name
-from ..spaces.readable import from_here
+from ..spaces.readable import from_here, shell_word
+from ..spaces.storage import is_url, sqlite_url
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
-from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
+from .group import FAILED, INTERRUPTED, epilog, main, results_beside
 from .laws import retimed_on
 from .options import VALUE, choice_options, device_options, json_option, name_option
 
@@ -122,14 +124,15 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
 
 def _watch(study: str, name: str | None) -> int:
     from ..search.report.terminal.live import LiveView
+    from ..search.report.terminal.streams import ends_with_reader
     from ..search.report.terminal.watch import begun_study, watch_study
     from ..search.store.stored import StoredStudy
 
     console = terminal()
     try:
-        with LiveView(console) as view:
+        with ends_with_reader(), LiveView(console) as view:
             begun = begun_study(lambda: StoredStudy.open(study, name), view.say)
-            budget = 0 if "://" in study else read_study(Path(study)).budget.trials
+            budget = 0 if is_url(study) else read_study(Path(study)).budget.trials
             end = watch_study(begun, view, budget)
     except KeyboardInterrupt:
         console.print("stopped watching; the study keeps running", style="dim")
@@ -155,9 +158,12 @@ def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
 def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
     from ..search.report.terminal.tables import outcome_counts
+    from ..search.report.terminal.watch import driver_sentence
 
     print_front(stored, len(stored.records), console)
     console.print(f"Trials: {outcome_counts(stored.records)}")
+    if sentence := driver_sentence(stored):
+        console.print(sentence)
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
@@ -230,9 +236,11 @@ def export(
     if to == "optuna":
         from ..search.report.optuna_view import copy_now
 
-        url = stored.url if out is None else f"sqlite:///{out.absolute()}"
+        url = stored.url if out is None else sqlite_url(out.absolute())
         copy_now(stored, None if out is None else url).close()
-        click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shown_url(url)}", err=True)
+        click.echo(
+            f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}", err=True
+        )
         return
     front, records = stored.front, stored.records
     if to in _FRAMEWORKS:

@@ -12,12 +12,13 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.terminal.console import terminal
 from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, cut
-from ..spaces.readable import from_here
+from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
-from .group import FAILED, documents_only, epilog, located_faults, main, terminal
+from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
     choice_options,
     json_option,
@@ -81,6 +82,7 @@ def run(
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
     file, spec = _study(study, options, trials, storage, settings)
+    out = out and out.absolute()  # a task may change the working directory
     console = terminal(as_json)
     with located_faults(file):
         with documents_only(as_json):
@@ -184,7 +186,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     others = outcome_counts(record for record in stored.records if record.outcome != "complete")
     if others:
         console.print(f"Other trials: {others}")
-    again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"
+    again = f"bsearch run {shell_word(study)}" if study.suffix in (".yaml", ".yml") else "the same command again"
     if result.failure:
         console.print(f"The study stopped: {result.failure}")
         failed = [record for record in stored.records if record.outcome == "error"]
@@ -217,7 +219,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
 
 def _shown(study: Path, spec: StudySpec) -> str:
     """The study as an argument for other commands."""
-    return str(study) if study.suffix in (".yaml", ".yml") else shown_url(spec.storage or "")
+    return shell_word(study if study.suffix in (".yaml", ".yml") else shown_url(spec.storage or ""))
 
 
 @main.command(epilog=epilog("bsearch check study.yaml"))
@@ -240,7 +242,7 @@ def check(study: Path, settings: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(check_document(spec.study, checked), indent=2))
         return
-    for part in forecast_parts(str(study), spec, checked):
+    for part in forecast_parts(shell_word(study), spec, checked):
         console.print(part)
 
 
@@ -311,5 +313,5 @@ def init(folder: Path) -> None:
     for name in names:
         content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
         click.echo(f"wrote {write_file(folder / name, content)}")
-    inside = "" if folder == Path() else f"cd {folder} && "
+    inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
     click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")

@@ -18,6 +18,7 @@ from .loading import contained, described, load_task, user_code_location
 from .loop import forget_loop, newest_loop
 from .machine.accelerator import device_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
+from .machine.environment import same_folder
 from .machine.process_state import kept_process
 from .machine.torch_settings import seed_everything
 from .parallel.rank_main import RankDiedError
@@ -41,6 +42,11 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
 
     Closing the iterator stops the trial: the user's generator gets GeneratorExit and can clean up.
     """
+    with same_folder():
+        yield from _started(reference, setup)
+
+
+def _started(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
     try:
         task = load_task(reference)
     except TaskError as error:

@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PlainValidator,
     StrictBool,
     StrictFloat,
     StrictInt,
@@ -74,6 +75,16 @@ class Section(BaseModel):
     """Part of a study file: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise fault(f"expected a non-empty string, got {value!r}")
+    return value
+
+
+# Text with a path in it: the names of files need not be UTF-8, as pydantic's strings must.
+PathText = Annotated[str, PlainValidator(_path, json_schema_input_type=Annotated[str, Field(min_length=1)])]
 
 
 def _finite(value: Any) -> Any:

@@ -14,6 +14,8 @@ import uuid
 from pathlib import Path
 
 from .errors import Fault, OutputError, StudyFileError
+from .readable import shell_word
+from .storage import sqlite_url
 
 # No file takes this long to write.
 _WRITTEN_S = 3600.0
@@ -70,7 +72,7 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
     except UnicodeDecodeError as error:
         if content.startswith(b"SQLite format 3"):
             raise rejected(
-                f"expected {what}, got an SQLite database. Commands that take a URL read it as sqlite:///{path}"
+                f"expected {what}, got an SQLite database. Commands that take a URL read it as {shell_word(sqlite_url(path))}"
             ) from None
         raise rejected(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None
 
@@ -85,21 +87,22 @@ def _delete_left(path: Path) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Write a file atomically.
+    """Write a file atomically; in text, what UTF-8 cannot express, such as a file name that is none, is escaped.
 
     Raises:
         OutputError: the folder cannot be written.
     """
+    content = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            path.write_bytes(content)
             return path
         _delete_left(path)
         temporary = path.with_name(f".{path.name[:_LONGEST]}.{uuid.uuid4().hex[:8]}")
         try:
             with temporary.open("xb") as file:  # with the permissions that the user's umask leaves
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # some file systems report only here that they are full
             if path.is_file() and not path.is_symlink():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 from pathlib import Path
 
 
@@ -66,9 +68,22 @@ def readable_bytes(value: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:#.3g} {unit}"
 
 
+def shell_word(text: str | Path) -> str:
+    r"""An argument of a command as it is typed in a shell: quoted where necessary, and never taken for an option.
+
+    >>> print(shell_word("my study.yaml"), shell_word("-x.yaml"), shell_word("two\nlines"))
+    'my study.yaml' ./-x.yaml $'two\012lines'
+    """
+    word = f"./{text}" if str(text).startswith("-") else str(text)
+    if word.isprintable():
+        return shlex.quote(word)
+    typed = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\{byte:03o}" for byte in os.fsencode(word))
+    return f"$'{''.join(typed)}'"
+
+
 def from_here(path: Path) -> str:
     """A path relative to the working directory, if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):  # the working directory may have been removed
         return str(path)

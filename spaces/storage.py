@@ -1,12 +1,17 @@
-"""Storage URLs: reading them from the environment, and detecting network file systems."""
+"""Storage URLs: those of SQLite files, those in the environment, and network file systems."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
+from urllib.parse import quote, unquote_to_bytes
 
 from .errors import StudyFileError
+
+# Driver, path and options of an SQLite file's URL; not of SQLite's own URIs, nor of a database in memory.
+_SQLITE = re.compile(r"(sqlite(?:\+\w+)?):///(?!file:|:memory:(?:\?|$))([^?]+)(\?.*)?", re.DOTALL)
 
 # File systems whose locks and shared memory are unreliable for SQLite's write-ahead log (https://sqlite.org/wal.html).
 # fmt: off
@@ -17,6 +22,37 @@ NETWORK_FILE_SYSTEMS = frozenset({
     "wekafs",
 })
 # fmt: on
+
+
+def is_url(text: str) -> bool:
+    """Whether it is a URL rather than a path, whose folders may have colons in their names.
+
+    >>> is_url("sqlite:///study.db"), is_url("run_13:40/study.yaml"), is_url("/data/sqlite://study.yaml")
+    (True, False, False)
+    """
+    return re.match(r"\w[\w+.-]*://", text) is not None
+
+
+def sqlite_url(path: str | PurePath, driver: str = "sqlite", options: str = "") -> str:
+    """The URL of an SQLite file: what would mean something else in a URL, or to a shell, is percent-encoded.
+
+    >>> sqlite_url("/data/50% off?/study.db")
+    'sqlite:////data/50%25%20off%3F/study.db'
+    """
+    encoded = re.sub(r"[^\w/.~+-]", lambda found: quote(os.fsencode(found[0]), safe=""), str(path))
+    return f"{driver}:///{encoded}{options}"
+
+
+def sqlite_parts(url: str) -> tuple[str, str, str] | None:
+    """Path, driver and options of an SQLite file's URL, as `sqlite_url` takes them; None of any other URL.
+
+    Which parts of a URL SQLAlchemy decodes depends on its version.
+
+    >>> sqlite_parts("sqlite:////data/50%25%20off%3F/study.db?timeout=5")
+    ('/data/50% off?/study.db', 'sqlite', '?timeout=5')
+    """
+    found = _SQLITE.fullmatch(url)
+    return found and (os.fsdecode(unquote_to_bytes(os.fsencode(found[2]))), found[1], found[3] or "")
 
 
 def storage_of(environment: Mapping[str, str]) -> str | None:

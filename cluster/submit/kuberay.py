@@ -18,6 +18,7 @@ import yaml
 
 from ...search.store.url import has_secret
 from ...spaces.errors import ClusterError, Fault, StudyFileError
+from ...spaces.storage import sqlite_parts, sqlite_url
 from ...spaces.study.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output
@@ -72,7 +73,7 @@ class KubeRaySubmitter:
             )
         if options.database_secret is not None:
             return faults
-        where = f"sqlite:///{options.mount_path}/{submission.spec.study}.db"
+        where = sqlite_url(f"{options.mount_path}/{submission.spec.study}.db")
         if submission.given_storage and not submission.given_storage.startswith("sqlite:"):
             faults.append(
                 Fault(
@@ -149,7 +150,8 @@ def job_name(submission: Submission) -> str:
 
 
 def _inside(url: str, folder: str) -> bool:
-    return posixpath.normpath(url.removeprefix("sqlite:///")).startswith(f"{folder}/")
+    parts = sqlite_parts(url)
+    return parts is not None and posixpath.normpath(parts[0]).startswith(f"{folder}/")
 
 
 def _metadata(submission: Submission) -> dict[str, Any]:

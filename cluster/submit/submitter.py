@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ...spaces.errors import ClusterError, Fault, StudyFileError, near_miss
+from ...spaces.storage import is_url
 from ...spaces.study.file import parse_study, read_study, study_from_dict
 from ...spaces.study.spec import StudySpec
 from ...spaces.study.submit import Submit
@@ -120,7 +121,7 @@ class Submission:
             shared: a folder that all of the job's machines can access.
         """
         folder = self.spec.cluster.checkpoints
-        if folder is None or "://" in folder or not Path(folder).is_relative_to(self.spec.folder):
+        if folder is None or is_url(folder) or not Path(folder).is_relative_to(self.spec.folder):
             return ()
         example = f"{shared.rstrip('/')}/checkpoints" if shared else "/shared/checkpoints or s3://bucket/checkpoints"
         return (

@@ -1,10 +1,11 @@
-"""Environment variables for a while."""
+"""Environment variables and the working directory for a while."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -20,3 +21,27 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def working_folder() -> str:
+    """The working directory, where a task's relative paths start; empty where it has been removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
+
+
+def stand_in(folder: str) -> None:
+    """Make a folder the working directory, if it is still there."""
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+
+
+@contextlib.contextmanager
+def same_folder() -> Iterator[None]:
+    """Context after which the working directory is as it was, whatever the user's code made of it."""
+    before = working_folder()
+    try:
+        yield
+    finally:
+        stand_in(before)

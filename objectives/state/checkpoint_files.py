@@ -9,6 +9,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from ...spaces.storage import is_url
+
 
 def read_checkpoint(url: str) -> bytes | None:
     """A checkpoint's content; None where there is none.
@@ -42,5 +44,7 @@ def delete_parts(path: Path) -> None:
 
 
 def file_system_of(url: str) -> tuple[Any, str]:
+    if not is_url(url):
+        return LocalFileSystem(), url  # fsspec would take the colons in a folder's name for protocols
     system, path = fsspec.core.url_to_fs(url)
     return system, path

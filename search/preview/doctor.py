@@ -23,6 +23,7 @@ from ...objectives.machine.nvidia import nvidia_smi
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
 from ...spaces.secrets import masked
+from ...spaces.storage import is_url
 from ...spaces.study.spec import StudySpec
 from ..store.database import storage_engine
 from ..store.inspection import inspect_storage
@@ -314,7 +315,7 @@ def disks(spec: StudySpec | None, storage: str | None) -> Iterator[Finding]:
     folders: dict[str, Path] = {"results": (spec.folder if spec is not None else Path.cwd()) / "results"}
     if storage and storage.startswith("sqlite") and (database := storage_engine(storage).url.database):
         folders["the database"] = Path(database).parent
-    if spec is not None and spec.cluster.checkpoints and "://" not in spec.cluster.checkpoints:
+    if spec is not None and spec.cluster.checkpoints and not is_url(spec.cluster.checkpoints):
         folders["checkpoints"] = Path(spec.cluster.checkpoints)
     folders["Ray's session"] = Path(os.environ.get("RAY_TMPDIR") or "/tmp")  # noqa: S108  # Ray's default
     seen: dict[int, list[str]] = {}

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ...spaces.errors import BsearchError
+from ...spaces.storage import is_url
 from ...spaces.study.file import read_study
 
 
@@ -29,7 +30,7 @@ def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
     # While the option has no value yet, Click leaves earlier arguments in `ctx.args`.
     given, storage = ctx.params.get("study") or next(iter(ctx.args), None), ctx.params.get("storage")
     with suppress(BsearchError):
-        url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
+        url = given if given and is_url(str(given)) else storage or (given and read_study(Path(given)).storage)
         if url and str(url).startswith("sqlite"):
             from ..store.tables import Tables
 

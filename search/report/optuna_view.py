@@ -13,6 +13,7 @@ from typing import Any
 
 from ...spaces.errors import BsearchError
 from ...spaces.front import ParetoFront
+from ...spaces.readable import shell_word
 from ...spaces.record import TrialRecord, counted
 from ...spaces.study.spec import StudySpec
 from ..run.study_run import StudyRun
@@ -47,7 +48,7 @@ class OptunaView:
 
     def __init__(self, url: str, name: str, spec: StudySpec, to: str | None = None) -> None:
         self._name, self._spec = name, spec
-        self._study = f"{shown_url(url)} --name {name}"  # as commands name it
+        self._study = f"{shell_word(shown_url(url))} --name {name}"  # as commands name it
         self._tables = Tables(url, create=False)
         self._copy = OptunaDatabase(to or url, name, spec.objectives, SearchSpace.of(spec.domains()))
         self._front: ParetoFront | None = None  # as of the last update

@@ -430,8 +430,8 @@ def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
 
 @contextmanager
 def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Iterator[list[signal.Signals]]:
-    """Ctrl-C, SIGTERM and SIGUSR1 stop the study cleanly: running attempts have a moment to write their checkpoints. A second
-    signal stops it at once. Yields the list of signals received so far.
+    """Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop the study cleanly: running attempts have a moment to write their checkpoints. A
+    second signal stops it at once. Yields the list of signals received so far.
     """
     received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
@@ -443,9 +443,9 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != here:
             raise SystemExit(128 + number)  # a process of a loader, which has this handler too
-        if expired and not run.interruptible:
+        if (expired and not run.interruptible) or (received and number == signal.SIGHUP):  # which shells send again
             return
-        # Slurm can send USR1 before a job's time is up: it is treated as SIGTERM.
+        # Slurm can send USR1 before a job's time is up, and a terminal that closes sends HUP: they are treated as SIGTERM.
         received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:
@@ -473,7 +473,10 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
 
     patience = threading.Timer(LEAVES_S, expire)
     patience.daemon = True
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    stops = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        stops.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in stops}
     try:
         yield received
     finally:

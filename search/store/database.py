@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_ur
 
 from ...spaces.errors import Fault, NoStudyError, StorageError, StudyFileError
 from ...spaces.secrets import masked
-from ...spaces.storage import network_file_system
+from ...spaces.storage import network_file_system, sqlite_parts
 from .url import shown_url
 
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
@@ -135,7 +135,7 @@ def engine_options(url: str, *, create: bool = True) -> dict[str, Any]:
     if parsed.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": BUSY_S}
         if not create and parsed.database and not parsed.query:
-            file = f"file:{quote(parsed.database)}?mode=rw"
+            file = f"file:{quote(os.fsencode(parsed.database))}?mode=rw"
             options["creator"] = partial(sqlite3.connect, file, timeout=BUSY_S, uri=True, check_same_thread=False)
     elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
         # A server whose machine or network is gone sends nothing: without these, TCP waits for hours.
@@ -154,7 +154,8 @@ def _parsed(url: str) -> URL:
         ) from None
     if "@" in (parsed.host or ""):
         raise _storage_fault("expected a password with @ written as %40, / as %2F and : as %3A", shown_url(url))
-    return parsed
+    parts = sqlite_parts(url)
+    return parsed if parts is None else parsed.set(database=parts[0])
 
 
 def storage_engine(url: str, *, create: bool = True) -> Engine:

@@ -17,6 +17,17 @@ VERSION_TABLE = "bsearch_alembic_version"
 # The newest revision in `migrations/versions`; a test keeps the two in step, so that reading a database imports no Alembic.
 HEAD = "0005"
 
+
+class _Printed(sa.TypeDecorator[str]):
+    """Text of errors: what no database can store in it, such as a file name that is not UTF-8, is escaped."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: object) -> str | None:
+        return value and value.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
 metadata = sa.MetaData()
 
 studies = sa.Table(
@@ -64,8 +75,8 @@ attempts = sa.Table(
     sa.Column("started_at", sa.String(40), nullable=False),
     sa.Column("ended_at", sa.String(40)),
     sa.Column("outcome", sa.String(20)),
-    sa.Column("message", sa.Text),
-    sa.Column("traceback", sa.Text),
+    sa.Column("message", _Printed),
+    sa.Column("traceback", _Printed),
 )
 measurements = sa.Table(
     "bsearch_measurement",
@@ -96,7 +107,9 @@ def known_revisions() -> frozenset[str]:
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def migrate(engine: Engine, *, create: bool, may_change: Callable[[Connection], None] = lambda connection: None) -> None:
+def migrate(
+    url: str, engine: Engine, *, create: bool, may_change: Callable[[Connection], None] = lambda connection: None
+) -> None:
     """Bring our tables to this version.
 
     Args:
@@ -111,7 +124,7 @@ def migrate(engine: Engine, *, create: bool, may_change: Callable[[Connection], 
         unversioned = revision is None and sa.inspect(connection).has_table(studies.name)
     if revision == HEAD:
         return
-    shown = shown_url(engine.url.render_as_string(hide_password=False))
+    shown = shown_url(url)
     if unversioned:
         raise StorageError(
             f"storage {shown}: expected the version of its tables in {VERSION_TABLE}, which is empty. Restore the database "
@@ -129,7 +142,7 @@ def migrate(engine: Engine, *, create: bool, may_change: Callable[[Connection], 
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))  # it interpolates
     with _exclusive(engine) as connection:
         if (revision := revision_of(connection)) != HEAD:  # another process was faster
             if revision is not None:

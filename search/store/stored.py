@@ -14,7 +14,7 @@ from ...spaces.errors import NoStudyError, StorageError, StudyFileError, TaskErr
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
-from ...spaces.storage import storage_of
+from ...spaces.storage import is_url, storage_of
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialSetup
@@ -139,7 +139,7 @@ class StoredStudy:
 
 def _found(study: str, name: str | None, storage: str | None) -> tuple[str, StudyRow]:
     spec = None
-    if "://" in study:
+    if is_url(study):
         url, base = study, name
     else:
         spec = read_study(Path(study), storage=storage or storage_of(os.environ))

@@ -117,7 +117,7 @@ class Tables:
     @retrying
     def _migrate(self, create: bool) -> None:
         with translate_errors(self.url):
-            schema.migrate(self.engine, create=create, may_change=self.lock.check_free)
+            schema.migrate(self.url, self.engine, create=create, may_change=self.lock.check_free)
 
     # Studies
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, StrictInt, StrictStr
 
-from ..domain import Number, Section
+from ..domain import Number, PathText, Section
 
 
 class Cluster(Section):
@@ -19,9 +19,8 @@ class Cluster(Section):
     trials_at_once: StrictInt | None = Field(
         None, ge=1, description="Maximum number of concurrent trials; default: as many as fit."
     )
-    checkpoints: StrictStr | None = Field(
+    checkpoints: PathText | None = Field(
         "results",
-        min_length=1,
         description="Where trials store the checkpoints that they resume from after a failure: a folder, or a URL such as "
         "s3://bucket/runs, that all workers can reach; null: no checkpoints.",
     )

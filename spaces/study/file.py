@@ -23,9 +23,11 @@ from ..files import text_of
 from ..given import scalar_of, shown
 from ..learning_rate import RULE_EXPONENTS
 from ..record import RESULTS, SEARCHED_FACTS, TrialFacts
+from ..storage import is_url, sqlite_parts, sqlite_url
 from .devices import Devices
 from .space import Space
-from .spec import TASK, StudySpec
+from .spec import StudySpec
+from .training import CODE
 
 Key = tuple[str | int, ...]
 
@@ -151,7 +153,7 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
     Raises:
         StudyFileError: all faults of the file.
     """
-    if re.fullmatch(TASK, str(path)) and not os.path.lexists(path):
+    if re.fullmatch(CODE, str(path)) and not os.path.lexists(path):
         message = "expected a study file, got a task. `bsearch run` takes one with --batch and --rate"
         raise StudyFileError(Fault("", f"{message}; for a study file, edit the one that `bsearch init` writes", str(path)))
     text = text_of(path, "a study file", LARGEST_FILE)
@@ -180,11 +182,12 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
         reference = _absolute("task", reference, folder)
     else:
         reference = _module_beside(folder, reference) or reference
-    storage = storage or study.storage or f"sqlite:///{study.study}.db"
-    if storage.startswith("sqlite:///") and ":memory:" not in storage:
-        storage = "sqlite:///" + _absolute("storage", storage.removeprefix("sqlite:///"), folder)
+    storage = storage or study.storage or sqlite_url(f"{study.study}.db")
+    if (parts := sqlite_parts(storage)) is not None:
+        path, *rest = parts
+        storage = sqlite_url(_absolute("storage", path, folder), *rest)
     cluster, checkpoints = study.cluster, study.cluster.checkpoints
-    if checkpoints is not None and "://" not in checkpoints:
+    if checkpoints is not None and not is_url(checkpoints):
         cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", checkpoints, folder)})
     resolved = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
     resolved._folder = folder

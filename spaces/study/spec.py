@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictStr, ValidationError, model_validator
 
-from ..domain import Domain, Fixed, Number, Scalar, Section, check_all, fault, one_of, searched_of, values_of
+from ..domain import Domain, Fixed, Number, PathText, Scalar, Section, check_all, fault, one_of, searched_of, values_of
 from ..errors import Fault, StudyFileError, near_miss
 from ..record import OURS_OF_SCORES
 from .cluster import Cluster
@@ -18,11 +18,7 @@ from .devices import Devices, Memory
 from .goals import Budget, Confirm, Objectives, StoppingRule
 from .space import Space
 from .submit import Submit
-from .training import BETAS, RECIPE, Training
-
-# How a task is named: module:name or path/file.py:name.
-TASK = r"[^:]+:[A-Za-z_]\w*"
-
+from .training import BETAS, CODE, RECIPE, Training
 
 Tracker = Literal["mlflow", "wandb", "tensorboard"]
 Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"]
@@ -62,7 +58,7 @@ def _study_name(value: str) -> str:
 
 
 def _task(value: str) -> str:
-    if not re.fullmatch(TASK, value):
+    if not re.fullmatch(CODE, value):
         raise fault(f"expected module:name or path/file.py:name, got {value!r}")
     return value
 
@@ -73,7 +69,7 @@ class StudySpec(Section):
     study: Annotated[StrictStr, AfterValidator(_study_name)] = Field(
         description="Name of the study in its storage, and of its results folder."
     )
-    task: Annotated[StrictStr, AfterValidator(_task)] = Field(
+    task: Annotated[PathText, AfterValidator(_task)] = Field(
         description="The training code, a Task or a generator: `path/file.py:name`, relative to the study file, or "
         "`module:name`, of a module beside it or an installed one."
     )

@@ -27,8 +27,12 @@ RECIPE = (
 )
 
 
+# How a user's own code is named: module:name or path/file.py:name, whose folders may have colons in their names.
+CODE = r"(?s:[\w.]+|.+\.py):[A-Za-z_]\w*"
+
+
 def _schedule(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"[^:]+:[A-Za-z_]\w*", value):
+    if isinstance(value, str) and re.fullmatch(CODE, value):
         return value  # a function of one's own
     return one_of(value, list(SCHEDULES))
 

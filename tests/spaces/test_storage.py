@@ -10,18 +10,38 @@ from pathlib import Path, PurePath
 import pytest
 from bsearch.cli import main
 from bsearch.search.store import database as database_module
+from bsearch.search.store.database import storage_engine
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.url import shown_url
 from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.secrets import masked
-from bsearch.spaces.storage import network_file_system, storage_of
+from bsearch.spaces.storage import network_file_system, sqlite_parts, sqlite_url, storage_of
 from click.testing import CliRunner
 from conftest import TASKS
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=30), min_size=1)
+)
+@example(["what?1", "My%20Project", "a#b", "ann:x@host", ":memory:", "caf\udce9"])
+def test_a_path_comes_back_from_its_url_and_nothing_in_it_looks_like_a_password(names: list[str]) -> None:
+    path = f"/{'/'.join(names)}/study.db"
+    url = sqlite_url(path)
+    assert sqlite_parts(url) == (path, "sqlite", "")
+    assert sqlite_url(*sqlite_parts(url)) == masked(url) == url
+
+
+def test_an_engine_opens_the_file_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    for name in ("what?1", "My%20Project", "caf\udce9"):
+        file = tmp_path / name / "study.db"
+        storage_engine(sqlite_url(file)).connect().close()
+        assert file.exists()
+
 
 MOUNTS = r"""
 /dev/vda / ext4 rw,relatime 0 0

@@ -23,6 +23,7 @@ from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
+from .console import terminal
 from .tables import front_plot
 
 # A plot of fewer rows or columns shows nothing; beside a table of so many columns it needs so many more.
@@ -285,7 +286,7 @@ def open_progress(shown: bool = True) -> Iterator[LiveView | _Silent]:
     if not shown:
         yield _Silent()
         return
-    with NotebookView() if in_notebook() else LiveView(Console(highlight=False, markup=False, emoji=False)) as view:
+    with NotebookView() if in_notebook() else LiveView(terminal()) as view:
         yield view
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on the command line: they end the program at any time, with a message and an exit code; none is lost."""
+"""Ctrl-C, SIGTERM and SIGHUP on the command line: they end the program at any time, with a message; none is lost."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def handled_signals() -> Iterator[None]:
 
     By default SIGTERM would end us without a word, and once Ray has started, with a dump of its stacks.
     """
+    _received.clear()
     shown = sys.unraisablehook
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         defaults: dict[int, Any] = {
             signal.SIGINT: signal.default_int_handler,
             signal.SIGTERM: signal.SIG_DFL,
+            signal.SIGHUP: signal.SIG_DFL,
             signal.SIGUSR1: signal.SIG_DFL,
         }
         handlers = {number: usual for number, usual in defaults.items() if signal.getsignal(number) is usual}
@@ -49,18 +51,23 @@ def handled_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def was_stopped() -> bool:
+    """Whether a signal has stopped this process: whatever it ends with, such as a call of Ray's that timed out, follows."""
+    return bool(_received)
+
+
 def is_termination(error: BaseException) -> bool:
     """Whether SIGTERM is what raised an error.
 
     Ray makes a KeyboardInterrupt of whatever a handler raises; while it starts, it has a handler of its own.
     """
     by_ray = isinstance(error, SystemExit) and error.code == signal.SIGTERM
-    interrupted = isinstance(error, KeyboardInterrupt) and _received[-1:] == [signal.SIGTERM]
+    interrupted = isinstance(error, Exception | KeyboardInterrupt) and _received[-1:] == [signal.SIGTERM]
     return isinstance(error, TerminatedError) or by_ray or interrupted
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGUSR1:  # which Slurm sends before a job's time is over
+    if number != signal.SIGINT:  # the terminal is gone, or Slurm says that a job's time is nearly over
         number = signal.SIGTERM
     _received.append(number)
     # An exception while torch initialises its C++ modules would abort the process.

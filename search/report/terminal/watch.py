@@ -107,6 +107,22 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
         tables.close()
 
 
+def driver_sentence(study: StoredStudy) -> str:
+    """Who runs a study now, or that nobody does although trials have begun; empty where none has."""
+    tables = study.tables()
+    try:
+        driver = tables.lock.driver(study.name)
+    finally:
+        tables.close()
+    if driver is not None and not driver.gone:
+        return f"{study.name} is {_driver_words(driver)}."
+    begun = sum(record.outcome == "running" for record in study.records)
+    if driver is None and not begun:
+        return ""
+    left = f", although {begun} trial{'s' * (begun != 1)} had begun" if begun else ""
+    return f"No driver is running {study.name} any more{left}: `bsearch run` resumes it."
+
+
 def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
     """These studies of a storage as they stand now, by the name in their study files; the newest of several of one name.
 

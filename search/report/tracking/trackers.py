@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from ....spaces.errors import StudyFileError
 from ....spaces.readable import from_here
 from ....spaces.record import TrialRecord
+from ....spaces.storage import sqlite_url
 from ....spaces.study.spec import Tracker as TrackerName
 from ...store.url import shown_url
 
@@ -116,7 +117,7 @@ class MLflow:
         self.where = shown_url(address) if address else str(from_here(folder / "mlflow.db"))
         if not address:
             folder.mkdir(parents=True, exist_ok=True)
-        self._client = mlflow.MlflowClient(address or f"sqlite:///{folder / 'mlflow.db'}")
+        self._client = mlflow.MlflowClient(address or sqlite_url(folder / "mlflow.db"))
         self._study, self._identity, self._experiment = study, identity, ""
         # By number: run, samples told, outcome, and whether it was on the front.
         self._runs: dict[int, tuple[str, int, str, bool]] = {}

@@ -1,0 +1,28 @@
+"""The console for people, which all commands and the Python interface print to."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ....spaces.errors import plain
+from .streams import steady
+
+
+class _Terminal(Console):
+    """Prints text literally: names and messages come from files, tasks and databases that others may have written."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)
+
+
+def terminal(as_json: bool = False) -> Console:
+    """The console for people: stdout, or stderr where stdout is a document."""
+    file = steady(sys.stderr if as_json else sys.stdout)
+    console = _Terminal(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
+    return console

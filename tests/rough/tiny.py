@@ -1,0 +1,44 @@
+"""A study of milliseconds, with its task beside it, for the attacks here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BSEARCH = Path(sys.executable).parent / "bsearch"
+TASK = """
+import torch
+from bsearch import Data, Task
+from torch.utils.data import TensorDataset
+
+class Points(Task):
+    def data(self, setup):
+        inputs = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+        data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+        return Data(data, data)
+
+    def model(self, setup):
+        return torch.nn.Linear(2, 2)
+"""
+
+
+def tiny_study(folder: Path, task: str = TASK, **changes: Any) -> Path:
+    """Write `study.yaml` and `tasks.py` into a folder; keys of the study may be replaced."""
+    study = {
+        "study": "small",
+        "task": "tasks.py:Points",
+        "space": {"effective_batch": {"low": 8, "high": 16}, "reference_rate": {"low": 0.1, "high": 0.5}, "epochs": 1},
+        "training": {"evaluations": 1},
+        "devices": {"kind": "cpu"},
+        "budget": {"trials": 2},
+        **changes,
+    }
+    study["budget"] = {"profile_s": 0, **study["budget"]}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tasks.py").write_text(task)
+    file = folder / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+    return file
