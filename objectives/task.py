@@ -406,6 +406,8 @@ def checked_loss(task: Task, loss: Loss, samples: int) -> Loss:
         )
     if loss.total.is_complex() or (isinstance(loss.denominator, Tensor) and not _counts(loss.denominator)):
         raise TaskError(f"{where}: expected real numbers, got {loss.total.dtype} and {_kind(loss.denominator)}")
+    if isinstance(loss.denominator, Tensor) and loss.denominator.requires_grad:  # it only counts: no gradient is of it
+        return checked_loss(task, Loss(loss.total, loss.denominator.detach()), samples)
     if not isinstance(loss.denominator, Tensor):
         denominator = number_of(f"{where}: denominator", loss.denominator)
         if not (math.isfinite(denominator) and denominator >= 0):
