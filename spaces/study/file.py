@@ -98,14 +98,7 @@ def _constructor(parse: Callable[[str], Any], expected: str) -> Callable[[yaml.S
 
 
 # Words that YAML 1.1 reads as true or false, and 1.2 as text, in which every one of them is true to Python.
-_UNCLEAR = re.compile(r"(?:yes|no|on|off)$", re.IGNORECASE)
-
-
-def _str(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    if node.style is None and _UNCLEAR.match(node.value):
-        message = f"expected true or false, or text in quotes, got {node.value}. Write true, false or '{node.value}'."
-        raise _rejected(message, node.start_mark)
-    return str(node.value)
+_UNCLEAR = re.compile(r"yes|no|on|off", re.IGNORECASE)
 
 
 def _int(text: str) -> int:
@@ -138,7 +131,6 @@ _Loader.yaml_constructors = {
     _TAG + kind: yaml.SafeLoader.yaml_constructors[_TAG + kind] for kind in ("null", "str", "seq", "map")
 }
 _Loader.add_constructor(_TAG + "bool", _constructor(lambda text: {"true": True, "false": False}[text.lower()], "true or false"))
-_Loader.add_constructor(_TAG + "str", _str)
 _Loader.add_constructor(_TAG + "int", _constructor(_int, "a 64-bit integer"))
 _Loader.add_constructor(_TAG + "float", _constructor(_float, "a number"))
 _Loader.add_constructor(None, _unknown_tag)
@@ -225,11 +217,14 @@ def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
         found = "an empty file" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
         raise StudyFileError(Fault("", f"expected keys such as study, task and space; got {found}", file, 1))
     faults = [Fault(_dotted(key), f"duplicate key, first on line {first}", file, line) for key, line, first in duplicates]
+    unclear = {_dotted(key): Fault(_dotted(key), message, file, line) for key, message, line in _unclear(node)}
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
-        faults += [_fault(details, node, file) for details in error.errors(include_url=False)[: MOST_FAULTS + 1]]
+        invalid = [_fault(details, node, file) for details in error.errors(include_url=False)[: MOST_FAULTS + 1]]
+        faults += [fault for fault in invalid if fault.key not in unclear]
         study = None
+    faults += unclear.values()
     faults += [
         Fault(_dotted(key), message, file, _line(node, key)) for key, message in islice(_cross_faults(data), MOST_FAULTS)
     ]
@@ -332,6 +327,25 @@ def _duplicates(node: yaml.Node | None, key: Key = ()) -> Iterator[tuple[Key, in
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _duplicates(value, (*key, index))
+
+
+def _unclear(node: yaml.Node, key: Key = ()) -> Iterator[tuple[Key, str, int]]:
+    """Values that YAML 1.1 reads as true or false, and 1.2 as text: (key, message, line)."""
+    inner: list[tuple[Any, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [(name.value, value) for name, value in node.value if isinstance(name, yaml.ScalarNode)]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = list(enumerate(node.value))
+    elif (
+        isinstance(node, yaml.ScalarNode)
+        and node.style is None
+        and node.tag == "tag:yaml.org,2002:str"
+        and _UNCLEAR.fullmatch(node.value)
+    ):
+        message = f"expected true or false, or text in quotes, got {node.value}. Write true, false or '{node.value}'."
+        yield key, message, node.start_mark.line + 1
+    for name, value in inner:
+        yield from _unclear(value, (*key, name))
 
 
 def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, int] | None:

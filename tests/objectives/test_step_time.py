@@ -311,7 +311,7 @@ def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> N
     spec = read_study(study_file(task=f"{TASKS}:Points"))
     assert spec.storage is not None
     (laws,) = (Tables(spec.storage).step_times("small") or {}).values()
-    law = StepTime.from_dict(laws[0])
+    law = laws[0]
     for record in later.study.records:
         plan = BatchPlan(record.facts.effective_batch, record.facts.accumulation)
         assert record.train_s == pytest.approx(law.train_s(plan, 800))

@@ -522,7 +522,7 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     ("change", "words"),
     [
         ("DELETE FROM bsearch_attempt", "trained outside `bsearch run`"),
-        ("UPDATE bsearch_attempt SET setup = '{}'", "an attempt at trial 0 of study small (bsearch_attempt): setup.plan: "),
+        ("UPDATE bsearch_attempt SET setup = '{}'", "an attempt at trial 0 of study small (bsearch_attempt): setup.study: "),
         (
             "UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.learning_rate', 'print(1)')",
             "setup.optimizer.learning_rate: input should be a valid number",

@@ -141,8 +141,9 @@ def test_a_profile_of_an_earlier_version_is_examined_anew(study_file: Callable[.
     study = run(path).study
     tables = study.tables()
     ((about, profile),) = tables.profiles()
-    profile.pop("examination")
-    tables.save_profile(json.dumps(about, sort_keys=True), profile)
+    earlier = profile.to_dict()
+    del earlier["examination"]
+    tables.save_profile(json.dumps(about, sort_keys=True), earlier)
     path.write_text(path.read_text().replace("trials: 1", "trials: 2"))
     again = run(path).study
     (profile_now,) = stored_profiles(again, again.tables()).values()
