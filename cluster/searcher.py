@@ -282,8 +282,6 @@ class LaunchOrder(FIFOScheduler):
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         keep_processes(controller, self._searcher.holds_too_many)
         end_at_once(controller, lambda: self._searcher.ends_at_once)
-        # Tune names a trial's folder at its start, and lists folders at the end, of trials too that never started.
-        trial.init_local_path()
         super().on_trial_add(controller, trial)
 
     def choose_trial_to_run(self, controller: Any) -> Any:

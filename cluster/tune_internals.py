@@ -26,6 +26,24 @@ def report_no_callbacks() -> None:
         usage.tag_callbacks = lambda callbacks: False
 
 
+class _NoAnalysis:
+    """What a run of Tune returns instead of a list of its trials' files, which nobody reads here."""
+
+    trials: tuple[Any, ...] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+
+def analyse_nothing() -> None:
+    """Let Tune not list its trials' files as a run ends: a working directory that is gone, or a trial that never started, would
+    end the study.
+    """
+    tune: Any = importlib.import_module("ray.tune.tune")
+    if hasattr(tune, "ExperimentAnalysis"):
+        tune.ExperimentAnalysis = _NoAnalysis
+
+
 @contextmanager
 def resources_counted_by(nodes: Callable[[], Sequence[Mapping[str, Any]]]) -> Iterator[None]:
     """Context in which Ray counts a cluster's resources from what `nodes` says of its live machines.

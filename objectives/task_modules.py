@@ -8,6 +8,7 @@ different folders are different modules; and relative imports reach the files be
 from __future__ import annotations
 
 import base64
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -63,13 +64,13 @@ def _spelled(text: str) -> str:
     >>> _read(_spelled("/home/ann/it's 50%"))
     "/home/ann/it's 50%"
     """
-    return "x" + base64.b32encode(text.encode("utf-8", "surrogateescape")).decode().rstrip("=").lower()
+    return "x" + base64.b32encode(os.fsencode(text)).decode().rstrip("=").lower()
 
 
 def _read(spelled: str) -> str | None:
     letters = spelled.removeprefix("x").upper()
     try:
-        return base64.b32decode(letters + "=" * (-len(letters) % 8)).decode("utf-8", "surrogateescape")
+        return os.fsdecode(base64.b32decode(letters + "=" * (-len(letters) % 8)))
     except ValueError:
         return None
 

@@ -49,8 +49,10 @@ def scalar_of(where: str, value: Any) -> bool | int | float | str:
         TaskError: it is none of these.
     """
     found = _item(value)
-    if isinstance(found, bool | str):
-        return found if type(found) in (bool, str) else str(found)
+    if isinstance(found, str):
+        return cut(str(found))  # it is stored with each trial
+    if isinstance(found, bool):
+        return found
     try:
         return number_of(where, found)
     except TaskError as error:

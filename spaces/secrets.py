@@ -6,7 +6,8 @@ import re
 
 # Where a URL begins, or one that was mistyped or taken for a path, which has no two slashes.
 _SCHEME = re.compile(
-    r"(?<![\w+.-])(?:(?:[a-z][\w+.-]{0,40})?(?::/{1,2}|//)|(?:postgres|mysql|mariadb|mssql|oracle)[\w+]{0,20}:(?!//))", re.IGNORECASE
+    r"(?<![\w+.-])(?:(?:[a-z][\w+.-]{0,40})?(?::/{1,2}|//)|(?:postgres|mysql|mariadb|mssql|oracle)[\w+]{0,20}[:/](?!/))",
+    re.IGNORECASE,
 )
 # Of these a number after the host is a port (RFC 3986); of databases' URLs it may begin a password (SQLAlchemy's `make_url`).
 _WEB = ("http://", "https://", "ws://", "wss://", "ray://", "tcp://", "grpc://")

@@ -186,6 +186,8 @@ class TrialSetup:
 
 # More seconds than anything has trained (300 years): what is extrapolated from them stays a number.
 _MOST_S = 1e10
+# Fewer than any clock tells: samples per second would be infinite.
+_LEAST_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class Measurement:
             raise TaskError(f"Measurement.samples_seen: expected an integer >= 0, got {shown(self.samples_seen)}")
         object.__setattr__(self, "samples_seen", int(seen))
         elapsed_s = number_of("Measurement.elapsed_s", self.elapsed_s)
-        if not 0 <= elapsed_s < _MOST_S:
+        if not 0 <= elapsed_s < _MOST_S or 0 < elapsed_s < _LEAST_S:
             raise TaskError(
                 f"Measurement.elapsed_s: expected a finite number >= 0, the seconds of training, got {shown(self.elapsed_s)}"
             )

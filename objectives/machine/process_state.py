@@ -302,7 +302,7 @@ def _set_decimal_context(was: tuple[Any, ...]) -> None:
 
 
 def _of_system() -> Iterator[_Setting]:
-    yield _Setting("the working directory", _folder, os.chdir)
+    yield _Setting("the working directory", _folder, _stand)
     if Path("/proc/self/status").exists():  # asking the system otherwise would change it for a moment, for all threads
         yield _Setting("the umask", _umask, os.umask)
     yield _Setting("signal handlers", _handlers, _set_handlers)
@@ -323,6 +323,14 @@ def _folder() -> str:
         return str(Path.cwd())
     except FileNotFoundError:
         return ""
+
+
+def _stand(folder: str) -> None:
+    """Make a folder the working directory; where it has been removed, the nearest one above it."""
+    for place in (Path(folder), *Path(folder).parents):
+        if place.is_dir():
+            os.chdir(place)
+            return
 
 
 def _umask() -> int:

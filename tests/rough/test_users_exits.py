@@ -74,6 +74,7 @@ def trials(folder: Path, code: dict[str, str], **options: Any) -> tuple[list[dic
     )
     program = f"import bsearch\nbsearch.run({study!r}, **{options!r})"
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    assert (folder / "exits.db").exists(), done.stdout + done.stderr
     with closing(sqlite3.connect(folder / "exits.db")) as connection:
         connection.row_factory = sqlite3.Row
         rows = [dict(row) for row in connection.execute("SELECT * FROM bsearch_trial ORDER BY number")]
@@ -181,7 +182,11 @@ ON_RAY = {
     "SIGKILL": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "error", "SIGKILL"),
     "a string": ("yielded = 'text'", "error", "str"),
     "a BaseException": ("raise BaseException('base')", "error", "BaseException"),
-    "no working directory": ("import os, shutil\nshutil.rmtree(os.getcwd())", "complete", "working directory"),
+    "no working directory": (
+        "import os, shutil, tempfile\nos.chdir(tempfile.mkdtemp())\nshutil.rmtree(os.getcwd())",
+        "complete",
+        "working directory",
+    ),
     "a default dtype": ("import torch\ntorch.set_default_dtype(torch.float64)", "complete", "default dtype"),
     "no more file handles": (
         "import os, resource\nhard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
