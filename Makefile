@@ -10,7 +10,7 @@
 # make test-lowest      the quick tier with the lowest versions that pyproject.toml allows
 # make test-newest      the quick tier on the newest Python that is installed (NEWEST=path names another)
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
-# make rough    other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
+# make rough    all attacks: other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
 # make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
 # make faults    two hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html

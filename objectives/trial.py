@@ -130,7 +130,8 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
     except InfeasiblePlanError as error:
         yield Outcome("infeasible", str(error))
     except BsearchError as error:
-        yield Outcome("error", f"{error}{user_code_location(error)}")
+        # Several faults have places of their own.
+        yield Outcome("error", str(error) if "\n" in str(error) else f"{error}{user_code_location(error)}")
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             yield _out_of_memory(error, setup)

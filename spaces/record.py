@@ -184,6 +184,15 @@ def name_fault(field_name: Literal["scores", "facts"], names: Iterable[str]) -> 
     )
 
 
+def reported_name(name: str) -> str:
+    """A user's name that stands beside one of ours, or of a parameter.
+
+    >>> reported_name("train_loss")
+    'reported_train_loss'
+    """
+    return f"reported_{name}"
+
+
 def type_fault(facts: Mapping[str, Any]) -> str:
     """What is wrong with the values of facts that have a type of their own; empty where nothing is.
 

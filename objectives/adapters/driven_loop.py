@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
+from ...spaces.record import OURS_OF_SCORES, reported_name
 from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..data.batches import Fetcher, SampleStream, batches
@@ -407,7 +408,8 @@ class DrivenLoop:
             samples_seen=self.seen,
             elapsed_s=self._elapsed_s,
             accuracy=scores.get("accuracy"),
-            scores=dict(scores),
+            # A trainer logs what its model and callbacks name, `train_loss` often.
+            scores={reported_name(name) if name in OURS_OF_SCORES else name: score for name, score in scores.items()},
             train_loss=train_loss,
             facts={**self._facts, **self.checkpoint.facts()},
         )

@@ -258,7 +258,8 @@ def _of_python() -> Iterator[_Setting]:
     yield _Setting("the default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
     yield _Setting(
         "the start method of multiprocessing",
-        partial(multiprocessing.get_start_method, allow_none=True),
+        # Not yet chosen, it is the first, and loaders choose it.
+        lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         partial(multiprocessing.set_start_method, force=True),
     )
 

@@ -288,7 +288,7 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     spec = read_study(path)
     assert spec.storage is not None
     prices = Tables(spec.storage).step_times("small") or {}
-    laws = {json.loads(key)[0][1]: StepTime.from_dict(kept[0]) for key, kept in prices.items()}
+    laws = {json.loads(key)[0][1]: kept[0] for key, kept in prices.items()}
     assert set(laws) == {16, 64}
     for record in result.study.records:
         plan = BatchPlan(record.facts.effective_batch, record.facts.accumulation)

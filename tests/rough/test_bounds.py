@@ -15,6 +15,7 @@ import yaml
 from conftest import BSEARCH
 
 KIND = "bounds: long texts, damaged checkpoints, files not to send"
+pytestmark = pytest.mark.long
 SEED = int(os.environ.get("BSEARCH_SEED", date.today().isocalendar().week))
 MIB = 1 << 20
 UNITS = [

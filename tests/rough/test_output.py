@@ -17,6 +17,7 @@ import pytest
 from tiny import BSEARCH, tiny_study
 
 KIND = "streams and locales"
+pytestmark = pytest.mark.long
 BUG = ("Traceback", "internal error", "Exception ignored", "Errno")
 # What a shell writes after the command.
 STREAMS: dict[str, tuple[dict[str, str], str]] = {

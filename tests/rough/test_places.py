@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from tiny import BSEARCH, TASK, tiny_study
 
 KIND = "places and signals"
+pytestmark = pytest.mark.long
 BUG = ("Traceback", "internal error", "Errno")
 READS = TASK.replace(
     "inputs = torch.randn",

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from conftest import small_study
 
 KIND = "secrets in URLs"
+pytestmark = pytest.mark.long
 HIDDEN = "hunter2"
 # At port 1 of this machine nobody listens.
 HERE = "127.0.0.1:1"

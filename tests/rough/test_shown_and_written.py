@@ -23,6 +23,7 @@ from bsearch.cli import main
 from click.testing import CliRunner, Result
 
 KIND = "names and numbers of strangers, written and shown"
+pytestmark = pytest.mark.long
 BSEARCH = Path(sys.executable).parent / "bsearch"
 STUDY: dict[str, Any] = {
     "study": "small",

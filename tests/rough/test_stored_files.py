@@ -22,6 +22,7 @@ from bsearch.cli import main
 from click.testing import CliRunner, Result
 
 KIND = "database files lost, cut, foreign or read-only"
+pytestmark = pytest.mark.long
 BSEARCH = Path(sys.executable).parent / "bsearch"
 STUDY: dict[str, Any] = {
     "study": "small",

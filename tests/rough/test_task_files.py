@@ -14,6 +14,7 @@ import yaml
 from conftest import BSEARCH
 
 KIND = "tasks in other people's layouts"
+pytestmark = pytest.mark.long
 SPACE = {"effective_batch": {"low": 16, "high": 400}, "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64}}
 YIELDS = "    yield bsearch.Measurement(setup.samples_budget, 0.1, accuracy={value})\n"
 TRAIN = "import bsearch\n{imports}\ndef train(setup):\n" + YIELDS

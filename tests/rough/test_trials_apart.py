@@ -13,6 +13,7 @@ from typing import Any
 from users import small_study
 
 KIND = "a trial changes the next one in its process"
+pytestmark = pytest.mark.long
 
 # What a trial does to its process, and how the next would find it.
 CHANGES = {

@@ -16,6 +16,7 @@ import pytest
 from users import small_study
 
 KIND = "a user's code that ends in its own way"
+pytestmark = pytest.mark.long
 
 # What a trial does in the midst of its training, and a word that its message must have.
 RAISED = {

@@ -18,6 +18,7 @@ import torch
 from users import SPACE, small_study
 
 KIND = "a user's value of another type"
+pytestmark = pytest.mark.long
 
 # Those that are numbers have the value .5 where their type allows.
 VALUES: dict[str, Any] = {

@@ -13,6 +13,7 @@ from bsearch.cli import main
 from click.testing import CliRunner, Result
 
 KIND = "databases of other versions"
+pytestmark = pytest.mark.long
 DATA = Path(__file__).parents[1] / "data" / "databases"
 # The study in 0cd49d8.sql.gz, written by that commit: its driver was killed in its ninth trial.
 STUDY: dict[str, Any] = {

@@ -6,7 +6,6 @@ study's folder of results.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -77,7 +76,7 @@ class TrackedTrial:
         for row in self.curve:
             if row["samples_seen"] > after:
                 values = {"train_loss": row["train_loss"], "elapsed_s": row["elapsed_s"], self.metric: row["accuracy"]}
-                values |= json.loads(row["scores"])
+                values |= row["scores"]
                 yield row["samples_seen"], {name: float(value) for name, value in values.items() if value is not None}
                 after = row["samples_seen"]
 

@@ -11,7 +11,7 @@ from ....objectives.machine.processor import OtherPrograms
 from ....spaces.given import LARGEST
 from ....spaces.learning_rate import RULES_FOR_ADAM
 from ....spaces.plan import ActivationCheckpointing
-from ....spaces.record import TrialFacts, TrialResult, taken_per_second
+from ....spaces.record import TrialFacts, TrialResult, reported_name, taken_per_second
 from ....spaces.study.goals import Speed
 from ....spaces.trial import Measurement, Outcome, Parameter, Suggestion, TrialSetup
 
@@ -144,7 +144,7 @@ def result_of(
         if undefined := [name for name, value in {**last.facts, **extra}.items() if not _is_told(value)]:
             extra["undefined"] = ", ".join(undefined)
         # A parameter of that name, such as the precision, stands in the same row.
-        extra = {f"reported_{name}" if name in attempt.suggestion.parameters else name: extra[name] for name in extra}
+        extra = {reported_name(name) if name in attempt.suggestion.parameters else name: extra[name] for name in extra}
         reported = replace(reported, extra={})
         waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
         facts |= reported | TrialFacts(
