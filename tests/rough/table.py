@@ -48,14 +48,15 @@ def before(commit: str) -> dict[str, dict[str, int]]:
 def main(commit: str | None) -> None:
     earlier = before(commit) if commit else {}
     now = counted(ROOT, Path(sys.executable))
-    print(f"{'kind':52}{'tried':>7}{'broken before':>15}{'broken now':>12}")
+    print(f"{'kind':60}{'tried':>7}{'broken before':>15}{'broken now':>12}")
     for kind, counts in sorted(now.items()):
         was = earlier.get(kind)
-        print(f"{kind:52}{counts['tried']:7}{'' if was is None else was['broken']:>15}{counts['broken']:12}")
+        before_now = "" if was is None else f"{was['broken']} of {was['tried']}"
+        print(f"{kind:60}{counts['tried']:7}{before_now:>15}{counts['broken']:12}")
     total = [
         sum(counts[key] for counts in table.values()) for table, key in ((now, "tried"), (earlier, "broken"), (now, "broken"))
     ]
-    print(f"{'all':52}{total[0]:7}{total[1] if earlier else '':>15}{total[2]:12}")
+    print(f"{'all':60}{total[0]:7}{total[1] if earlier else '':>15}{total[2]:12}")
 
 
 if __name__ == "__main__":

@@ -223,6 +223,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.long
 def test_a_holder_of_any_form_holds_until_its_lock_expires(attack: Any, finished: Path, tmp_path: Path) -> None:
     now = "(julianday('now') - 2440587.5) * 86400.0"
     for place, (name, holder) in enumerate(HOLDERS.items()):

@@ -69,6 +69,7 @@ import decimal, gc, json, locale, os, random, resource, signal, socket, sys, tim
 from pathlib import Path
 import numpy as np
 import torch
+import pytest
 from bsearch import Measurement
 
 def train(setup):

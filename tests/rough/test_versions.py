@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result

@@ -107,6 +107,7 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
     assert Counter(row["number"] for row in Tables(url).attempts("small")) == dict.fromkeys(range(5), 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_server_that_fails_over_to_another_port_is_followed(
     postgres: PostgresServer, study_file: Callable[..., Path]
