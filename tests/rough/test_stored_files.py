@@ -18,8 +18,7 @@ from typing import Any
 import bsearch
 import pytest
 import yaml
-from bsearch.cli import main
-from click.testing import CliRunner, Result
+from tiny import in_words, run
 
 KIND = "database files lost, cut, foreign or read-only"
 pytestmark = pytest.mark.long
@@ -51,18 +50,6 @@ class Points(Task):
     def model(self, setup):
         return torch.nn.Linear(2, 2)
 """
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def in_words(result: Result, *exit_codes: int) -> str:
-    error = result.exception
-    assert error is None or isinstance(error, SystemExit), repr(error)
-    assert "internal error" not in result.output and "Traceback" not in result.output, result.output
-    assert result.exit_code in (exit_codes or (0, 1, 2)), f"exit code {result.exit_code}: {result.output}"
-    return result.output
 
 
 def written(folder: Path) -> Path:

@@ -21,8 +21,8 @@ from typing import Any
 import bsearch
 import pytest
 import yaml
-from bsearch.cli import main
-from click.testing import CliRunner, Result
+from click.testing import Result
+from tiny import in_words, run
 
 KIND = "rows trusted to have this version's shape"
 CASES = 32
@@ -59,10 +59,6 @@ class Points(Task):
 """
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def written(folder: Path, **changes: Any) -> Path:
     """A study file and its task in a folder."""
     folder.mkdir(exist_ok=True)
@@ -95,16 +91,6 @@ def sql(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
 
 def trial_rows(database: Path) -> dict[Any, tuple[Any, ...]]:
     return {row[0]: row for row in sql(database, "SELECT number, * FROM bsearch_trial WHERE study = 'small'")}
-
-
-def in_words(result: Result, *exit_codes: int) -> str:
-    """The output of a command that ended as expected, and neither in a traceback nor in an internal error."""
-    error = result.exception
-    assert error is None or isinstance(error, SystemExit), repr(error)
-    assert "internal error" not in result.output and "Traceback" not in result.output, result.output
-    assert result.exit_code in (exit_codes or (0, 1, 2)), f"exit code {result.exit_code}: {result.output}"
-    assert result.exit_code == 0 or result.output.strip(), "refused without a word"
-    return result.output
 
 
 # What a value may be replaced with, in SQL and inside of a JSON document.

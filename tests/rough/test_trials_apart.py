@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from users import small_study
 
 KIND = "a trial changes the next one in its process"

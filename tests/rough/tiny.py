@@ -1,4 +1,4 @@
-"""A study of milliseconds, with its task beside it, for the attacks here."""
+"""A study of milliseconds with its task beside it, and commands in this process, for the attacks here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bsearch.cli import main
+from click.testing import CliRunner, Result
 
 BSEARCH = Path(sys.executable).parent / "bsearch"
 TASK = """
@@ -42,3 +44,15 @@ def tiny_study(folder: Path, task: str = TASK, **changes: Any) -> Path:
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     return file
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def in_words(result: Result, *exit_codes: int) -> str:
+    error = result.exception
+    assert error is None or isinstance(error, SystemExit), repr(error)
+    assert "internal error" not in result.output and "Traceback" not in result.output, result.output
+    assert result.exit_code in (exit_codes or (0, 1, 2)), f"exit code {result.exit_code}: {result.output}"
+    return result.output
