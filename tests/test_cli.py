@@ -6,8 +6,10 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +21,10 @@ from bsearch import run as run_in_python
 from bsearch.cli import main
 from bsearch.commands.group import SECTIONS
 from bsearch.search.report.frameworks import FRAMEWORKS
+from bsearch.search.run import driver
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.store.tables import Tables
+from bsearch.spaces.errors import TerminatedError
 from bsearch.spaces.study.file import parse_study
 from bsearch.spaces.study.spec import StudySpec
 from click.testing import CliRunner, Result
@@ -253,6 +257,23 @@ def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callab
     ]
     assert all(line.startswith(f"{path}:") for line in lines)
     assert os.listdir(path.parent) == ["study.yaml"]
+
+
+def test_a_call_that_times_out_once_sigterm_has_come_is_terminated(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray's calls do where it is slow to end."""
+
+    def slow(*arguments: object, **options: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except TerminatedError:
+            raise TimeoutError("Get timed out") from None
+
+    monkeypatch.setattr(driver, "run_study", slow)
+    result = bsearch("run", study_file(), "--serial")
+    assert (result.exit_code, result.output.splitlines()[-1]) == (143, "terminated")
 
 
 @pytest.mark.parametrize(
