@@ -33,7 +33,7 @@ FACTS = TrialFacts(effective_batch=8, betas=(0.9, 0.99), samples_budget=100, see
 
 def rows(*points: tuple[int, float]) -> tuple[dict[str, Any], ...]:
     return tuple(
-        {"samples_seen": at, "elapsed_s": at / 100, "accuracy": value, "train_loss": None, "scores": '{"val_loss": null}'}
+        {"samples_seen": at, "elapsed_s": at / 100, "accuracy": value, "train_loss": None, "scores": {"val_loss": None}}
         for at, value in points
     )
 
