@@ -37,6 +37,14 @@ def stand_in(folder: str) -> None:
         os.chdir(folder)
 
 
+def stand_in_or_above(folder: str) -> None:
+    """Make a folder the working directory; where it has been removed, the nearest one above it."""
+    for place in (Path(folder), *Path(folder).parents):
+        if place.is_dir():
+            os.chdir(place)
+            return
+
+
 @contextlib.contextmanager
 def same_folder() -> Iterator[None]:
     """Context after which the working directory is as it was, whatever the user's code made of it."""
@@ -44,4 +52,4 @@ def same_folder() -> Iterator[None]:
     try:
         yield
     finally:
-        stand_in(before)
+        stand_in_or_above(before)

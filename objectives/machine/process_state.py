@@ -34,6 +34,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 
 from .. import task_modules
+from .environment import stand_in_or_above
 
 # Variables that libraries set for themselves when they are imported, which may be in the midst of an attempt.
 _OF_LIBRARIES = ("KMP_", "TORCHINDUCTOR_", "TRITON_", "MLFLOW_")
@@ -303,7 +304,7 @@ def _set_decimal_context(was: tuple[Any, ...]) -> None:
 
 
 def _of_system() -> Iterator[_Setting]:
-    yield _Setting("the working directory", _folder, _stand)
+    yield _Setting("the working directory", _folder, stand_in_or_above)
     if Path("/proc/self/status").exists():  # asking the system otherwise would change it for a moment, for all threads
         yield _Setting("the umask", _umask, os.umask)
     yield _Setting("signal handlers", _handlers, _set_handlers)
@@ -324,14 +325,6 @@ def _folder() -> str:
         return str(Path.cwd())
     except FileNotFoundError:
         return ""
-
-
-def _stand(folder: str) -> None:
-    """Make a folder the working directory; where it has been removed, the nearest one above it."""
-    for place in (Path(folder), *Path(folder).parents):
-        if place.is_dir():
-            os.chdir(place)
-            return
 
 
 def _umask() -> int:
