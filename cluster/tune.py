@@ -38,7 +38,7 @@ from .connection import RayConnection, nodes
 from .fair_share import KIND, profiling
 from .machines import resources_of, shares, trials_that_fit
 from .searcher import LaunchOrder, SilentReporter, StartNotifier, StudySearcher, StudyStopper
-from .tune_internals import analyse_nothing, report_no_callbacks, resources_counted_by
+from .tune_internals import nothing_analysed, report_no_callbacks, resources_counted_by
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, gpus_here, kind_of, profile_here
 
 # A machine's answer about its GPUs, including the start of a process there.
@@ -384,7 +384,6 @@ class TuneRunner:
     def _run(self, study: StudyRun) -> str:
         """Run attempts until there are none, or Ray is lost; returns what of it."""
         report_no_callbacks()
-        analyse_nothing()
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             searcher = StudySearcher(study, self, self._cluster.trials_at_once, Path(folder))
             tuner = tune.Tuner(
@@ -442,7 +441,7 @@ class TuneRunner:
 
         def fit() -> None:
             try:
-                with resources_counted_by(nodes):
+                with resources_counted_by(nodes), nothing_analysed():
                     tuner.fit()
             except BaseException as error:
                 failed.append(error)

@@ -35,13 +35,20 @@ class _NoAnalysis:
         pass
 
 
-def analyse_nothing() -> None:
-    """Let Tune not list its trials' files as a run ends: a working directory that is gone, or a trial that never started, would
-    end the study.
+@contextmanager
+def nothing_analysed() -> Iterator[None]:
+    """Context in which Tune does not list its trials' files as a run ends: a working directory that is gone, or a trial that
+    never started, would end the study. Afterwards it does, for runs of the user's own.
     """
     tune: Any = importlib.import_module("ray.tune.tune")
-    if hasattr(tune, "ExperimentAnalysis"):
+    usual = getattr(tune, "ExperimentAnalysis", None)
+    if usual is not None:
         tune.ExperimentAnalysis = _NoAnalysis
+    try:
+        yield
+    finally:
+        if usual is not None:
+            tune.ExperimentAnalysis = usual
 
 
 @contextmanager

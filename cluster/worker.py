@@ -168,9 +168,12 @@ def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder:
     Args:
         folder: the driver's working directory, where the task's relative paths start on every machine that has it.
     """
+    from ..objectives.machine.process_state import left_behind
     from ..objectives.parallel.rank_processes import spread_ranks
-    from ..objectives.trial import start_attempt
+    from ..objectives.trial import PROCESS_FAILED, start_attempt
 
+    if left := left_behind():
+        return iter([Outcome("interrupted", f"{PROCESS_FAILED}: another training has left behind {left}", spoils=True)])
     stand_in(folder)
     spread_ranks(machines_of(shares))
     return start_attempt(reference, setup)

@@ -122,15 +122,13 @@ def _module(place: str, where: str) -> ModuleType:
             raise TaskError(f"{where}: no module named {error.name!r}.{hint}") from error
         raise TaskError(f"{where}: it imports {error.name!r}, which is not installed{_beside(place, error.name)}") from error
     except (Exception, SystemExit) as error:
-        raised = error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
-        line = user_code_line(raised)
-        at, advice = f" at {line}" if line else "", ""
+        line, advice = user_code_line(_raised(error)), ""
         if isinstance(error, SystemExit):
             advice = (
                 ". What a script does when it is run, such as parsing arguments, belongs under `if __name__ == '__main__':`"
             )
-        words = described(raised).removesuffix(user_code_location(raised))
-        raise TaskError(f"{where}: importing it failed{at}: {words}{advice}") from error
+        at = f" at {line}" if line else ""
+        raise TaskError(f"{where}: importing it failed{at}: {_words(error)}{advice}") from error
 
 
 # When each task file's module was loaded: its sources, and what they were.
@@ -180,8 +178,10 @@ def _forget(sources: Iterable[Path]) -> None:
     importlib.invalidate_caches()
     files = {str(source) for source in sources}
     for file in files:
+        # Bytecode may be of another text of the same second and length; there is none in a read-only folder, or where Python
+        # keeps none.
         with suppress(OSError, NotImplementedError):
-            os.unlink(cache_from_source(file))  # which may be of another text of the same second and length
+            os.unlink(cache_from_source(file))
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) in files:
             del sys.modules[name]
@@ -223,9 +223,19 @@ def contained() -> Iterator[None]:
 
 def described(error: BaseException) -> str:
     """An error of user code as `Type: message (file:line)`."""
-    raised = error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
+    return f"{_words(error)}{user_code_location(_raised(error))}"
+
+
+def _words(error: BaseException) -> str:
+    """An error of user code as `Type: message`."""
+    raised = _raised(error)
     try:
         text = str(raised)
     except Exception as failed:
         text = f"its message cannot be read: {type(failed).__name__}"
-    return f"{type(raised).__name__}: {text}{user_code_location(raised)}"
+    return f"{type(raised).__name__}: {text}"
+
+
+def _raised(error: BaseException) -> BaseException:
+    """What user code raised, of what `contained` made of it."""
+    return error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error

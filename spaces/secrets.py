@@ -26,11 +26,11 @@ _ASSIGNED = re.compile(
     re.VERBOSE,
 )
 _SECRET = re.compile(
-    r"pass(word|wd|phrase)?|pwd|secret|credential|signature|odbc_connect|^(sig|key|token|authorization)$"
+    r"pass(word|wd|phrase|code)|(^|[_.-])pass$|pwd|secret|credential|signature|odbc_connect|^(sig|key|token|authorization)$"
     r"|(api|access|account|private|auth|secret|shared|sas|bearer|hf|github|wandb)[_.-]?(key|token)",
     re.IGNORECASE,
 )
-_AUTHORIZATION = re.compile(r"\b(Bearer|Basic|Token)\s[\w.~+/-]{12,}+=*", re.IGNORECASE)
+_AUTHORIZATION = re.compile(r"\b(authorization\W{1,4}\w{1,20}|bearer)\s[\w.~+/-]{8,}+=*", re.IGNORECASE)
 
 
 def masked(text: str) -> str:

@@ -259,6 +259,12 @@ def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callab
     assert os.listdir(path.parent) == ["study.yaml"]
 
 
+def test_no_without_quotes_is_refused_where_a_key_is_set(study_file: Callable[..., Path]) -> None:
+    result = bsearch("check", study_file(), "--set", "training.compile=no")
+    assert result.exit_code == 2
+    assert "--set training.compile: expected true or false, or text in quotes, got no" in result.output
+
+
 def test_a_call_that_times_out_once_sigterm_has_come_is_terminated(
     study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

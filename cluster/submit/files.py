@@ -109,7 +109,7 @@ def _matches(path: Path, patterns: Sequence[str]) -> bool:
 
 
 def _is_key(path: Path) -> bool:
-    if _matches(path, KEYS):
+    if _matches(path, KEYS) and path.suffix != ".py":  # a module secrets.py is code
         return True
     if not path.is_file():
         return False

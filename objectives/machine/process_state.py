@@ -34,7 +34,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 
 from .. import task_modules
-from .environment import stand_in_or_above
+from .environment import stand_in_or_above, working_folder
 
 # Variables that libraries set for themselves when they are imported, which may be in the midst of an attempt.
 _OF_LIBRARIES = ("KMP_", "TORCHINDUCTOR_", "TRITON_", "MLFLOW_")
@@ -82,6 +82,16 @@ def kept_process() -> Iterator[Changes]:
             _set_back(setting, before[setting.name], changes)
         if threads_left := [thread for thread in threading.enumerate() if thread not in threads and _runs_users_code(thread)]:
             changes.left.append(f"threads that run on ({_listed(thread.name for thread in threads_left)})")
+        _left.extend(changes.left)
+
+
+def left_behind() -> str:
+    """What earlier trainings in this process have left behind that could not be set back, in words; empty where nothing."""
+    return _listed(_left)
+
+
+# Also of trainings that were stopped before they could say so.
+_left: list[str] = []
 
 
 def adopt(*names: str) -> None:
@@ -304,7 +314,7 @@ def _set_decimal_context(was: tuple[Any, ...]) -> None:
 
 
 def _of_system() -> Iterator[_Setting]:
-    yield _Setting("the working directory", _folder, stand_in_or_above)
+    yield _Setting("the working directory", working_folder, stand_in_or_above)
     if Path("/proc/self/status").exists():  # asking the system otherwise would change it for a moment, for all threads
         yield _Setting("the umask", _umask, os.umask)
     yield _Setting("signal handlers", _handlers, _set_handlers)
@@ -318,13 +328,6 @@ def _of_system() -> Iterator[_Setting]:
 def _stop_alarm(was_off: bool) -> None:
     if was_off:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _folder() -> str:
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return ""
 
 
 def _umask() -> int:
@@ -386,4 +389,4 @@ def is_users(file: str, module: str) -> bool:
     return not (ours or file.startswith(("<", *_LIBRARIES)) or "site-packages" in file)
 
 
-__all__ = ["BENCHMARK", "PRECISIONS", "THREADS", "Changes", "adopt", "is_users", "kept_process"]
+__all__ = ["BENCHMARK", "PRECISIONS", "THREADS", "Changes", "adopt", "is_users", "kept_process", "left_behind"]

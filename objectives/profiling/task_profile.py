@@ -17,7 +17,7 @@ from ..loading import load_task, schedule_of
 from ..machine import accelerator
 from ..machine.device import bytes_here, device_name, neighbours_here
 from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
-from ..machine.environment import same_folder
+from ..machine.process_state import kept_process
 from ..optimizers import takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
 from ..parallel.zero1 import state_bytes
@@ -32,7 +32,7 @@ from .sharing import with_sharing
 from .step_time import with_step_times
 
 
-@same_folder()
+@kept_process()
 def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     """Run the training code on its smallest micro-batch, probe its memory where a limit applies, and time its steps.
 

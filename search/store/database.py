@@ -135,8 +135,7 @@ def engine_options(url: str, *, create: bool = True) -> dict[str, Any]:
     if parsed.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": BUSY_S}
         if not create and parsed.database and not parsed.query:
-            file = f"file:{quote(os.fsencode(parsed.database))}?mode=rw"
-            options["creator"] = partial(sqlite3.connect, file, timeout=BUSY_S, uri=True, check_same_thread=False)
+            options["creator"] = partial(_opened, parsed.database, "mode=rw")
     elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
         # A server whose machine or network is gone sends nothing: without these, TCP waits for hours.
         timeouts = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
@@ -195,14 +194,17 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
     return engine
 
 
+def _opened(file: str, query: str) -> sqlite3.Connection:
+    """A connection to an SQLite file, whose name need not be text, by SQLite's own URI."""
+    uri = f"file:{quote(os.fsencode(file))}?{query}"
+    return sqlite3.connect(uri, timeout=BUSY_S, uri=True, check_same_thread=False)
+
+
 def _read_only_engine(file: str, shown: str) -> Engine:
     """An engine on an SQLite file that this user may not write, such as a colleague's."""
 
-    def opened(query: str) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{quote(file)}?{query}", timeout=BUSY_S, uri=True, check_same_thread=False)
-
     def connect() -> sqlite3.Connection:
-        connection = opened("mode=ro")
+        connection = _opened(file, "mode=ro")
         try:
             connection.execute("SELECT name FROM sqlite_master").fetchone()
         except sqlite3.OperationalError as error:
@@ -216,7 +218,7 @@ def _read_only_engine(file: str, shown: str) -> Engine:
                     f"storage {shown}: its folder is read-only, and {log.name} holds trials that can only be read where files "
                     f"can be written. Copy {Path(file).name} and {log.name} to a folder of yours, and name the copy."
                 ) from None
-            return opened("mode=ro&immutable=1")
+            return _opened(file, "mode=ro&immutable=1")
         return connection
 
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)

@@ -327,7 +327,11 @@ def setup_of(attempt: Row) -> TrialSetup:
 
 def with_setup(row: Row) -> Mapping[str, Any]:
     """An attempt's row, with `setup` as a TrialSetup."""
-    attempt = attempt_of(row)
+    return with_parsed_setup(attempt_of(row))
+
+
+def with_parsed_setup(attempt: Row) -> Mapping[str, Any]:
+    """An attempt, with the TrialSetup that its `setup` describes."""
     return {**attempt, "setup": _setup(attempt)}
 
 

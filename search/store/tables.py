@@ -26,7 +26,19 @@ from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
-from .rows import Row, StudyRow, attempt_of, measurement_of, measures_of, profile_of, readable, runs_of, trials_of, with_setup
+from .rows import (
+    Row,
+    StudyRow,
+    attempt_of,
+    measurement_of,
+    measures_of,
+    profile_of,
+    readable,
+    runs_of,
+    trials_of,
+    with_parsed_setup,
+    with_setup,
+)
 from .write_buffer import Write, WriteBuffer
 
 
@@ -275,8 +287,8 @@ class Tables:
 
     def setups(self, study: str) -> dict[int, TrialSetup]:
         """The setup of every trial's last attempt, by number; those that cannot be read are left out."""
-        last = {row["number"]: {**row, "setup": json.dumps(row["setup"])} for row in self.attempts(study)}
-        return {row["number"]: row["setup"] for row in readable(schema.attempts, last.values(), with_setup)}
+        last = {row["number"]: row for row in self.attempts(study)}
+        return {row["number"]: row["setup"] for row in readable(schema.attempts, last.values(), with_parsed_setup)}
 
     @retrying
     def attempts_begun(self, study: str, number: int) -> int:

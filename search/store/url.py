@@ -33,8 +33,8 @@ def shown_url(url: str) -> str:
     password = None if parsed.password is None else "***"
     shown = URL.create(parsed.drivername, parsed.username, password, host, parsed.port, parsed.database, hidden)
     if not parsed.password and "***" not in hidden.values() and host == parsed.host:
-        return url  # as it was written
-    return shown.render_as_string().replace("=%2A%2A%2A", "=***")
+        return masked(url)  # as it was written; a user alone may be a token, of a web address
+    return masked(shown.render_as_string().replace("=%2A%2A%2A", "=***"))
 
 
 def has_secret(url: str) -> bool:

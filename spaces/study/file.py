@@ -291,11 +291,17 @@ def plain_value(text: str, where: str) -> Any:
     Raises:
         StudyFileError: not plain YAML.
 
-    >>> plain_value("[1e-3, none]", "--set rates")
-    [0.001, 'none']
+    >>> plain_value("[1e-3, 'no']", "--set rates")
+    [0.001, 'no']
     """
     try:
-        return _Loader(text).get_single_data()
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if unclear := next((message for _, message, _ in _unclear(node)), ""):
+            raise StudyFileError(f"{where}: {unclear}")
+        return loader.construct_document(node)
     except (yaml.YAMLError, ValueError) as error:
         raise StudyFileError(_yaml_fault(error, where)) from None
 

@@ -29,6 +29,7 @@ from bsearch.spaces.study.cluster import Cluster
 from bsearch.spaces.study.devices import Devices
 from bsearch.spaces.study.spec import StudySpec
 from ray import tune
+from ray.tune import tune as tune_module
 from ray.tune.experiment import Trial
 from runner_contract import Run, RunnerContract, StudyContract, kept_path
 
@@ -125,7 +126,9 @@ class TestTuneRunner(RunnerContract):
                 self._searcher._study.ending.reach(Stage.STOPPED, "the test stops it")
 
         monkeypatch.setattr(LaunchOrder, "on_trial_add", add)
+        analysis = tune_module.ExperimentAnalysis
         go("Slow", budget={"trials": 30})
+        assert tune_module.ExperimentAnalysis is analysis  # as a user's own runs of Tune need it
         assert len(added) == 2
         assert all(trial.user_attrs["outcome"] in ("interrupted", "stopped") for trial in kept().trials)
 

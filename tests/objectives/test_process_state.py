@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from bsearch.objectives.machine.process_state import THREADS, _settings, adopt, kept_process
+from bsearch.objectives.machine import process_state
+from bsearch.objectives.machine.process_state import THREADS, _settings, adopt, kept_process, left_behind
+from bsearch.search.run.serial import SerialRunner
+from bsearch.spaces.planning import cost_keys
+from bsearch.spaces.profile_request import profile_request
+from bsearch.spaces.study.file import read_study
 
 
 def test_reading_everything_changes_nothing() -> None:
@@ -59,13 +66,48 @@ def wait_for(event: threading.Event) -> None:
         time.sleep(0.01)
 
 
-def test_it_takes_less_than_a_millisecond() -> None:
-    fastest = min(once() for _ in range(20))
-    assert fastest < 1e-3
+def test_a_training_that_is_stopped_early_leaves_word_of_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no outcome to say so, and its process would be reused."""
+    monkeypatch.setattr(process_state, "_left", [])
+    over = threading.Event()
+    thread = threading.Thread(target=wait_for, args=(over,), name="mine", daemon=True)
+
+    def training() -> Iterator[int]:
+        with kept_process():
+            thread.start()
+            yield 1
+            yield 2
+
+    running = training()
+    next(running)
+    assert left_behind() == ""
+    running.close()  # type: ignore[attr-defined]
+    over.set()
+    thread.join()
+    assert left_behind() == "threads that run on (mine)"
 
 
-def once() -> float:
-    begun = time.perf_counter()
-    with kept_process():
-        pass
-    return time.perf_counter() - begun
+TASK = """
+import os
+import torch
+from bsearch import Data, Task
+class Mine(Task):
+    def data(self, setup):
+        torch.set_default_dtype(torch.float64)
+        os.environ["MY_SWITCH"] = "1"
+        data = torch.utils.data.TensorDataset(torch.randn(64, 2), torch.zeros(64, dtype=torch.long))
+        return Data(data, data)
+    def model(self, setup): return torch.nn.Linear(2, 2)
+"""
+
+
+def test_what_a_profile_changes_is_no_trials_either(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MY_SWITCH", raising=False)
+    (tmp_path / "tasks.py").write_text(TASK)
+    spec = read_study(study_file(task="tasks.py:Mine"))
+    runner = SerialRunner(spec.devices)
+    runner.profile(spec.task, profile_request(spec, runner.device, cost_keys(spec)[0]), runner.kinds[0])
+    assert torch.get_default_dtype() == torch.float32
+    assert "MY_SWITCH" not in os.environ

@@ -196,6 +196,10 @@ def test_links_and_keys_are_not_sent(attack, tmp_path: Path) -> None:  # type: i
         with attack(name):
             assert done.returncode == 0, sent
             assert name in sent.partition("not sent")[2].partition("\n")[0]
+    with attack("a module of that name"):
+        (folder / "secrets.py").write_text("VALUE = 1\n")
+        sent = bsearch("submit", path, "--launcher", "kuberay", "--dry-run")
+        assert "secrets.py" not in (sent.stdout + sent.stderr).partition("not sent")[2].partition("\n")[0]
     with attack("a task that is a link to outside"):
         (folder / "tasks.py").rename(tmp_path / "tasks.py")
         (folder / "tasks.py").symlink_to(tmp_path / "tasks.py")

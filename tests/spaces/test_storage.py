@@ -40,6 +40,7 @@ def test_an_engine_opens_the_file_whatever_its_folder_is_called(tmp_path: Path) 
     for name in ("what?1", "My%20Project", "caf\udce9"):
         file = tmp_path / name / "study.db"
         storage_engine(sqlite_url(file)).connect().close()
+        storage_engine(sqlite_url(file), create=False).connect().close()
         assert file.exists()
 
 
@@ -106,6 +107,8 @@ def test_no_mounts_are_no_network() -> None:
         ("AccountKey=s3cret;x=1&sig=s3cret", "AccountKey=***;x=1&sig=***"),
         ("Authorization: Bearer s3crets3cret", "Authorization: Bearer ***"),
         ("pad_token='<pad>', max_tokens=5", "pad_token='<pad>', max_tokens=5"),
+        ("a token representation of a basic configuration", "a token representation of a basic configuration"),
+        ("passes=3, db_pass=s3cret", "passes=3, db_pass=***"),
         ("postgresql://u@corp:s3cret@h/d", "postgresql://u@corp:***@h/d"),
         ("postgresql://u:@h/d", "postgresql://u:***@h/d"),
         ("mssql://u@h/d?pwd=s3cret&client_secret=s3cret", "mssql://u@h/d?pwd=***&client_secret=***"),
@@ -158,6 +161,8 @@ def test_only_what_is_known_to_be_harmless_is_shown(parsed: URL) -> None:
 def test_a_url_is_shown_as_it_was_written_where_it_has_no_secret() -> None:
     for url in ("sqlite:///a b?.db", "sqlite:////x.db?mode=ro", "postgresql://ann@corp@h:1/d?sslmode=require", "mysql://h/d"):
         assert shown_url(url) == url
+    assert shown_url("https://s3cret@h/x?a=1") == "https://***@h/x?a=***"
+    assert shown_url("https://s3cret@h/x") == "https://***@h/x"
     assert shown_url("postgresql:u:s3cret@h/d") == "postgresql:***@h/d"
     assert shown_url("postgresql://u:s3cret\nx@h/d?host=a&key=s3cret") == "postgresql://u:***@h/d?host=a&key=***"
 
