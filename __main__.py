@@ -11,7 +11,7 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from .search.report.terminal.streams import make_steady, not_printed
+    from .search.report.stdio.streams import make_steady, not_printed
 
     make_steady()
     from .cli import main as command_line

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..search.preview.doctor import Finding
-from ..spaces.secrets import masked
+from ..spaces.boundary.secrets import masked
 from ..spaces.study.cluster import Cluster
 from ..spaces.study.devices import Devices
 

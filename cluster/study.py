@@ -14,13 +14,13 @@ from ..search.analysis.choice import Choice, chosen_trial
 from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
 from ..search.store.url import shown_url
+from ..spaces.boundary.files import file_name, write_file
+from ..spaces.boundary.storage import is_url, storage_of
 from ..spaces.domain import share
 from ..spaces.errors import BsearchError, Fault, StudyFileError, TaskError
-from ..spaces.files import file_name, write_file
 from ..spaces.front import ParetoFront
 from ..spaces.readable import count, from_here, number
 from ..spaces.record import TrialRecord, counted
-from ..spaces.storage import is_url, storage_of
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import Framework, StudySpec
 from ..spaces.trial import Measurement

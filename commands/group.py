@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
+from ..search.report.stdio.streams import ReaderGoneError
 from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
-from ..search.report.terminal.streams import ReaderGoneError
+from ..spaces.boundary.secrets import masked
+from ..spaces.boundary.storage import is_url
 from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError, plain
-from ..spaces.secrets import masked
-from ..spaces.storage import is_url
 from ..spaces.study.file import located
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.

@@ -12,11 +12,11 @@ import click
 from rich.table import Table
 
 from ..search.report.completion import launchers, study_files
-from ..search.report.terminal.console import terminal
-from ..search.report.terminal.streams import ends_with_reader
+from ..search.report.stdio.console import terminal
+from ..search.report.stdio.streams import ends_with_reader
+from ..spaces.boundary.secrets import masked
 from ..spaces.errors import NoStudyError, StorageError, plain
 from ..spaces.readable import shell_word
-from ..spaces.secrets import masked
 from ..spaces.study.file import read_study
 from .group import epilog, located_faults, main
 from .options import json_option, storage_option

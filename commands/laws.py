@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ..search.report.completion import study_files
-from ..search.report.terminal.console import terminal
+from ..search.report.stdio.console import terminal
 from ..search.store.url import shown_url
+from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
 from ..spaces.readable import from_here
-from ..spaces.storage import is_url
 from ..spaces.study.goals import Objectives, Speed
 from .group import epilog, located_faults, main
 from .options import TIMES, VALUE, device_options, json_option, name_option
@@ -245,7 +245,7 @@ def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
     import yaml
 
     from ..search.laws.next_study import next_study
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
 
     return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..search.report.completion import study_files
-from ..search.report.terminal.console import terminal
+from ..search.report.stdio.console import terminal
 from ..spaces.errors import OutputError, StudyFileError
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
@@ -89,7 +89,7 @@ def verify(
     if out is not None and out.suffix not in (".json", ".md"):
         raise OutputError(f"--out {out}: expected a file that ends in .json or .md")
     from ..objectives.machine.gpus import UsableGpus, usable_gpus
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
     from ..verify.machine import report_here, where_to_send
     from ..verify.report import SMOKE, StageReport
     from ..verify.run import Planned, chosen

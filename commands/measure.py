@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.terminal.console import terminal
+from ..search.report.stdio.console import terminal
 from ..spaces.errors import cut, plain
 from ..spaces.laws.cards import card_named
 from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
@@ -73,7 +73,7 @@ def profile(
     from ..search.preview.check import profile_study
     from ..search.report.export import json_text
     from ..search.report.terminal.profile import profile_document, profile_parts, profile_picture
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
 
     console = terminal(as_json)
     with located_faults(study), documents_only(as_json):
@@ -326,7 +326,7 @@ def port_recipe(
     from ..search.report.port.ported import port
     from ..search.report.port.recipe import read_recipe
     from ..search.report.port.told import port_document, port_lines
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
 
     wanted, found = target_of(target), read_recipe(recipe)
     console = terminal(as_json)

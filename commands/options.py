@@ -12,9 +12,9 @@ from typing import Any, Literal, cast
 import click
 
 from ..search.report.completion import study_names
+from ..spaces.boundary.storage import storage_of
 from ..spaces.domain import share
 from ..spaces.errors import StudyFileError, cut
-from ..spaces.storage import storage_of
 from ..spaces.study.file import changed_study, plain_value, read_study, resolve_study, study_from_dict
 from ..spaces.study.space import Space
 from ..spaces.study.spec import StudySpec

@@ -17,12 +17,12 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
-from ..search.report.terminal.console import terminal
+from ..search.report.stdio.console import terminal
 from ..search.store.url import shown_url
+from ..spaces.boundary.files import file_name
+from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError, plain
-from ..spaces.files import file_name
 from ..spaces.readable import from_here, shell_word
-from ..spaces.storage import is_url, sqlite_url
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
@@ -123,8 +123,8 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
 
 
 def _watch(study: str, name: str | None) -> int:
+    from ..search.report.stdio.streams import ends_with_reader
     from ..search.report.terminal.live import LiveView
-    from ..search.report.terminal.streams import ends_with_reader
     from ..search.report.terminal.watch import begun_study, watch_study
     from ..search.store.stored import StoredStudy
 
@@ -229,7 +229,7 @@ def export(
     """
     from ..search.report.export import csv_text, json_text, study_document, trial_document
     from ..search.store.stored import StoredStudy
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
 
     _check_export(ctx, to)
     stored = StoredStudy.open(study, name)
@@ -362,7 +362,7 @@ def report(
     from ..search.report.page.page import report_page, write_figures
     from ..search.report.page.study_data import StudyData
     from ..search.store.stored import StoredStudy
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
 
     stored = with_rates(StoredStudy.open(study, name))
     drawn = StudyData.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))

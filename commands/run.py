@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
-from ..search.report.terminal.console import terminal
+from ..search.report.stdio.console import terminal
 from ..search.store.url import shown_url
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here, shell_word
@@ -302,7 +302,7 @@ def train(
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 def init(folder: Path) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit."""
-    from ..spaces.files import write_file
+    from ..spaces.boundary.files import write_file
 
     names = ("study.yaml", "tasks.py")
     existing = [name for name in names if os.path.lexists(folder / name)]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..spaces.boundary.given import LARGEST, number_of, shown
 from ..spaces.errors import TaskError
-from ..spaces.given import LARGEST, number_of, shown
 from .loading import user_code_location
 from .task import Score, Task, WholeSet, checked_score, name_of, named_scores
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError, near_miss
-from ..spaces.given import number_of
 from ..spaces.schedule import Schedule, is_own
 from ..spaces.trial import TrialSetup
 from .machine.process_state import is_users

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..spaces.boundary.files import file_name
+from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
-from ..spaces.files import file_name
-from ..spaces.given import number_of
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ..spaces.boundary.given import number_of, shown
 from ..spaces.errors import Fault, StudyFileError, TaskError
-from ..spaces.given import number_of, shown
 from ..spaces.laws.examination import Finding
 from ..spaces.record import name_fault
 from ..spaces.trial import Measurement, TrialSetup

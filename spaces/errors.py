@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .secrets import masked
+from .boundary.secrets import masked
 
 # The most faults reported per file, and the most characters shown of each.
 MOST_FAULTS = 100

@@ -8,9 +8,9 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
+from .boundary.files import file_name
 from .domain import bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
-from .files import file_name
 from .laws.device import DeviceProfile
 from .laws.step_time import StepTime, doubt, fastest_plan
 from .learning_rate import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from .given import shown
+from .boundary.given import shown
 from .plan import ActivationCheckpointing
 from .study.goals import Speed
 from .study.space import Space

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .given import number_of
+from .boundary.given import number_of
 
 # The share of the training after warm-up over which `wsd` (warm-up, stable, decay) falls to 0: with a fifth it ends about as
 # well as cosine (Hägele et al. 2024, arXiv 2405.18392), and a little lower in our tables (docs/log.md).

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
 
+from .boundary.given import LARGEST, number_of, scalar_of, shown
 from .errors import TaskError, cut, cut_middle
-from .given import LARGEST, number_of, scalar_of, shown
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .study.training import Training

@@ -43,7 +43,7 @@ MODULES = {
     "spaces/plan.py": "tests/spaces/test_plan.py",
     "spaces/domain.py": "tests/spaces/test_domain.py tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
     "spaces/learning_rate.py": "tests/spaces/test_learning_rate.py",
-    "spaces/storage.py": "tests/spaces/test_storage.py",
+    "spaces/boundary/storage.py": "tests/spaces/test_storage.py",
     "objectives/data/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
     "tests/objectives/test_modes.py",
     "objectives/steps/stepping.py": "tests/objectives/test_training.py tests/objectives/test_units.py "

@@ -18,7 +18,7 @@ import pytest
 from bsearch.cli import main
 from bsearch.search.report.export import csv_text
 from bsearch.search.store.tables import Tables
-from bsearch.spaces.files import write_file
+from bsearch.spaces.boundary.files import write_file
 from bsearch.spaces.record import TrialFacts
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
@@ -259,7 +259,7 @@ KNOWN = {
         "pickle.loads",
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",
-    ("tests/search/report/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
+    ("tests/exported_settings.py", "exec("): "runs what an export prints, as a user would",
     ("tests/objectives/test_task_code.py", "pickle.loads"): "reads what it has just written, as a loader's process does",
     ("tests/test_startup.py", "pickle.loads"): "reads what it has just written, as a worker of Ray does",
     ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",

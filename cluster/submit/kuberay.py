@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from ...search.store.url import has_secret
+from ...spaces.boundary.storage import sqlite_parts, sqlite_url
 from ...spaces.errors import ClusterError, Fault, StudyFileError
-from ...spaces.storage import sqlite_parts, sqlite_url
 from ...spaces.study.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output

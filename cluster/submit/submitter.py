@@ -15,8 +15,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from ...spaces.boundary.storage import is_url
 from ...spaces.errors import ClusterError, Fault, StudyFileError, near_miss
-from ...spaces.storage import is_url
 from ...spaces.study.file import parse_study, read_study, study_from_dict
 from ...spaces.study.spec import StudySpec
 from ...spaces.study.submit import Submit

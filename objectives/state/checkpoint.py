@@ -25,7 +25,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch.utils._pytree import tree_map_only
 
-from ...spaces.files import write_file
+from ...spaces.boundary.files import write_file
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..machine import accelerator
 from .checkpoint_files import delete_parts, file_system_of, read_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from ...spaces.storage import is_url
+from ...spaces.boundary.storage import is_url
 
 
 def read_checkpoint(url: str) -> bytes | None:

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from ...spaces.boundary.files import text_of
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
-from ...spaces.files import text_of
 from ...spaces.front import ParetoFront, amount
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch

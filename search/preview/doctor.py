@@ -20,10 +20,10 @@ from rich.text import Text
 from ...objectives.machine.gpus import usable_gpus
 from ...objectives.machine.host import bound_cores, container_bytes, container_cores
 from ...objectives.machine.nvidia import nvidia_smi
+from ...spaces.boundary.secrets import masked
+from ...spaces.boundary.storage import is_url
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
-from ...spaces.secrets import masked
-from ...spaces.storage import is_url
 from ...spaces.study.spec import StudySpec
 from ..store.database import storage_engine
 from ..store.inspection import inspect_storage

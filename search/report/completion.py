@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from ...spaces.boundary.storage import is_url
 from ...spaces.errors import BsearchError
-from ...spaces.storage import is_url
 from ...spaces.study.file import read_study
 
 

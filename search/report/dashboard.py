@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from ...spaces.boundary.secrets import masked
 from ...spaces.errors import OutputError, StudyFileError, plain
-from ...spaces.secrets import masked
 from ..store.stored import StoredStudy
 from ..suggest.optuna.database import open_storage
 from .optuna_view import copy_now

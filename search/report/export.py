@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ...spaces.boundary.files import write_file
 from ...spaces.errors import plain
-from ...spaces.files import write_file
 from ...spaces.front import ParetoFront
 from ...spaces.readable import number
 from ...spaces.record import TrialRecord

@@ -16,8 +16,8 @@ from typing import Any
 
 from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...objectives.task_code import task_kind
+from ...spaces.boundary.files import write_file
 from ...spaces.errors import OutputError, StudyFileError, TaskError, cut
-from ...spaces.files import write_file
 from ...spaces.planning import optimizer_settings
 from ...spaces.readable import number
 from ...spaces.record import TrialRecord

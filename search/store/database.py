@@ -22,9 +22,9 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
 
+from ...spaces.boundary.secrets import masked
+from ...spaces.boundary.storage import network_file_system, sqlite_parts
 from ...spaces.errors import Fault, NoStudyError, StorageError, StudyFileError
-from ...spaces.secrets import masked
-from ...spaces.storage import network_file_system, sqlite_parts
 from .url import shown_url
 
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable

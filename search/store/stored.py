@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ...objectives.task_code import schedule_code_hash, task_code_hash
+from ...spaces.boundary.storage import is_url, storage_of
 from ...spaces.errors import NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
-from ...spaces.storage import is_url, storage_of
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialSetup

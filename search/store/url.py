@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from ...spaces.secrets import masked
+from ...spaces.boundary.secrets import masked
 
 # fmt: off
 # Options of drivers whose values are no secrets; any other may be one.

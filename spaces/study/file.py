@@ -17,13 +17,13 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ..boundary.files import text_of
+from ..boundary.given import scalar_of, shown
+from ..boundary.storage import is_url, sqlite_parts, sqlite_url
 from ..domain import DOMAIN_KINDS, Domain, Section, applies, values_of
 from ..errors import MOST_FAULTS, Fault, StudyFileError, TaskError, cut, near_miss
-from ..files import text_of
-from ..given import scalar_of, shown
 from ..learning_rate import RULE_EXPONENTS
 from ..record import RESULTS, SEARCHED_FACTS, TrialFacts
-from ..storage import is_url, sqlite_parts, sqlite_url
 from .devices import Devices
 from .space import Space
 from .spec import StudySpec

@@ -11,8 +11,8 @@ from pathlib import Path
 import chaos
 import pytest
 import yaml
+from bsearch.spaces.boundary.files import write_file
 from bsearch.spaces.errors import OutputError
-from bsearch.spaces.files import write_file
 from conftest import BSEARCH, TASKS
 from helpers import SPACE, as_optuna, finished
 

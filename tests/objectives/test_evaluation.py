@@ -16,8 +16,8 @@ from bsearch.objectives.evaluation import Evaluation, undefined
 from bsearch.objectives.task import Data, Score, Task, WholeSet
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.search.analysis.accuracy_scale import AccuracyScale
+from bsearch.spaces.boundary.given import LARGEST
 from bsearch.spaces.errors import TaskError
-from bsearch.spaces.given import LARGEST
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score

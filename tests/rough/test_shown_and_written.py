@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny import in_words, run
+from tiny import POINTS, in_words, run
 
 KIND = "names and numbers of strangers, written and shown"
 pytestmark = pytest.mark.long
@@ -38,22 +38,8 @@ STUDY: dict[str, Any] = {
     "training": {"evaluations": 2},
     "budget": {"trials": 3, "profile_s": 0},
 }
-TASK = """
-import torch
-from bsearch import Data, Task
-
-def points(samples, seed):
-    inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
-    return torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-class Points(Task):
-    def data(self, setup):
-        setup.parameters["width"], setup.parameters["name"]
-        return Data(points(400, 0), points(101, 1))
-
-    def model(self, setup):
-        return torch.nn.Linear(2, 2)
-"""
+RETURNS = "        return Data("
+TASK = POINTS.replace(RETURNS, f"        setup.parameters['width'], setup.parameters['name']\n{RETURNS}")
 
 
 def written(folder: Path, study: dict[str, Any]) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 import bsearch
 import pytest
 import yaml
-from tiny import in_words, run
+from tiny import POINTS, in_words, run
 
 KIND = "database files lost, cut, foreign or read-only"
 pytestmark = pytest.mark.long
@@ -32,24 +32,13 @@ STUDY: dict[str, Any] = {
     "stopping": "none",
     "budget": {"trials": 16, "profile_s": 0},
 }
-TASK = """
-import os, signal
-import torch
-from bsearch import Data, Task
-
-def points(samples, seed):
-    inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
-    return torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-class Points(Task):
-    def data(self, setup):
+RETURNS = "        return Data("
+KILLED = """
+        import os, signal
         if str(setup.number) == os.environ.get("KILLED_AT"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return Data(points(400, 0), points(101, 1))
-
-    def model(self, setup):
-        return torch.nn.Linear(2, 2)
 """
+TASK = POINTS.replace(RETURNS, KILLED.lstrip("\n") + RETURNS)
 
 
 def written(folder: Path) -> Path:

@@ -22,7 +22,7 @@ import bsearch
 import pytest
 import yaml
 from click.testing import Result
-from tiny import in_words, run
+from tiny import POINTS, in_words, run
 
 KIND = "rows trusted to have this version's shape"
 CASES = 32
@@ -42,27 +42,12 @@ STUDY: dict[str, Any] = {
     "budget": {"trials": 6, "profile_s": 0.5},
     "confirm": 1,
 }
-TASK = """
-import torch
-from bsearch import Data, Task
-
-def points(samples, seed):
-    inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
-    return torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-class Points(Task):
-    def data(self, setup):
-        return Data(points(400, 0), points(101, 1))
-
-    def model(self, setup):
-        return torch.nn.Linear(2, 2)
-"""
 
 
 def written(folder: Path, **changes: Any) -> Path:
     """A study file and its task in a folder."""
     folder.mkdir(exist_ok=True)
-    (folder / "tasks.py").write_text(TASK)
+    (folder / "tasks.py").write_text(POINTS)
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
     return path

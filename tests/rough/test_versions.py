@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
-from tiny import in_words, run
+from tiny import POINTS, in_words, run
 
 KIND = "databases of other versions"
 pytestmark = pytest.mark.long
@@ -27,27 +27,12 @@ STUDY: dict[str, Any] = {
     "confirm": 1,
     "budget": {"trials": 12, "profile_s": 0.5},
 }
-TASK = """
-import torch
-from bsearch import Data, Task
-
-def points(samples, seed):
-    inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
-    return torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-class Points(Task):
-    def data(self, setup):
-        return Data(points(400, 0), points(101, 1))
-
-    def model(self, setup):
-        return torch.nn.Linear(2, 2)
-"""
 
 
 def earlier(folder: Path) -> Path:
     """The study file of the study as 0cd49d8 left it."""
     folder.mkdir(exist_ok=True)
-    (folder / "tasks.py").write_text(TASK)
+    (folder / "tasks.py").write_text(POINTS)
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
     change(path, gzip.decompress((DATA / "0cd49d8.sql.gz").read_bytes()).decode())

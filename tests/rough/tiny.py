@@ -25,6 +25,22 @@ class Points(Task):
     def model(self, setup):
         return torch.nn.Linear(2, 2)
 """
+# Of more samples, and another validation set; a stored database holds the hash of this code (`test_versions.py`).
+POINTS = """
+import torch
+from bsearch import Data, Task
+
+def points(samples, seed):
+    inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
+    return torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+class Points(Task):
+    def data(self, setup):
+        return Data(points(400, 0), points(101, 1))
+
+    def model(self, setup):
+        return torch.nn.Linear(2, 2)
+"""
 
 
 def tiny_study(folder: Path, task: str = TASK, **changes: Any) -> Path:

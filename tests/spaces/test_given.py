@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bsearch.spaces.boundary.given import number_of, scalar_of
 from bsearch.spaces.errors import TaskError
-from bsearch.spaces.given import number_of, scalar_of
 from bsearch.spaces.record import name_fault, type_fault
 from bsearch.spaces.trial import Measurement
 from hypothesis import given

@@ -14,9 +14,9 @@ from bsearch.search.store.database import storage_engine
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.url import shown_url
 from bsearch.search.suggest.optuna.database import open_storage
+from bsearch.spaces.boundary.secrets import masked
+from bsearch.spaces.boundary.storage import network_file_system, sqlite_parts, sqlite_url, storage_of
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.secrets import masked
-from bsearch.spaces.storage import network_file_system, sqlite_parts, sqlite_url, storage_of
 from click.testing import CliRunner
 from conftest import TASKS
 from hypothesis import example, given

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from bsearch.cli import main
-from bsearch.spaces import files
+from bsearch.spaces.boundary import files
 from bsearch.spaces.errors import StudyFileError
 from bsearch.verify.claims import Fact
 from bsearch.verify.machine import report_here, where_to_send

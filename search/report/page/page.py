@@ -15,9 +15,9 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from ....spaces.boundary.files import file_name, write_file
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
-from ....spaces.files import file_name, write_file
 from ....spaces.front import ParetoFront, amount
 from ....spaces.laws.examination import overall
 from ....spaces.readable import number, seconds

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from ....spaces.boundary.files import text_of
 from ....spaces.errors import Fault, StudyFileError
-from ....spaces.files import text_of
 from .forms import INDIFFERENT, Form, Meaning, form_of
 
 _MOST_BYTES = 1 << 20

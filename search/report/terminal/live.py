@@ -23,7 +23,7 @@ from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
-from .console import terminal
+from ..stdio.console import terminal
 from .tables import front_plot
 
 # A plot of fewer rows or columns shows nothing; beside a table of so many columns it needs so many more.

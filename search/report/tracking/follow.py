@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ....spaces.boundary.files import file_name
+from ....spaces.boundary.secrets import masked
 from ....spaces.errors import cut, plain
-from ....spaces.files import file_name
-from ....spaces.secrets import masked
 from ....spaces.study.spec import Tracker as TrackerName
 from ...analysis.pareto import study_front
 from ...run.study_run import StudyRun

@@ -17,10 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from ....spaces.boundary.storage import sqlite_url
 from ....spaces.errors import StudyFileError
 from ....spaces.readable import from_here
 from ....spaces.record import TrialRecord
-from ....spaces.storage import sqlite_url
 from ....spaces.study.spec import Tracker as TrackerName
 from ...store.url import shown_url
 

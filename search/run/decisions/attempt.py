@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....objectives.machine.processor import OtherPrograms
-from ....spaces.given import LARGEST
+from ....spaces.boundary.given import LARGEST
 from ....spaces.learning_rate import RULES_FOR_ADAM
 from ....spaces.plan import ActivationCheckpointing
 from ....spaces.record import TrialFacts, TrialResult, reported_name, taken_per_second

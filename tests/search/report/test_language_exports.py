@@ -14,7 +14,8 @@ from bsearch.search.report.frameworks import FRAMEWORKS, ChosenSettings
 from bsearch.search.report.frameworks.language import LANGUAGE
 from bsearch.spaces.errors import OutputError, StudyFileError
 from bsearch.spaces.plan import BatchPlan
-from test_frameworks import GOLDEN, chosen, program
+from exported_settings import chosen, program
+from test_frameworks import GOLDEN
 
 LLAMA = {
     "model_type": "llama",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
+from bsearch.search.report.stdio.streams import ReaderGoneError, Steady
 from bsearch.search.report.terminal.plot import scatter
-from bsearch.search.report.terminal.streams import ReaderGoneError, Steady
 
 
 class Full(io.StringIO):

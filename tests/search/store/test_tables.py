@@ -34,10 +34,10 @@ from bsearch.search.store.stored import StoredStudy, codes
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.search.suggest.optuna.database import open_storage
+from bsearch.spaces.boundary.secrets import masked
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.planning import training_cost
-from bsearch.spaces.secrets import masked
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
 from helpers import as_optuna, run, setup

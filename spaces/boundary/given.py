@@ -7,7 +7,7 @@ from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
 
-from .errors import TaskError, cut
+from ..errors import TaskError, cut
 
 _MOST_CHARACTERS = 60
 # Scores beyond are as good as infinite: their squares and sums, which models take, overflow.

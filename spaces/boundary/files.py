@@ -13,8 +13,8 @@ import time
 import uuid
 from pathlib import Path
 
-from .errors import Fault, OutputError, StudyFileError
-from .readable import shell_word
+from ..errors import Fault, OutputError, StudyFileError
+from ..readable import shell_word
 from .storage import sqlite_url
 
 # No file takes this long to write.

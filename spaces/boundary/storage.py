@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from urllib.parse import quote, unquote_to_bytes
 
-from .errors import StudyFileError
+from ..errors import StudyFileError
 
 # Driver, path and options of an SQLite file's URL; not of SQLite's own URIs, nor of a database in memory.
 _SQLITE = re.compile(r"(sqlite(?:\+\w+)?):///(?!file:|:memory:(?:\?|$))([^?]+)(\?.*)?", re.DOTALL)

@@ -1,0 +1,1 @@
+"""The process's own streams, and the console on them."""
