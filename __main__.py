@@ -21,7 +21,7 @@ def main() -> None:
         command_line(prog_name="bsearch")
     except SystemExit as end:
         if why := not_printed():
-            print(f"{why}. What the command does besides was done.", file=sys.stderr)
+            print(f"{why}. Everything else was done.", file=sys.stderr)
             end.code = end.code or 1
         if "ray" not in sys.modules or not isinstance(end.code, int | None):
             raise

@@ -142,7 +142,7 @@ class RayConnection:
         """Start Ray here, twice if need be: one of its processes may be killed before it is there."""
         folder = {}
         if len(usual := get_default_system_temp_dir()) > _LONGEST_FOLDER:
-            self._say(f"Ray keeps its files in {_SHORT_FOLDER}: names of sockets in {usual} would be too long")
+            self._say(f"Ray keeps its files in {_SHORT_FOLDER}: socket paths under {usual} would be too long")
             folder["_temp_dir"] = _SHORT_FOLDER
         for again in (False, True):
             try:

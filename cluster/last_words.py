@@ -57,7 +57,7 @@ def last_words(folder: Path, process: int) -> str:
             return f"its worker was killed by {name}"
     if found := re.search(r"^Fatal Python error: (.+)$", text, re.MULTILINE):
         return f"its worker died of a fatal error of Python: {found[1]}"
-    return "its worker was killed without notice, as by SIGKILL, with which a system ends what takes too much memory"
+    return "its worker was killed without a trace, as SIGKILL does, which the system sends when memory runs out"
 
 
 __all__ = ["last_words", "leave_last_words"]

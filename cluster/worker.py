@@ -173,7 +173,7 @@ def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder:
     from ..objectives.trial import PROCESS_FAILED, start_attempt
 
     if left := left_behind():
-        return iter([Outcome("interrupted", f"{PROCESS_FAILED}: another training has left behind {left}", spoils=True)])
+        return iter([Outcome("interrupted", f"{PROCESS_FAILED}: an earlier training left behind {left}", spoils=True)])
     stand_in(folder)
     spread_ranks(machines_of(shares))
     return start_attempt(reference, setup)

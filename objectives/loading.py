@@ -50,7 +50,7 @@ def load_task(reference: str) -> Task | TrainFunction:
     kind = "a function that yields nothing" if inspect.isfunction(found) else f"a {type(found).__name__}"
     raise TaskError(
         f"task {reference}: expected a Task or a generator function `def train(setup): ... yield Measurement(...)`, got {kind}"
-        f"{'. A decorator of one needs functools.wraps' * inspect.isfunction(found)}"
+        f"{'. A decorated one needs functools.wraps' * inspect.isfunction(found)}"
     )
 
 
@@ -104,7 +104,7 @@ def _beside(place: str, name: str | None) -> str:
     top = (name or "").partition(".")[0]
     if not place.endswith(".py") or top not in Path(place).resolve().parent.parts:
         return ""
-    return f". The folder {top!r} is no package: put an __init__.py into it and the folders down to the task's file"
+    return f". The folder {top!r} is not a package: add an __init__.py to it and to the folders between it and the task's file"
 
 
 def _module(place: str, where: str) -> ModuleType:

@@ -93,7 +93,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise fault("expected a number")
     if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
-        raise fault(f"expected 0, or a number of a size from {_SMALLEST:g} to {_LARGEST:g}")
+        raise fault(f"expected 0, or a magnitude from {_SMALLEST:g} to {_LARGEST:g}")
     return value
 
 

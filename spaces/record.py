@@ -173,13 +173,13 @@ def name_fault(field_name: Literal["scores", "facts"], names: Iterable[str]) -> 
     """What is wrong with the names of scores or facts that training code gives; empty where nothing is.
 
     >>> name_fault("scores", ["recall", "train_s"])
-    "scores: expected names that nothing else has, got train_s: bsearch's own results and settings. Rename what you report."
+    "scores: expected names other than bsearch's own, got train_s. Rename what you report."
     """
     ours = OURS_OF_SCORES if field_name == "scores" else _OURS_OF_FACTS
     if not (taken := sorted(ours.intersection(names))):
         return ""
     return (
-        f"{field_name}: expected names that nothing else has, got {', '.join(taken)}: bsearch's own results and settings. "
+        f"{field_name}: expected names other than bsearch's own, got {', '.join(taken)}: bsearch's own results and settings. "
         "Rename what you report."
     )
 

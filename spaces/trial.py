@@ -231,10 +231,10 @@ class Measurement:
         object.__setattr__(self, "scores", _named("scores", self.scores, number_of))
         object.__setattr__(self, "facts", _named("facts", self.facts, scalar_of))
         if twice := sorted(self.scores.keys() & self.facts.keys()):
-            raise TaskError(f"Measurement: expected each name once, got {', '.join(twice)} among scores and facts")
+            raise TaskError(f"Measurement: expected each name in scores or in facts, got {', '.join(twice)} in both")
         score = self.scores.get("accuracy", self.accuracy)
         if self.accuracy is not None and score != self.accuracy and not (score != score and self.accuracy != self.accuracy):
-            raise TaskError(f"Measurement.accuracy: expected one value, got {self.accuracy} and in scores {score}")
+            raise TaskError(f"Measurement.accuracy: expected the value in scores, {score}, got {self.accuracy}")
 
     def score(self, metric: str) -> float:
         """The value of a metric by name; `accuracy` is the field of that name.
@@ -278,7 +278,7 @@ def _named(field_name: str, values: Any, plain: Callable[[str, Any], _T]) -> dic
         raise TaskError(f"{where}: expected a dict of values by name, got {shown(values)}")
     for name in values:
         if not isinstance(name, str) or not name:
-            raise TaskError(f"{where}: expected names that are text, got {shown(name)}")
+            raise TaskError(f"{where}: expected names that are strings, got {shown(name)}")
     return {str(name): plain(f"{where}: {name}", value) for name, value in values.items()}
 
 

@@ -81,7 +81,7 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
             elif path.name.startswith(".") or _matches(path, FILES):
                 left_out.append(str(relative))
             elif not path.resolve().is_relative_to(folder.resolve()):
-                left_out.append(f"{relative} (a link to outside the folder)")
+                left_out.append(f"{relative} (a link that leads outside the folder)")
             elif _is_key(path):
                 left_out.append(f"{relative} (a key)")
             elif not path.is_file() or path.stat().st_size > LARGEST_FILE:

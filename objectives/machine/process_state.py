@@ -61,9 +61,9 @@ class Changes:
     def __str__(self) -> str:
         parts = []
         if self.restored:
-            parts.append(f"changed {', '.join(self.restored)} in its process, which was set back after it")
+            parts.append(f"changed {', '.join(self.restored)}; restored afterwards")
         if self.left:
-            parts.append(f"left behind {', '.join(self.left)} in its process, which no other trial uses where Ray runs them")
+            parts.append(f"left behind {', '.join(self.left)}: Ray replaces the process, --serial keeps it")
         return "; ".join(parts)
 
 
@@ -81,7 +81,7 @@ def kept_process() -> Iterator[Changes]:
         for setting in settings:
             _set_back(setting, before[setting.name], changes)
         if threads_left := [thread for thread in threading.enumerate() if thread not in threads and _runs_users_code(thread)]:
-            changes.left.append(f"threads that run on ({_listed(thread.name for thread in threads_left)})")
+            changes.left.append(f"threads still running ({_listed(thread.name for thread in threads_left)})")
         _left.extend(changes.left)
 
 

@@ -506,7 +506,7 @@ def _without_first(stored: dict[str, Any], error: ValidationError, what: str) ->
     path = fault["loc"]
     where = f"spec.{'.'.join(map(str, path))}"
     if fault["type"] == "extra_forbidden" and (without := _without(stored, path)) != stored:
-        return without, f"{where}: this version has no such key, so what it stands for is not shown"
+        return without, f"{where}: unknown to this version, so it is not shown"
     if not path or path[0] in _READ_BY or path[0] not in stored:
         raise refused(what, f"{where}: {fault['msg'].lower()}, got {cut(repr(fault['input']), 60)}")
     words = f"{where}: {fault['msg'].lower()}, got {cut(repr(fault['input']), 60)}; {path[0]} is shown as its default"

@@ -38,7 +38,7 @@ def number_of(where: str, value: Any) -> int | float:
     try:
         number = float(found)
     except OverflowError:
-        raise TaskError(f"{where}: expected a number within the range of doubles, got {shown(value)}") from None
+        raise TaskError(f"{where}: expected a number that fits a double, got {shown(value)}") from None
     return int(found) if isinstance(found, Integral) else number
 
 
@@ -53,12 +53,9 @@ def scalar_of(where: str, value: Any) -> bool | int | float | str:
         return cut(str(found))  # it is stored with each trial
     if isinstance(found, bool):
         return found
-    try:
-        return number_of(where, found)
-    except TaskError as error:
-        if "doubles" in str(error):
-            raise
-        raise TaskError(f"{where}: expected a number, text, true or false, got {shown(value)}") from None
+    if not isinstance(found, Real | Decimal):
+        raise TaskError(f"{where}: expected a number, text, true or false, got {shown(value)}")
+    return number_of(where, found)
 
 
 def _item(value: Any) -> Any:

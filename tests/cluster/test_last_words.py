@@ -16,7 +16,7 @@ from bsearch.cluster.last_words import last_words
         ("os._exit(3)", "its worker exited with code 3"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its worker was killed by SIGSEGV"),
         ("os.abort()", "its worker was killed by SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "its worker was killed without notice, as by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "its worker was killed without a trace, as SIGKILL does"),
         ("os.waitpid(pid, 0) if (pid := os.fork()) else os._exit(5); os._exit(4)", "its worker exited with code 4"),
     ],
 )

@@ -34,9 +34,7 @@ def test_what_is_changed_is_set_back_and_named(monkeypatch: pytest.MonkeyPatch) 
         raise ValueError("on purpose")
     assert torch.get_default_dtype() == torch.float32
     assert "MY_SWITCH" not in os.environ
-    assert str(changes) == (
-        "changed torch's default dtype, environment variables MY_SWITCH in its process, which was set back after it"
-    )
+    assert str(changes) == ("changed torch's default dtype, environment variables MY_SWITCH; restored afterwards")
 
 
 def test_what_bsearch_sets_for_a_training_is_not_the_trainings_change() -> None:
@@ -58,7 +56,7 @@ def test_a_thread_of_the_users_that_runs_on_is_left_behind() -> None:
         thread.start()
     over.set()
     thread.join()
-    assert changes.left == ["threads that run on (mine)"]
+    assert changes.left == ["threads still running (mine)"]
 
 
 def wait_for(event: threading.Event) -> None:
@@ -84,7 +82,7 @@ def test_a_training_that_is_stopped_early_leaves_word_of_what_it_left(monkeypatc
     running.close()  # type: ignore[attr-defined]
     over.set()
     thread.join()
-    assert left_behind() == "threads that run on (mine)"
+    assert left_behind() == "threads still running (mine)"
 
 
 TASK = """

@@ -106,7 +106,7 @@ def test_no_value_is_one_that_json_does_not_have(value: float) -> None:
 @pytest.mark.parametrize("number", [1e-320, -5e-324, 1e300, -1e200])
 def test_no_number_has_a_square_or_a_quotient_that_is_none(number: float) -> None:
     for ends in ({"low": number, "high": 1e99}, {"low": -1e99, "high": number}, {"low": 0, "high": 1, "step": abs(number)}):
-        with pytest.raises(ValidationError, match="expected 0, or a number of a size from 1e-100 to 1e"):
+        with pytest.raises(ValidationError, match="expected 0, or a magnitude from 1e-100 to 1e"):
             Range.model_validate(ends)
     with pytest.raises(ValidationError, match="expected at most 1e\\+12 steps from low to high"):
         Range(low=0, high=1, step=1e-13)

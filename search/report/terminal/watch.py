@@ -119,8 +119,8 @@ def driver_sentence(study: StoredStudy) -> str:
     begun = sum(record.outcome == "running" for record in study.records)
     if driver is None and not begun:
         return ""
-    left = f", although {begun} trial{'s' * (begun != 1)} had begun" if begun else ""
-    return f"No driver is running {study.name} any more{left}: `bsearch run` resumes it."
+    left = f"; {count(begun)} trial{'s' * (begun != 1)} had begun" if begun else ""
+    return f"No driver is running {study.name}{left}. `bsearch run` resumes it."
 
 
 def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
