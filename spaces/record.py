@@ -178,10 +178,7 @@ def name_fault(field_name: Literal["scores", "facts"], names: Iterable[str]) -> 
     ours = OURS_OF_SCORES if field_name == "scores" else _OURS_OF_FACTS
     if not (taken := sorted(ours.intersection(names))):
         return ""
-    return (
-        f"{field_name}: expected names other than bsearch's own, got {', '.join(taken)}: bsearch's own results and settings. "
-        "Rename what you report."
-    )
+    return f"{field_name}: expected names other than bsearch's own, got {', '.join(taken)}. Rename what you report."
 
 
 def reported_name(name: str) -> str:

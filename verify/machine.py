@@ -59,7 +59,7 @@ def report_here(kind: Literal["cpu", "gpu"], gpu: str = "") -> Report:
 def versions() -> str:
     """What determines results, in one line."""
     found = {
-        "bsearch": f"{_version('bsearch')}{_commit()}",
+        "bsearch": f"{_version('bsearch')}{_commit()}".strip(),
         "driver": _smi("driver_version"),
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,

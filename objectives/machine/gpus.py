@@ -28,6 +28,8 @@ GROWING = "expandable_segments:True"
 # What the drivers of NVIDIA's cards (also in WSL2 and on Jetson) and of AMD's leave behind. Intel's leave the same for graphics
 # that do not compute, so for them a torch that is built for Intel's GPUs speaks.
 _SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+# The program of the process that is asked: this module, for whose import the folder above the package is also searched.
+_ASK = "import runpy, sys; sys.path.append(sys.argv.pop(2)); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 # Variables that hide GPUs from torch.
 _HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -109,8 +111,8 @@ def usable_gpus(*, tries: bool = False) -> UsableGpus:
 
 
 def _answer(tries: bool, variables: Mapping[str, str] | None = None) -> UsableGpus:
-    # -P: no file of the current folder is taken for a module of torch's.
-    command = [sys.executable, "-P", "-m", __name__, *(["tries"] if tries else [])]
+    # -P: no file of the current folder is taken for a module of torch's. Where this package is not installed, it is found last.
+    command = [sys.executable, "-P", "-c", _ASK, __name__, str(Path(__file__).parents[3]), *(["tries"] if tries else [])]
     given = {**os.environ, **(variables or {})}
     try:
         done = subprocess.run(  # noqa: S603

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,6 +113,19 @@ def test_where_nothing_speaks_for_a_gpu_torch_is_not_asked(monkeypatch: pytest.M
     usable_gpus.cache_clear()
     assert usable_gpus().reason == "Apple's GPUs are not supported yet"
     usable_gpus.cache_clear()
+
+
+def test_a_clone_that_is_not_installed_asks_torch_too(tmp_path: Path) -> None:
+    (tmp_path / "bsearch").symlink_to(Path(gpus.__file__).parents[2])
+    venv.create(tmp_path / "bare", symlinks=True)
+    packages = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    # Folders of PYTHONPATH are searched without their .pth files: an installed bsearch is not found there.
+    program = "from bsearch.objectives.machine import gpus; print(gpus.__file__); print(gpus._answer(False).reason)"
+    command = [tmp_path / "bare" / "bin" / "python", "-c", program]
+    asked = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": packages}, capture_output=True, text=True)
+    file, reason = asked.stdout.splitlines()
+    assert file.startswith(str(tmp_path))
+    assert reason.startswith("torch "), reason
 
 
 def test_graphics_that_do_not_compute_are_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
