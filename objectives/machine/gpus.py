@@ -29,7 +29,10 @@ GROWING = "expandable_segments:True"
 # that do not compute, so for them a torch that is built for Intel's GPUs speaks.
 _SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
 # The program of the process that is asked: this module, for whose import the folder above the package is also searched.
-_ASK = "import runpy, sys; sys.path.append(sys.argv.pop(2)); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+_ASK = (
+    "import runpy, sys; sys.path.append(sys.argv.pop(2)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 # Variables that hide GPUs from torch.
 _HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 

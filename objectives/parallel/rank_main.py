@@ -132,8 +132,8 @@ def _meet(rank: int, device: int, meeting: Meeting) -> None:
     Raises:
         RuntimeError: of the backend.
     """
-    # Before the group starts: functions of this module take the group of their import for a default argument. They would keep it
-    # alive after it is destroyed, and with it gloo's threads, which can abort a process that ends.
+    # Before the group starts: functions of this module have the group of the time of import for a default argument. They would
+    # keep it alive after it is destroyed, and with it gloo's threads, which can abort a process that ends.
     importlib.import_module("torch.distributed.nn")
     _choose_interface(meeting)
     if meeting.kind == "gpu":
