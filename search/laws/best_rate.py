@@ -11,7 +11,7 @@ rate, so it is the same whatever rule proposed the trials.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,8 +20,9 @@ from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 
 from ...spaces.errors import Fault, StudyFileError
-from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.record import TrialRecord
+from ..analysis.blow_ups import told_apart
+from ..analysis.coordinates import other_coordinates
 from ..analysis.gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
 from ..analysis.rates import BestRates, Estimate, RateAt, StoredRates
 from ..store.stored import StoredStudy
@@ -36,8 +37,6 @@ _LEAST_EXPONENT, _MOST_EXPONENT = -1.0, 2.0
 _OFFSETS = np.array([-9.0, -6.0, -4.0, -2.8, -2.0, -1.4, -0.9, -0.4, 0.0, 0.4, 0.9, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0])
 _DRAWS, _GRID, _GROUPS = 400, 80, 8
 _JITTER = 1e-8
-# Parameters that act only through the rate, or do not affect what is learned.
-_NOT_OTHERS = frozenset({"effective_batch", "reference_rate", "rule", "exponent", "noise_batch", "devices"})
 
 
 def rates_of(study: StoredStudy, asked: Sequence[int] = ()) -> BestRates:
@@ -97,6 +96,7 @@ def best_rates(
     Raises:
         StudyFileError: too few trials, or batches or rates that do not differ enough.
     """
+    records = told_apart(records, direction)
     ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
     complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
     if len(complete) < FEWEST:
@@ -170,25 +170,6 @@ def _check_spread(name: str, points: Array) -> None:
             f"study {name}: space.reference_rate: expected rates that differ at the same batch, got none. "
             "Search a range of rates to distinguish the rules."
         )
-
-
-def other_coordinates(records: Sequence[TrialRecord], without: Collection[str] = ()) -> Array:
-    """Every other searched parameter, numbers scaled to unit range and categories one-hot: (trials, columns)."""
-    columns: list[Any] = []
-    names = {name for record in records for name in record.parameters} - _NOT_OTHERS - set(without)
-    if RULES_FOR_ADAM & {str(record.facts.rule) for record in records}:
-        names.add("rule")  # these change more than the rate
-    for name in sorted(names):
-        values = [record.parameters.get(name, record.settings.get(name)) for record in records]
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            numbers = np.array(values, dtype=np.float64)
-            if numbers.min() > 0 and numbers.max() > 10 * numbers.min():
-                numbers = np.log(numbers)
-            if np.ptp(numbers) > 0:
-                columns.append((numbers - numbers.min()) / np.ptp(numbers))
-        elif len(categories := sorted(set(map(str, values)))) > 1:
-            columns += [np.array([float(str(value) == category) for value in values]) for category in categories]
-    return np.column_stack(columns) if columns else np.zeros((len(records), 0))
 
 
 class _Ridge:

@@ -28,16 +28,19 @@ import numpy as np
 from ...spaces.errors import StudyFileError
 from ...spaces.record import TrialRecord
 from ..analysis.accuracy_scale import DEEPEST
+from ..analysis.blow_ups import told_apart
+from ..analysis.cliff import Cliff
+from ..analysis.coordinates import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
 from ..suggest.batch_rate_prior import BARE, AccuracyPrior, BatchRate
-from .best_rate import other_coordinates
 from .scaled_up import EXPONENTS, NextStudy, ScaledUp, SettingAt, Size, follows_size, size_of
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.
 FEWEST, _MOST = 12, 160
-# A diverged trial is this much below the worst complete one of its size, on the scale of accuracies.
-_DIVERGED = 0.5
+# What a failed training is worth on the scale of accuracies, where the median lies at -1: all is lost, and by too low a rate
+# little.
+_FAILED = -10.0
 # The share of trials within one unit of the best on that scale, each size counted alike.
 _CLOSE = 0.2
 # Draws of the exponents from their prior, those that are kept, and where each looks for its best: random points, points of a
@@ -56,6 +59,9 @@ _DECAY_POWER = 0.527
 # A next study: its trials, its samples relative to the largest tried, what it may cost, in trainings of the target's size, by
 # what factor it has to differ from every size tried, and how much it has to narrow one of the intervals.
 NEXT_TRIALS, _NEXT_SIZES, _NEXT_COST, _NEXT_APART, _NEXT_NARROWS = 16, (0.1, 0.2, 0.33, 0.5, 2.0, 3.0, 5.0), 2.0, 1.5, 0.95
+# Sizes that differ by less in samples and in parameters tell nothing of the exponents: their noise was taken for an effect of
+# size, and more trials made predictions worse.
+_APART = 1.5
 # An exponent whose posterior mean is so many prior standard deviations away contradicts what is published.
 _FAR = 2.0
 
@@ -79,6 +85,7 @@ def scale_up(
     Raises:
         StudyFileError: too few complete trials, or they do not differ in batch and rate.
     """
+    records = told_apart(records, direction)
     ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
     complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
     if len(complete) >= FEWEST and len({record.accuracy for record in complete}) == 1:
@@ -160,7 +167,7 @@ class _Scale:
         return np.asarray(self.best - self.unit * np.where(below > 0, np.sinh(np.clip(below, 0.0, DEEPEST)), below))
 
 
-_Draw = tuple[GaussianProcess, Array]  # a process, and the exponents of its coordinates
+_Draw = tuple[GaussianProcess, Array, Cliff | None]  # a process, the exponents of its coordinates, and where trainings fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,31 +191,29 @@ class _Fit:
     Args:
         tried: (n, 2), logarithms of batch and rate.
         begin: the size that coordinates are relative to.
+
+    Attributes:
+        tried_away: (n, 2), logarithms of all trials' samples and parameters, relative to `begin`.
+        failed: (n,), which of them diverged or blew up.
+        told_by_sizes: whether sizes differ enough to tell exponents.
+        away, records, values: of those that did not fail.
     """
 
     def __init__(
         self, records: Sequence[TrialRecord], tried: Array, begin: Size, direction: Literal["minimize", "maximize"]
     ) -> None:
-        sizes = [size_of(record) for record in records]
-        self.records, self.begin, self.tried = records, begin, tried
-        self.away = np.array([size.logs for size in sizes]) - begin.logs
+        every = np.array([size_of(record).logs for record in records]) - begin.logs
+        self.begin, self.tried, self.tried_away = begin, tried, every
+        self.failed = np.array([record.outcome == "diverged" for record in records])
+        self.told_by_sizes = bool((np.ptp(every, axis=0) >= math.log(_APART)).any())
+        # The surface is that of trainings that work; those that failed say where the cliff is.
+        records = [record for record in records if record.outcome != "diverged"]
+        self.records, self.away = records, every[~self.failed]
+        held = Counter(size_of(record) for record in records)
         sign = 1.0 if direction == "maximize" else -1.0
-        trained = [record.accuracy is not None and record.outcome == "complete" for record in records]
-        accuracies = sign * np.array(
-            [record.accuracy if good else math.nan for record, good in zip(records, trained, strict=True)]
-        )
-        held = Counter(size for size, good in zip(sizes, trained, strict=True) if good)
-        self.scale = _Scale(
-            accuracies[trained], np.array([1 / held[size] for size, good in zip(sizes, trained, strict=True) if good])
-        )
+        accuracies = sign * np.array([record.accuracy for record in records], dtype=np.float64)
+        self.scale = _Scale(accuracies, np.array([1 / held[size_of(record)] for record in records]))
         self.values = self.scale.of(accuracies)
-        worst: dict[Size, float] = {}  # of each size
-        for size, value in zip(sizes, self.values, strict=True):
-            worst[size] = float(np.fmin(worst.get(size, math.nan), value))
-        lowest = np.nanmin(self.values)
-        # How bad a diverged trial was is not known, only that it was worse.
-        below = np.array([worst[size] if worst[size] == worst[size] else lowest for size in sizes]) - _DIVERGED
-        self.values = np.where(trained, self.values, below)
         names = {name for record in records for name in record.parameters}
         partly = {name for name in names if not all(name in record.parameters or name in record.settings for record in records)}
         others = other_coordinates(records, without={"epochs"} | partly)
@@ -234,10 +239,17 @@ class _Fit:
         by_data, by_model, rate_by_model, rest = free.T
         return np.column_stack([by_data, by_model, self.slope[0] * (by_data + by_model) + rest, rate_by_model])
 
+    def _moved(self, exponents: Array) -> Array:
+        """u and v of all trials under these exponents, (n, 2)."""
+        return np.asarray(self.tried - self.middle - self.tried_away @ np.reshape(exponents, (2, 2)).T)
+
     def _points(self, exponents: Array) -> Array:
-        """The trials where these exponents put them, (n, 4 + others); the process's own coordinates begin at a half."""
-        moved = self.tried - self.middle - self.away @ np.reshape(exponents, (2, 2)).T
-        return np.asarray(np.column_stack([moved, self.away, self.others]) + 0.5)
+        """The trials that did not fail under these exponents, (n, 4 + others); a process's own coordinates begin at a half."""
+        return np.asarray(np.column_stack([self._moved(exponents)[~self.failed], self.away, self.others]) + 0.5)
+
+    def _draw(self, process: GaussianProcess, exponents: Array) -> _Draw:
+        cliff = Cliff.fitted(self._moved(exponents), self.failed.astype(float)) if self.failed.any() else None
+        return self._given(process, exponents), exponents, cliff
 
     def scaled(self, target: Size, sizes: tuple[Size, ...]) -> ScaledUp:
         free, log_weights, process = self._posterior()
@@ -248,8 +260,8 @@ class _Fit:
         exponents = self._exponents(free)
         kept = exponents[np.minimum(order, len(exponents) - 1)]
         self.best = self._best(process, weights @ exponents)
-        draws = [(self._given(process, drawn), drawn) for drawn in kept]
-        tops = np.array([self._top(*each) for each in draws])  # (kept, 2): u, v
+        draws = [self._draw(process, drawn) for drawn in kept]
+        tops = np.array([self._top(draw) for draw in draws])  # (kept, 2): u, v
         moved = np.einsum("kij,j->ki", kept.reshape(-1, 2, 2), target.logs - self.begin.logs)
         best = self._expected_best(draws, moved)
         begun = self._expected_best(draws, np.zeros_like(moved)) + self.middle
@@ -276,7 +288,7 @@ class _Fit:
         return ScaledUp(
             begin=self.begin,
             target=target,
-            trials=len(self.values),
+            trials=len(self.tried),
             sizes=sizes,
             batch=_around(best[0] + self.middle[0], tops[:, 0] + moved[:, 0] + self.middle[0]),
             settings=tuple(settings),
@@ -315,9 +327,10 @@ class _Fit:
             else:
                 likely = self._exponents((weights @ free)[None])[0]
                 process = fitted(self._points(likely), self.values, structure=self.structure, prior=(0.0, 1.0))
-            log_weights = correction + [
-                self._log_likelihood(self._given(process, exponent)) for exponent in self._exponents(free)
-            ]
+            if self.told_by_sizes:
+                log_weights = correction + [
+                    self._log_likelihood(self._draw(process, exponent)) for exponent in self._exponents(free)
+                ]
         return free, log_weights, process
 
     def _best(self, process: GaussianProcess, exponents: Array) -> int:
@@ -331,9 +344,11 @@ class _Fit:
             self._points(exponents), self.values, process.free, process.log_noise, 0.0, 1.0, structure=self.structure
         )
 
-    def _log_likelihood(self, process: GaussianProcess) -> float:
+    def _log_likelihood(self, draw: _Draw) -> float:
+        process, _, cliff = draw
         spread = process.factor.T @ process.weights
-        return float(-0.5 * spread @ spread - np.log(np.diag(process.factor)).sum())
+        of_cliff = 0.0 if cliff is None else cliff.log_posterior
+        return float(-0.5 * spread @ spread - np.log(np.diag(process.factor)).sum()) + of_cliff
 
     def _places(self, spots: Array) -> Array:
         """Points of the largest size with the best trial's other parameters at (u, v), (m, 2)."""
@@ -342,21 +357,22 @@ class _Fit:
 
     def _bounds(self, exponents: Array) -> tuple[Array, Array]:
         """The smallest and the largest u and v tried."""
-        spots = self._points(exponents)[:, :2] - 0.5
+        spots = self._moved(exponents)
         return spots.min(axis=0), spots.max(axis=0)
 
-    def _top(self, process: GaussianProcess, exponents: Array) -> Array:
+    def _top(self, draw: _Draw) -> Array:
         """Where one draw of the surface has its maximum, (2,)."""
-        low, high = self._bounds(exponents)
+        low, high = self._bounds(draw[1])
         spots = low + (high - low) * self.rng.random((_POINTS, 2))
-        return np.asarray(spots[self._drawn(process, spots).argmax()])
+        return np.asarray(spots[self._drawn(draw, spots).argmax()])
 
-    def _drawn(self, process: GaussianProcess, spots: Array) -> Array:
-        """One draw of the surface at spots (m, 2), (m,)."""
-        points = self._places(spots)
-        middle, covariance = process.joint(points)
+    def _drawn(self, draw: _Draw, spots: Array) -> Array:
+        """One draw of the surface at spots (m, 2), (m,), and of the far lower one where failure is the likelier."""
+        process, _, cliff = draw
+        middle, covariance = process.joint(self._places(spots))
         covariance[np.diag_indices_from(covariance)] += _JITTER
-        return np.asarray(middle + np.linalg.cholesky(covariance) @ self.rng.standard_normal(len(spots)))
+        drawn = middle + np.linalg.cholesky(covariance) @ self.rng.standard_normal(len(spots))
+        return drawn if cliff is None else np.where(cliff.chance(spots) < 0.5, drawn, _FAILED + drawn)
 
     def _expected_best(self, draws: Sequence[_Draw], moved: Array) -> Array:
         """Log batch and log rate, less the middle, with the highest expected accuracy over all draws, (2,).
@@ -366,7 +382,7 @@ class _Fit:
         Args:
             moved: what the size adds to each draw's u and v, (draws, 2).
         """
-        bounds = np.array([self._bounds(exponents) for _, exponents in draws]) + moved[:, None, :]
+        bounds = np.array([self._bounds(exponents) for _, exponents, _ in draws]) + moved[:, None, :]
         low, high = np.median(bounds, axis=0)
         for _ in range(2):  # coarse, then fine around the best
             axes = [np.linspace(low[axis], high[axis], _GRID) for axis in (0, 1)]
@@ -378,7 +394,10 @@ class _Fit:
 
     def _expected(self, draws: Sequence[_Draw], moved: Array, spots: Array) -> Array:
         """Mean over the draws of the expected accuracy at log batches and rates, (m, 2) less the middle."""
-        each = (process.mean_at(self._places(spots - by)) for (process, _), by in zip(draws, moved, strict=True))
+        each = (
+            _with_failures(process.mean_at(self._places(spots - by)), cliff, spots - by)
+            for (process, _, cliff), by in zip(draws, moved, strict=True)
+        )
         return np.asarray(sum(each) / len(draws))
 
     def _at_batch(self, draws: Sequence[_Draw], moved: Array, batch: float, best: float) -> tuple[_Line, float]:
@@ -388,11 +407,11 @@ class _Fit:
             best: the best log batch, for the accuracy given up.
         """
         rates, given_up, tried = [], [], []
-        for (process, exponents), by in zip(draws, moved, strict=True):
-            low, high = self._bounds(exponents)
+        for draw, by in zip(draws, moved, strict=True):
+            low, high = self._bounds(draw[1])
             line = np.linspace(low[1], high[1], _LINE)
             spots = np.vstack([np.column_stack([np.full(_LINE, log_batch - by[0]), line]) for log_batch in (batch, best)])
-            drawn = self._drawn(process, spots)
+            drawn = self._drawn(draw, spots)
             here, there = self.scale.back(np.array([drawn[:_LINE].max(), drawn[_LINE:].max()]))
             rates.append(line[drawn[:_LINE].argmax()] + by[1])
             given_up.append(there - here)
@@ -434,7 +453,7 @@ class _Fit:
 
         A study's best is taken to be known as well as this one's is, with as many trials, on top of its exponents.
         """
-        spread = np.maximum(tops.var(axis=0) * len(self.values) / NEXT_TRIALS, 0.01)
+        spread = np.maximum(tops.var(axis=0) * len(self.tried) / NEXT_TRIALS, 0.01)
         found: list[tuple[float, NextStudy]] = []
         for times in _NEXT_SIZES:
             size = Size(self.begin.samples * times, self.begin.parameters)
@@ -453,6 +472,14 @@ class _Fit:
             study = NextStudy(size, float(middle[0]), float(middle[1]), NEXT_TRIALS, (narrows[0], narrows[1]), cost)
             found.append((math.log(narrows[0]) + math.log(narrows[1]), study))
         return min(found, key=lambda candidate: candidate[0])[1] if found else None
+
+
+def _with_failures(values: Array, cliff: Cliff | None, spots: Array) -> Array:
+    """Values at spots (m, 2), with what failures cost on average, (m,)."""
+    if cliff is None:
+        return values
+    chance = cliff.chance(spots)
+    return np.asarray((1 - chance) * values + chance * _FAILED)
 
 
 def _weighted(draws: Array, weights: Array) -> Estimate:

@@ -25,6 +25,7 @@ from ...spaces.profile_request import profile_faults
 from ...spaces.readable import count
 from ...spaces.record import TrialRecord, counted
 from ...spaces.study.spec import StudySpec
+from ..analysis.blow_ups import told_apart
 from ..analysis.pareto import study_front
 from ..laws.best_rate import with_rates
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
@@ -189,8 +190,9 @@ def _store(study: _OpenStudy) -> None:
 
 
 def _stored(study: _OpenStudy, trials: list[TrialRecord], driver_s: float) -> StoredStudy:
-    front = study_front(trials, study.spec.objectives)
-    return StoredStudy(study.tables.url, study.name, study.spec, study.identity, driver_s, tuple(trials), front)
+    records = told_apart(trials, study.spec.objectives.metric.direction)
+    front = study_front(records, study.spec.objectives)
+    return StoredStudy(study.tables.url, study.name, study.spec, study.identity, driver_s, records, front)
 
 
 def _profile(

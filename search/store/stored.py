@@ -18,6 +18,7 @@ from ...spaces.schedule import is_own
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialSetup
+from ..analysis.blow_ups import told_apart
 from ..analysis.pareto import study_front
 from ..analysis.rates import StoredRates
 from .rows import StudyRow, setup_of
@@ -71,7 +72,7 @@ class StoredStudy:
         spec: the study file as of the last run.
         identity: what must not change between runs, as hashes and values by name.
         driver_s: driver time in seconds, summed over runs.
-        records: every trial, by number.
+        records: every trial, by number; one that blew up as diverged, though its row says that it is complete.
         front: of those records.
         rates: the best learning rates fitted at the end of the last run; None where there was none.
     """
@@ -99,7 +100,7 @@ class StoredStudy:
         """
         url, row = _found(study, name, storage)
         spec = row.study
-        records = tuple(stored_trials(url, row.name))
+        records = told_apart(stored_trials(url, row.name), spec.objectives.metric.direction)
         front = study_front(records, spec.objectives)
         return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates)
 

@@ -30,17 +30,21 @@ _MESSAGE_CHARACTERS = 60
 class OptunaCopy:
     """A study of Optuna's that follows a study's trials: same numbers, parameters, states, values and dates.
 
-    Facts are user attributes. A trial that diverged is infeasible to Optuna, as is one without a feasible plan: it is on no
-    front. One that is paused or interrupted, and goes on, is RUNNING there, since Optuna knows no such state.
+    Facts are user attributes. A trial that diverged is infeasible to Optuna, as is one without a feasible plan. One that is
+    paused or interrupted, and goes on, is RUNNING there, since Optuna knows no such state.
 
     Args:
         storage: of Optuna's; only this process writes this study there.
         study_id: in that storage.
         space: of every searched parameter.
+        for_people: rather than for samplers. Optuna's dashboard ignores constraints where it draws the front, so a trial that
+            diverged is PRUNED there, without values.
     """
 
-    def __init__(self, storage: BaseStorage, study_id: int, space: Mapping[str, BaseDistribution]) -> None:
-        self._storage, self._study_id, self._space = storage, study_id, dict(space)
+    def __init__(
+        self, storage: BaseStorage, study_id: int, space: Mapping[str, BaseDistribution], *, for_people: bool = False
+    ) -> None:
+        self._storage, self._study_id, self._space, self._for_people = storage, study_id, dict(space), for_people
         # By number: the trial as it was copied last, or as it was found there.
         self._copies: list[TrialRecord | FrozenTrial] = list(storage.get_all_trials(study_id, deepcopy=False))
         self._numbers = list(range(len(self._copies)))  # Optuna's, by ours: those of a sampler's trials may differ
@@ -89,9 +93,10 @@ class OptunaCopy:
 
     def _template(self, record: TrialRecord) -> FrozenTrial:
         parameters = self._known(record)
+        state, values = self._end(record)
         template = create_trial(
-            state=_state(record),
-            values=record.values,
+            state=state,
+            values=values,
             params=parameters,
             distributions={name: _containing(self._space[name], value) for name, value in parameters.items()},
             user_attrs=_attributes(record),
@@ -104,13 +109,15 @@ class OptunaCopy:
     def _bring_up_to_date(self, record: TrialRecord) -> None:
         if record.outcome == "unreadable":
             return  # what was copied before is all that is left of it
-        before, parameters, state = self._copies[record.number], self._known(record), _state(record)
+        before, parameters, (state, values) = self._copies[record.number], self._known(record), self._end(record)
         if isinstance(before, FrozenTrial):
             if before.params and before.params != parameters:
                 raise StorageError(f"trial {record.number} has other parameters there: {before.params}")
-            if before.state.is_finished() and before.state != state:
+            # Earlier versions copied the values of trials that diverged.
+            ended_as = {self._end(record), (_state(record), record.values)}
+            if before.state.is_finished() and before.state not in {one for one, _ in ended_as}:
                 raise StorageError(f"trial {record.number} is {before.state.name} there")
-            if before.state.is_finished() and before.values != (record.values and list(record.values)):
+            if before.state.is_finished() and (before.values and tuple(before.values)) not in {one for _, one in ended_as}:
                 raise StorageError(f"trial {record.number} has other values there: {before.values}")
         ended = before.state.is_finished() if isinstance(before, FrozenTrial) else before.has_ended
         if ended:
@@ -126,7 +133,13 @@ class OptunaCopy:
         if record.has_ended:
             for name, value in _constraints(record).items():
                 self._storage.set_trial_system_attr(trial_id, name, value)
-            self._storage.set_trial_state_values(trial_id, state, record.values)
+            self._storage.set_trial_state_values(trial_id, state, values)
+
+    def _end(self, record: TrialRecord) -> tuple[TrialState, tuple[float, ...] | None]:
+        """The state and the values that a trial has there."""
+        if self._for_people and record.outcome == "diverged":
+            return TrialState.PRUNED, None
+        return _state(record), record.values
 
     def _known(self, record: TrialRecord) -> dict[str, Any]:
         """Its parameters that are searched."""

@@ -77,7 +77,7 @@ class OptunaDatabase:
             if study.metric_names != objectives.names:
                 study.set_metric_names(objectives.names)
             self.id = self.storage.get_study_id_from_name(name)
-            self._copy = OptunaCopy(self.storage, self.id, space.searched)
+            self._copy = OptunaCopy(self.storage, self.id, space.searched, for_people=True)
 
     def update(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Copy what is new or has changed; returns those trials.

@@ -111,7 +111,7 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
         assert document["objective_names"] == ["train_s", "accuracy"]
         assert {trial["number"] for trial in document["best_trials"]} == set(front)
         trials = {trial["number"]: trial for trial in document["trials"]}
-        assert [trials[number]["state"] for number in range(4)] == ["Complete", "Complete", "Fail", "Pruned"]
+        assert [trials[number]["state"] for number in range(4)] == ["Complete", "Pruned", "Fail", "Pruned"]
         for record in records:
             feasible = all(one <= 0 for one in trials[record.number]["constraints"])
             assert feasible == (record.outcome not in ("diverged", "infeasible")), record

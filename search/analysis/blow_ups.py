@@ -1,0 +1,122 @@
+"""Which trials blew up: they ended at a finite loss that is no result, as trainings do whose learning rate was too high.
+
+Results near the best lie on a smooth surface of batch, rate and other settings; blow-ups lie anywhere below it. So the metric,
+in units of the median's distance below the best, is a regression with two kinds of residuals:
+
+    y = quadratic(ln batch, ln rate) + linear(others) + e,    e ~ (1 − s) Student-t(0, σ) + s Uniform(down to the worst)
+
+Coefficients, σ and the share s are found by expectation and maximization, which starts from the better half of the trials. A
+trial blew up if the second kind is the likelier one, and a trial of a lower rate for its batch did better: at too low a rate,
+little is learned, which is a result.
+
+Source: Aitkin & Wilson 1980, "Mixture models, outliers, and the EM algorithm", doi 10.1080/00401706.1980.10486163.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from ...spaces.record import TrialFacts, TrialRecord
+from .coordinates import other_coordinates
+from .gaussian_process import Array
+
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+# With fewer results, none is told apart.
+FEWEST = 12
+# How far down the metric is looked at, in units of the median's distance below the best.
+_DEEPEST = 30.0
+# The prior: blow-ups and results seen beforehand, standard deviation of the coefficients, σ and as how many trials it counts.
+_SEEN, _COEFFICIENT, _SIGMA, _COUNTS = (0.5, 6.0), 0.5, 0.3, 4.0
+_ROUNDS, _FREEDOM = 25, 4.0
+# How best rates move with the batch, as far as is known without a study.
+_SLOPE = 0.5
+
+
+def told_apart(records: Iterable[TrialRecord], direction: Literal["minimize", "maximize"]) -> tuple[TrialRecord, ...]:
+    """The trials, those that blew up as diverged ones; their message says so."""
+    records = tuple(records)
+    results = [place for place, record in enumerate(records) if _is_result(record)]
+    blew = blown_up([records[place] for place in results], direction)
+    if not blew.any():
+        return records
+    better = "below" if direction == "minimize" else "above"
+    values = [records[place].accuracy or 0.0 for place, gone in zip(results, blew, strict=True) if not gone]
+    message = f"blew up: half of the other trials ended {better} {float(np.median(values)):.4g}, and with lower rates too"
+    found = list(records)
+    for place in np.array(results)[blew]:
+        found[place] = replace(found[place], outcome="diverged", facts=found[place].facts | TrialFacts(message=message))
+    return tuple(found)
+
+
+def blown_up(results: Sequence[TrialRecord], direction: Literal["minimize", "maximize"]) -> Mask:
+    """Which of these complete trials blew up, (trials,).
+
+    Args:
+        results: with a metric, an effective batch and a learning rate.
+    """
+    none = np.zeros(len(results), dtype=bool)
+    if len(results) < FEWEST:
+        return none
+    sign = 1.0 if direction == "maximize" else -1.0
+    values = sign * np.array([record.accuracy for record in results], dtype=np.float64)
+    batches, rates = np.log([(record.facts.effective_batch, record.facts.learning_rate) for record in results]).T
+    relative = rates - _SLOPE * batches  # of the rates, to what suits the batch
+    below = values.max() - values
+    unit = float(np.median(below))
+    if unit <= 0 or np.ptp(relative) <= 0:
+        return none
+    heights = -np.minimum(below / unit, _DEEPEST)
+    sizes = np.log([(record.facts.samples_budget or 1, record.facts.model_parameters or 1) for record in results])
+    varying = [_scaled(column) for column in sizes.T if np.ptp(column) > 0]
+    others = np.column_stack([other_coordinates(results, without={"epochs"}), *varying])
+    down = _shares(_terms(batches, relative, others), heights) < 0.5
+    # The best result among those of lower rates, for each trial.
+    order = np.argsort(relative, kind="stable")
+    reached = np.maximum.accumulate(np.where(down, -math.inf, heights)[order])
+    surpassed = np.empty_like(none)
+    surpassed[order] = np.append(-math.inf, reached[:-1]) > heights[order]
+    return np.asarray(down & surpassed)
+
+
+def _is_result(record: TrialRecord) -> bool:
+    known = record.facts.effective_batch and record.facts.learning_rate
+    return bool(record.outcome == "complete" and known and record.accuracy is not None and math.isfinite(record.accuracy))
+
+
+def _terms(batches: Array, rates: Array, others: Array) -> Array:
+    """What the metric is a linear function of, each from -1 to 1: (trials, terms)."""
+    u, v = (2 * _scaled(axis) - 1 for axis in (batches, rates))
+    return np.column_stack([np.ones_like(u), u, v, u * u, v * v, u * v, 2 * others - 1])
+
+
+def _scaled(values: Array) -> Array:
+    """Values as shares of their range."""
+    return np.asarray((values - values.min()) / (np.ptp(values) or 1.0))
+
+
+def _shares(terms: Array, heights: Array) -> Array:
+    """The probability of each trial to be a result, (trials,)."""
+    count = len(heights)
+    share = np.zeros(count)
+    share[np.argsort(-heights, kind="stable")[: math.ceil(count / 2)]] = 1.0
+    variance, blown = _SIGMA**2, _SEEN[0] / sum(_SEEN)
+    prior = np.diag([1e-6] + [_COEFFICIENT**-2] * (terms.shape[1] - 1))
+    for _ in range(_ROUNDS):
+        precision = terms.T @ (terms * share[:, None]) / variance + prior
+        coefficients = np.linalg.solve(precision, terms.T @ (share * heights) / variance)
+        residuals = heights - terms @ coefficients
+        unsure = np.einsum("ij,ij->i", terms, np.linalg.solve(precision, terms.T).T)
+        variance = (_COUNTS * _SIGMA**2 + float(share @ (residuals**2 + unsure))) / (_COUNTS + float(share.sum()))
+        spread = np.sqrt(variance + unsure)
+        as_result = (1 - blown) * student_t.pdf(residuals / spread, _FREEDOM) / spread
+        as_blow_up = np.where(residuals < 0, blown / (np.ptp(heights) + 1.0), 0.0)
+        share = as_result / (as_result + as_blow_up)
+        blown = (_SEEN[0] + float((1 - share).sum())) / (sum(_SEEN) + count)
+    return share

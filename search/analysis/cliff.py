@@ -1,0 +1,60 @@
+"""Where trainings fail: the probability that one blows up, by batch and rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from scipy.special import expit
+
+from .gaussian_process import Array
+
+# Prior of the intercept and of the slopes along log batch and log rate, means and standard deviations: failures are rare, and
+# beyond a cliff a tenth of an e-fold wide of the rate, which may turn with the batch.
+_MEANS, _STDS = np.array([-4.0, 0.0, 12.0]), np.array([6.0, 3.0, 5.0])
+_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Cliff:
+    """A logistic regression of failures on (log batch, log rate).
+
+    Args:
+        middle: (2,), the point that slopes are relative to.
+        coefficients: (3,), intercept and slopes.
+        log_posterior: of the trainings and the coefficients, up to a constant.
+    """
+
+    middle: Array
+    coefficients: Array
+    log_posterior: float
+
+    @classmethod
+    def fitted(cls, points: Array, failed: Array) -> Self:
+        """The likeliest regression given the prior, by Newton's method.
+
+        Args:
+            points: (n, 2), logarithms of batch and rate.
+            failed: (n,), 1 where the training failed, else 0.
+        """
+        middle = points.mean(axis=0)
+        terms = np.column_stack([np.ones(len(points)), points - middle])
+        free = _MEANS.copy()
+        for _ in range(_ROUNDS):
+            chance = expit(terms @ free)
+            slope = terms.T @ (chance - failed) + (free - _MEANS) / _STDS**2
+            curvature = (terms.T * (chance * (1 - chance))) @ terms + np.diag(1 / _STDS**2)
+            step = np.linalg.solve(curvature, slope)
+            free = free - step * min(1.0, 4.0 / max(float(np.abs(step).max()), 1e-12))
+            if np.abs(step).max() < 1e-6:
+                break
+        logits = terms @ free
+        posterior = float(failed @ logits - np.logaddexp(0.0, logits).sum()) - 0.5 * float(
+            (((free - _MEANS) / _STDS) ** 2).sum()
+        )
+        return cls(middle, free, posterior)
+
+    def chance(self, points: Array) -> Array:
+        """The probability that a training fails at points (m, 2), (m,)."""
+        return np.asarray(expit(self.coefficients[0] + (points - self.middle) @ self.coefficients[1:]))
