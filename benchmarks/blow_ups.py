@@ -149,8 +149,8 @@ def judged_ways(
     of_batch = min(fitted.rates, key=lambda one: abs(math.log(one.effective_batch) - at_best))
     there = math.exp(best_rate + 0.5 * (math.log(of_batch.effective_batch) - at_best))
     exponent = float(fitted.exponent.low <= 0.5 <= fitted.exponent.high)
-    holds = exponent, float(of_batch.rate.low <= there <= of_batch.rate.high)
-    yield "best rate", (truth.lost(of_batch.effective_batch, of_batch.rate.value, sizes[-1]), *holds)
+    holds = exponent, float(of_batch.learning_rate.low <= there <= of_batch.learning_rate.high)
+    yield "best rate", (truth.lost(of_batch.effective_batch, of_batch.learning_rate.value, sizes[-1]), *holds)
 
 
 if __name__ == "__main__":

@@ -50,10 +50,8 @@ class Cliff:
             if np.abs(step).max() < 1e-6:
                 break
         logits = terms @ free
-        posterior = float(failed @ logits - np.logaddexp(0.0, logits).sum()) - 0.5 * float(
-            (((free - _MEANS) / _STDS) ** 2).sum()
-        )
-        return cls(middle, free, posterior)
+        beforehand = -0.5 * (((free - _MEANS) / _STDS) ** 2).sum()
+        return cls(middle, free, float(failed @ logits - np.logaddexp(0.0, logits).sum() + beforehand))
 
     def chance(self, points: Array) -> Array:
         """The probability that a training fails at points (m, 2), (m,)."""

@@ -130,7 +130,12 @@ def test_a_trial_is_read_as_it_was_written_and_its_copy_says_the_same(
     for ours, theirs in zip(trials, study.trials, strict=True):
         assert theirs.state.is_finished() == ours.has_ended
         if ours.has_ended:
-            assert without_dates(record_of(theirs)) == without_dates(replace(ours, violation=0.0))
+            # Optuna's dashboard would draw a front through the values of a trial that diverged.
+            read, written = record_of(theirs), replace(ours, violation=0.0)
+            if ours.outcome == "diverged":
+                assert read.values is None
+                read, written = (replace(each, train_s=None, accuracy=None, values=None) for each in (read, written))
+            assert without_dates(read) == without_dates(written)
             feasible = ours.outcome not in ("diverged", "infeasible")
             assert all((bound <= 0) == feasible for bound in theirs.constraints.values())
         else:

@@ -1,0 +1,128 @@
+"""Blow-ups at a finite loss: which trials they are, that nothing else is, and that no estimate lies beside them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bsearch.search.analysis.blow_ups import FEWEST, told_apart
+from bsearch.search.analysis.cliff import Cliff
+from bsearch.search.analysis.pareto import study_front
+from bsearch.search.laws.best_rate import best_rates
+from bsearch.search.laws.scale_up import scale_up
+from bsearch.spaces.record import TrialFacts, TrialRecord
+from bsearch.spaces.study.goals import Objectives
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+LOSS = Objectives.model_validate({"metric": {"name": "val_loss", "direction": "minimize"}})
+
+
+def made(seed: int, count: int, share: float, cliff: float, sizes: int = 1) -> tuple[list[TrialRecord], set[int]]:
+    """Trials around a best rate of .003 at batch 64 whose loss rises with the square of the distance, and those that blew up.
+
+    Args:
+        share: of rates beyond the cliff, which lies so many e-folds above the best rate.
+    """
+    rng = np.random.default_rng(seed)
+    records, blew = [], set()
+    for number in range(count):
+        times = 3.0 ** (number % sizes)
+        batch = round(math.exp(rng.uniform(math.log(16), math.log(256))))
+        beyond = share > 0 and rng.random() < share
+        v = rng.uniform(cliff, cliff + 1) if beyond else rng.uniform(-2.5, cliff - 0.05)
+        loss = 2.4 + 0.3 * times**-0.3 + 0.02 * math.log(batch / 64) ** 2 + 0.05 * v**2 + rng.normal(0, 0.005)
+        if beyond:
+            loss = rng.uniform(5.5, 7.0)
+            blew.add(number)
+        rate = 0.003 * times**-0.2 * math.exp(v) * math.sqrt(batch / 64)
+        facts = TrialFacts(
+            epochs=1.0,
+            effective_batch=batch,
+            learning_rate=rate,
+            samples_budget=round(1e6 * times),
+            optimizer="AdamW",
+            model_parameters=round(1e6 * times),
+        )
+        values = {"effective_batch": batch, "reference_rate": rate}
+        records.append(TrialRecord(number, "complete", values, facts, 1e4 / batch, loss, (1e4 / batch, loss)))
+    return records, blew
+
+
+def apart(records: list[TrialRecord]) -> set[int]:
+    return {record.number for record in told_apart(records, "minimize") if record.outcome == "diverged"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), count=st.integers(20, 60), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.5))
+def test_what_lies_far_below_at_high_rates_blew_up_and_nothing_else(seed: int, count: int, share: float, cliff: float) -> None:
+    records, blew = made(seed, count, share, cliff)
+    assert apart(records) == blew
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), count=st.integers(0, 60), cliff=st.floats(0.3, 3.0))
+def test_where_nothing_blew_up_nothing_is_told_apart(seed: int, count: int, cliff: float) -> None:
+    records, _ = made(seed, count, 0.0, cliff)
+    assert told_apart(records, "minimize") == tuple(records)
+
+
+@given(seed=st.integers(0, 999), shift=st.floats(-100, 100), scale=st.floats(0.01, 100))
+@settings(max_examples=20, deadline=None)
+def test_units_of_the_metric_and_its_direction_change_nothing(seed: int, shift: float, scale: float) -> None:
+    records, _ = made(seed, 30, 0.15, 0.6)
+    moved = [replace(record, accuracy=shift - scale * (record.accuracy or 0)) for record in records]
+    flipped = {record.number for record in told_apart(moved, "maximize") if record.outcome == "diverged"}
+    assert flipped == apart(records)
+
+
+def test_too_low_a_rate_is_a_result() -> None:
+    records, _ = made(0, 30, 0.0, 0.5)
+    lowest = min(records, key=lambda record: (record.facts.learning_rate or 0) / math.sqrt(record.facts.effective_batch or 1))
+    unlearned = [replace(record, accuracy=6.9) if record is lowest else record for record in records]
+    assert apart(unlearned) == set()
+    assert apart(unlearned[: FEWEST - 1]) == set()
+
+
+def test_a_blow_up_is_on_no_front_and_says_why() -> None:
+    records, blew = made(3, 30, 0.2, 0.5)
+    fast = next(number for number in blew)
+    records[fast] = replace(records[fast], train_s=1.0, values=(1.0, records[fast].accuracy or 0.0))  # faster than all others
+    front = study_front(records, LOSS)
+    assert not blew & {record.number for record in front.trials}
+    message = told_apart(records, "minimize")[fast].facts.message
+    assert message is not None
+    assert message.startswith("blew up: half of the other trials ended below 2.")
+    assert told_apart(told_apart(records, "minimize"), "minimize") == told_apart(records, "minimize")
+
+
+@pytest.mark.parametrize("sizes", [1, 3])
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 999), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.2))
+@example(seed=0, share=0.2, cliff=0.3)
+def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, share: float, cliff: float) -> None:
+    """Neither scale-up nor the best rate lies where trials blow up: at the size that trials were made for, below the cliff."""
+    records, _ = made(seed, 40 * sizes, share, cliff, sizes)
+    scaled = scale_up("made", records, direction="minimize")
+    largest = 3.0 ** (sizes - 1)
+
+    def away(batch: float, rate: float) -> float:
+        return math.log(rate / (0.003 * largest**-0.2 * math.sqrt(batch / 64)))
+
+    assert away(scaled.batch.value, scaled.best.learning_rate.value) < cliff
+    of_largest = [record for record in records if record.facts.samples_budget == round(1e6 * largest)]
+    for rate in best_rates("made", of_largest, direction="minimize").rates:
+        assert away(rate.effective_batch, rate.learning_rate.value) < cliff
+
+
+@given(seed=st.integers(0, 999), cliff=st.floats(-1, 1))
+@settings(max_examples=20, deadline=None)
+def test_the_chance_to_fail_rises_with_the_rate_across_the_cliff(seed: int, cliff: float) -> None:
+    points = np.random.default_rng(seed).uniform(-2, 2, (40, 2))
+    failed = (points[:, 1] > cliff).astype(float)
+    chance = Cliff.fitted(points, failed).chance
+    line = np.column_stack([np.zeros(50), np.linspace(-2, 2, 50)])
+    assert (np.diff(chance(line)) >= 0).all()
+    assert ((chance(points) > 0.5) == (failed > 0)).mean() > 0.9
