@@ -203,7 +203,8 @@ def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path:
     rows = list(csv.DictReader(bsearch("export", "sqlite:///mine.db", "--what", "trials").output.splitlines()))
     assert {row["width"] for row in rows} <= {"32", "64"}
     path = tmp_path / "study.yaml"
-    path.write_text("study: a")
+    space = "{effective_batch: {low: 8, high: 64}, reference_rate: {low: 0.01, high: 0.1, at_batch: 32}, epochs: 1}"
+    path.write_text(f"study: a\ntask: tasks.py:Mine\nspace: {space}\n")
     refused = bsearch("run", path, "--set", "width=3")
     assert "Write space.width=3 for a parameter of the task." in refused.output
 
