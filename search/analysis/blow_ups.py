@@ -66,7 +66,8 @@ def blown_up(results: Sequence[TrialRecord], direction: Literal["minimize", "max
         return none
     sign = 1.0 if direction == "maximize" else -1.0
     values = sign * np.array([record.accuracy for record in results], dtype=np.float64)
-    batches, rates = np.log([(record.facts.effective_batch, record.facts.learning_rate) for record in results]).T
+    settings = [(record.facts.effective_batch or 1, record.facts.learning_rate or 1.0) for record in results]
+    batches, rates = np.log(settings).T
     relative = rates - _SLOPE * batches  # of the rates, to what suits the batch
     below = values.max() - values
     unit = float(np.median(below))

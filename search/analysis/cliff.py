@@ -13,7 +13,7 @@ from .gaussian_process import Array
 # Prior of the intercept and of the slopes along log batch and log rate, means and standard deviations: failures are rare, and
 # beyond a cliff a tenth of an e-fold wide of the rate, which may turn with the batch.
 _MEANS, _STDS = np.array([-4.0, 0.0, 12.0]), np.array([6.0, 3.0, 5.0])
-_ROUNDS = 30
+_ROUNDS, _CLOSE = 30, 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,27 @@ class Cliff:
         middle = points.mean(axis=0)
         terms = np.column_stack([np.ones(len(points)), points - middle])
         free = _MEANS.copy()
+        reached = _log_posterior(terms, failed, free)
         for _ in range(_ROUNDS):
             chance = expit(terms @ free)
-            slope = terms.T @ (chance - failed) + (free - _MEANS) / _STDS**2
+            slope = terms.T @ (failed - chance) - (free - _MEANS) / _STDS**2
             curvature = (terms.T * (chance * (1 - chance))) @ terms + np.diag(1 / _STDS**2)
             step = np.linalg.solve(curvature, slope)
-            free = free - step * min(1.0, 4.0 / max(float(np.abs(step).max()), 1e-12))
-            if np.abs(step).max() < 1e-6:
+            # A whole step may lead beyond the maximum.
+            while (next_reached := _log_posterior(terms, failed, free + step)) < reached and np.abs(step).max() > _CLOSE:
+                step = step / 2
+            if np.abs(step).max() <= _CLOSE:
                 break
-        logits = terms @ free
-        beforehand = -0.5 * (((free - _MEANS) / _STDS) ** 2).sum()
-        return cls(middle, free, float(failed @ logits - np.logaddexp(0.0, logits).sum() + beforehand))
+            free, reached = free + step, next_reached
+        return cls(middle, free, reached)
 
     def chance(self, points: Array) -> Array:
         """The probability that a training fails at points (m, 2), (m,)."""
         return np.asarray(expit(self.coefficients[0] + (points - self.middle) @ self.coefficients[1:]))
+
+
+def _log_posterior(terms: Array, failed: Array, free: Array) -> float:
+    """Of the coefficients, up to a constant."""
+    logits = terms @ free
+    beforehand = -0.5 * (((free - _MEANS) / _STDS) ** 2).sum()
+    return float(failed @ logits - np.logaddexp(0.0, logits).sum() + beforehand)

@@ -77,8 +77,8 @@ def scale_up(
 
     Args:
         name: of the study, for messages.
-        records: of one study or of several that differ in nothing but sizes. Diverged trials count as worse than any of their
-            size that did not.
+        records: of one study or of several that differ in nothing but sizes. Trials that diverged or blew up say where
+            trainings fail.
         data, model: the samples and the parameters of the larger training, over those of the largest tried.
         direction: of the metric.
 

@@ -13,6 +13,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
 from ..analysis.gaussian_process import Array
 
+# Numbers whose upper end is so many times the lower one are on a log scale.
+_WIDE = 10.0
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -77,7 +80,10 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 
 class SpaceTransform:
-    """Encodes parameters as points of the unit cube: numbers on their own (log) scale, categories one-hot.
+    """Encodes parameters as points of the unit cube: numbers on a linear or log scale, categories one-hot.
+
+    Positive numbers that span a factor of ten or more are on a log scale, also where they are searched evenly: what doubles
+    epochs does as much at 2 as at 20, and on a linear scale the models saw nothing of the lower end (docs/log.md).
 
     A parameter that does not apply given the others is at the middle of its coordinates, so that points that differ in nothing
     else are the same.
@@ -110,7 +116,9 @@ class SpaceTransform:
     def log_coordinates(self) -> dict[str, tuple[int, float]]:
         """The coordinate of each number on a log scale, and the natural logarithm of its upper over its lower end."""
         return {
-            name: (place, scale) for name, distribution, place, _, scale in self._parts if getattr(distribution, "log", False)
+            name: (place, scale)
+            for name, distribution, place, _, scale in self._parts
+            if not isinstance(distribution, CategoricalDistribution) and _is_log(distribution)
         }
 
     def encode(self, parameters: Mapping[str, Any]) -> Array:
@@ -124,7 +132,7 @@ class SpaceTransform:
             if isinstance(distribution, CategoricalDistribution):
                 point[place : place + len(distribution.choices)] = [choice == value for choice in distribution.choices]
             else:
-                at = math.log(value) if distribution.log else value  # type: ignore[attr-defined]
+                at = math.log(value) if _is_log(distribution) else value
                 point[place] = (at - low) / scale
         return point
 
@@ -138,7 +146,7 @@ class SpaceTransform:
                 continue
             assert isinstance(distribution, IntDistribution | FloatDistribution)
             number = low + float(point[place]) * scale
-            number = math.exp(number) if distribution.log else number
+            number = math.exp(number) if _is_log(distribution) else number
             if distribution.step is not None:
                 number = distribution.low + distribution.step * round((number - distribution.low) / distribution.step)
             number = min(max(number, distribution.low), distribution.high)
@@ -170,7 +178,7 @@ class SpaceTransform:
                 continue
             assert isinstance(distribution, IntDistribution | FloatDistribution)
             numbers = low + points[:, place] * scale
-            numbers = np.exp(numbers) if distribution.log else numbers
+            numbers = np.exp(numbers) if _is_log(distribution) else numbers
             if distribution.step is not None:
                 numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
             numbers = np.clip(numbers, distribution.low, distribution.high)
@@ -182,7 +190,7 @@ class SpaceTransform:
         _, distribution, place, low, scale = self._part(name)
         assert isinstance(distribution, IntDistribution | FloatDistribution)
         moved = points.copy()
-        moved[:, place] = ((np.log(values) if distribution.log else values) - low) / scale
+        moved[:, place] = ((np.log(values) if _is_log(distribution) else values) - low) / scale
         return moved
 
     def _part(self, name: str) -> tuple[str, BaseDistribution, int, float, float]:
@@ -197,10 +205,10 @@ class SpaceTransform:
                 rounded[:, choices] = np.eye(len(distribution.choices))[np.argmax(points[:, choices], axis=1)]
             elif isinstance(distribution, IntDistribution | FloatDistribution) and distribution.step is not None:
                 numbers = low + rounded[:, place] * scale
-                numbers = np.exp(numbers) if distribution.log else numbers
+                numbers = np.exp(numbers) if _is_log(distribution) else numbers
                 steps = np.round((numbers - distribution.low) / distribution.step)
                 numbers = np.clip(distribution.low + distribution.step * steps, distribution.low, distribution.high)
-                rounded[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / scale
+                rounded[:, place] = ((np.log(numbers) if _is_log(distribution) else numbers) - low) / scale
         if self.conditions:
             decoded = self.decode_many(rounded)
             for name, distribution, place, _, _ in self._parts:
@@ -218,16 +226,21 @@ def _is_on(distribution: BaseDistribution, value: Any) -> bool:
     """Whether a value has a coordinate; it may lie beyond the ends."""
     if isinstance(distribution, CategoricalDistribution):
         return True
-    return isinstance(value, int | float) and (value > 0 or not distribution.log)  # type: ignore[attr-defined]
+    return isinstance(value, int | float) and (value > 0 or not _is_log(distribution))
 
 
 def _middle(distribution: BaseDistribution) -> float:
     return 1 / len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 0.5
 
 
-def _bounds(distribution: BaseDistribution) -> tuple[float, float]:
-    """Lower and upper end on the parameter's own (log) scale."""
+def _is_log(distribution: BaseDistribution) -> bool:
+    """Whether a number's coordinate is its logarithm."""
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return (
-        (math.log(distribution.low), math.log(distribution.high)) if distribution.log else (distribution.low, distribution.high)
-    )
+    return distribution.log or (distribution.low > 0 and distribution.high >= _WIDE * distribution.low)
+
+
+def _bounds(distribution: BaseDistribution) -> tuple[float, float]:
+    """Lower and upper end on the coordinate's scale."""
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    ends = distribution.low, distribution.high
+    return (math.log(ends[0]), math.log(ends[1])) if _is_log(distribution) else ends

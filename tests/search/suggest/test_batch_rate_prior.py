@@ -49,13 +49,23 @@ def test_it_finds_batch_and_rate_and_how_far_they_reach() -> None:
     [
         {"effective_batch": BATCH},
         {"reference_rate": RATE, "epochs": BATCH},
-        {"effective_batch": IntDistribution(8, 512), "reference_rate": RATE},
-        {"effective_batch": BATCH, "reference_rate": FloatDistribution(0.1, 1.0)},
+        {"effective_batch": IntDistribution(8, 64), "reference_rate": RATE},
+        {"effective_batch": BATCH, "reference_rate": FloatDistribution(0.2, 1.0)},
         {"effective_batch": CategoricalDistribution((8, 512)), "reference_rate": RATE},
     ],
 )
 def test_other_spaces_have_the_vague_prior(space: dict[str, BaseDistribution]) -> None:
     assert BatchRate.of(SpaceTransform(space)) is None
+
+
+def test_a_wide_range_is_on_a_log_scale_however_it_is_searched() -> None:
+    logs, even = (
+        SpaceTransform({"effective_batch": IntDistribution(8, 512, log=log), "reference_rate": RATE}) for log in (True, False)
+    )
+    for batch in (8, 64, 511):
+        assert (logs.encode({"effective_batch": batch}) == even.encode({"effective_batch": batch})).all()
+        assert even.decode(even.encode({"effective_batch": batch, "reference_rate": 0.1}))["effective_batch"] == batch
+    assert str(BatchRate.of(even)) == str(BatchRate.of(logs))
 
 
 @pytest.mark.parametrize("structure", [AccuracyPrior(PLACE), SecondsPrior(PLACE), None])
