@@ -1,6 +1,6 @@
 """What blow-ups with a finite loss do to `scale-up`, `rules` and the best rate, on ladders whose truth is known.
 
-    .venv/bin/python benchmarks/blow_ups.py [--studies 20] [--trials 20] [--shares 0 .05 .1 .2]
+    .venv/bin/python benchmarks/blow_ups.py [--studies 12] [--trials 40] [--shares 0 .05 .1 .2]
 
 Each study has so many random trials at each small size of a ladder of one-pass trainings:
 
@@ -107,8 +107,8 @@ def study(truth: Truth, sizes: Sequence[tuple[float, float]], trials: int, rng: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=20)
-    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--studies", type=int, default=12)
+    parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.0, 0.05, 0.1, 0.2])
     parser.add_argument("--ladders", nargs="*", default=list(LADDERS))
     given = parser.parse_args()
