@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from .gaussian_process import Array
 
@@ -58,6 +59,11 @@ class Cliff:
     def chance(self, points: Array) -> Array:
         """The probability that a training fails at points (m, 2), (m,)."""
         return np.asarray(expit(self.coefficients[0] + (points - self.middle) @ self.coefficients[1:]))
+
+    def log_rate(self, log_batch: float, chance: float) -> float:
+        """The log rate at which so many trainings with this batch fail; infinite where no rate is too high."""
+        at_batch, slope = self.coefficients[0] + self.coefficients[1] * (log_batch - self.middle[0]), self.coefficients[2]
+        return float(self.middle[1] + (logit(chance) - at_batch) / slope) if slope > 0 else math.inf
 
 
 def _log_posterior(terms: Array, failed: Array, free: Array) -> float:

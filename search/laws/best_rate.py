@@ -22,6 +22,7 @@ from scipy.optimize import minimize
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.record import TrialRecord
 from ..analysis.blow_ups import told_apart
+from ..analysis.cliff import Cliff
 from ..analysis.coordinates import other_coordinates
 from ..analysis.gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
 from ..analysis.rates import BestRates, Estimate, RateAt, StoredRates
@@ -37,6 +38,8 @@ _LEAST_EXPONENT, _MOST_EXPONENT = -1.0, 2.0
 _OFFSETS = np.array([-9.0, -6.0, -4.0, -2.8, -2.0, -1.4, -0.9, -0.4, 0.0, 0.4, 0.9, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0])
 _DRAWS, _GRID, _GROUPS = 400, 80, 8
 _JITTER = 1e-8
+# The largest chance to fail at a rate that is called the best.
+_RISK = 0.1
 
 
 def rates_of(study: StoredStudy, asked: Sequence[int] = ()) -> BestRates:
@@ -115,6 +118,8 @@ def best_rates(
             "Lower space.reference_rate, or train longer."
         )
     tried = np.array([_batch_and_rate(record) for record in ended])
+    failed = np.array([record.outcome == "diverged" for record in ended])
+    cliff = Cliff.fitted(tried, failed.astype(float)) if failed.any() else None
     low, high = (float(np.exp(bound)) for bound in (tried[:, 0].min(), tried[:, 0].max()))
     places = sorted({round(low), round(high), *(batch for batch in batches if low <= batch <= high)})
     if len(learned) > _MOST:
@@ -132,7 +137,7 @@ def best_rates(
     lines = [sides[bend is not None and batch > bend[0]] for batch in places]
     return BestRates(
         exponent=Estimate.of(whole.exponents),
-        rates=tuple(_rate_at(batch, line, tried) for batch, line in zip(places, lines, strict=True)),
+        rates=tuple(_rate_at(batch, line, tried, cliff) for batch, line in zip(places, lines, strict=True)),
         trials=len(learned),
         left_out=left_out,
         bend=bend,
@@ -332,7 +337,7 @@ def _halves(points: Array, records: Sequence[TrialRecord], values: Array) -> tup
     return round(math.exp(middle)), lines[0], lines[1]
 
 
-def _rate_at(batch: int, lines: _Lines, tried: Array) -> RateAt:
+def _rate_at(batch: int, lines: _Lines, tried: Array, cliff: Cliff | None) -> RateAt:
     place = math.log(batch)
     rates = lines.tops + lines.exponents * (place - lines.middle)
     # The rates tried near this batch, failed ones included: a ridge beyond them was never sampled.
@@ -341,7 +346,10 @@ def _rate_at(batch: int, lines: _Lines, tried: Array) -> RateAt:
     margin = 0.02 * (high - low)
     outside = float(((rates <= low + margin) | (rates >= high - margin)).mean())
     fitted = Estimate.of(rates)
-    return RateAt(batch, Estimate(math.exp(fitted.value), math.exp(fitted.low), math.exp(fitted.high)), edge=outside > 0.25)
+    # A rate beside the cliff would be contradicted by the trials beyond it.
+    value = fitted.value if cliff is None else min(fitted.value, cliff.log_rate(place, _RISK))
+    rate = Estimate(math.exp(value), math.exp(min(value, fitted.low)), math.exp(fitted.high))
+    return RateAt(batch, rate, edge=outside > 0.25)
 
 
 def reported_batches(reference_batch: int, front: Sequence[TrialRecord], most: int = 5) -> list[int]:
