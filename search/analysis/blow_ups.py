@@ -3,7 +3,7 @@
 Results near the best lie on a smooth surface of batch, rate and other settings; blow-ups lie anywhere below it. So the metric,
 in units of the median's distance below the best, is a regression with two kinds of residuals:
 
-    y = quadratic(ln batch, ln rate) + linear(others) + e,    e ~ (1 − s) Student-t(0, σ) + s Uniform(down to the worst)
+    y = quadratic(ln batch, ln rate) + linear(others) + e,    e ~ (1 − s) Student-t₄(0, σ) + s Uniform(down to the worst)
 
 Coefficients, σ and the share s are found by expectation and maximization, which starts from the better half of the trials. A
 trial blew up if the second kind is the likelier one, and a trial of a lower rate for its batch did better: at too low a rate,
@@ -17,14 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from ...spaces.record import TrialFacts, TrialRecord
 from .coordinates import other_coordinates
-from .gaussian_process import Array
+
+if TYPE_CHECKING:
+    from .gaussian_process import Array  # which imports SciPy; every command that opens a study comes by here
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
@@ -34,7 +35,8 @@ FEWEST = 12
 _DEEPEST = 30.0
 # The prior: blow-ups and results seen beforehand, standard deviation of the coefficients, σ and as how many trials it counts.
 _SEEN, _COEFFICIENT, _SIGMA, _COUNTS = (0.5, 6.0), 0.5, 0.3, 4.0
-_ROUNDS, _FREEDOM = 25, 4.0
+# Of the fit; and what makes the density of Student's t with 4 degrees of freedom, (1 + x²/4)^(-5/2), integrate to 1.
+_ROUNDS, _STUDENT = 25, 3 / 8
 # How best rates move with the batch, as far as is known without a study.
 _SLOPE = 0.5
 
@@ -116,7 +118,7 @@ def _shares(terms: Array, heights: Array) -> Array:
         unsure = np.einsum("ij,ij->i", terms, np.linalg.solve(precision, terms.T).T)
         variance = (_COUNTS * _SIGMA**2 + float(share @ (residuals**2 + unsure))) / (_COUNTS + float(share.sum()))
         spread = np.sqrt(variance + unsure)
-        as_result = (1 - blown) * student_t.pdf(residuals / spread, _FREEDOM) / spread
+        as_result = (1 - blown) * _STUDENT * (1 + (residuals / spread) ** 2 / 4) ** -2.5 / spread
         as_blow_up = np.where(residuals < 0, blown / (np.ptp(heights) + 1.0), 0.0)
         share = as_result / (as_result + as_blow_up)
         blown = (_SEEN[0] + float((1 - share).sum())) / (sum(_SEEN) + count)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.record import TrialRecord
-from .gaussian_process import Array
+
+if TYPE_CHECKING:
+    from .gaussian_process import Array
 
 # Parameters that act only through the rate, or do not affect what is learned.
 _NOT_OTHERS = frozenset({"effective_batch", "reference_rate", "rule", "exponent", "noise_batch", "devices"})
