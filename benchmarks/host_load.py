@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -35,7 +36,8 @@ TASK = "bsearch.objectives.digits:Digits"
 SETUP = setup_of({})
 PLANS = timing_plans(2, 1000)
 GROUPS = Path("/sys/fs/cgroup/cpu")  # version 1; of version 2, the root itself
-SPEC = study_from_dict({"study": "load", "task": TASK, "space": {"effective_batch": 64, "learning_rate": 0.1, "epochs": 1}})
+SPACE = {"effective_batch": {"low": 8, "high": 1000}, "reference_rate": 0.1, "rule": "linear", "epochs": 1}
+SPEC = study_from_dict({"study": "load", "task": TASK, "space": SPACE})
 
 
 @contextmanager
@@ -80,9 +82,24 @@ def trained(law: StepTime, trials: int) -> Iterator[tuple[float, Measurement]]:
         yield law.train_s(plan, samples, smallest_micro_batch=2), last
 
 
+def without_others_s(last: Measurement) -> float:
+    """Its training by the clock, without the waits for a core that no limit of its own explains."""
+    waited_s, throttled_s = (float(last.facts.get(name, 0.0)) for name in ("waited_s", "throttled_s"))
+    return last.elapsed_s - waited_s + throttled_s
+
+
+def pressure_s() -> float:
+    """Seconds in which some program of this machine waited for a core; not a number where nobody counts them."""
+    try:
+        return int(Path("/proc/pressure/cpu").read_text().split("total=")[1].split()[0]) / 1e6
+    except (OSError, IndexError, ValueError):
+        return float("nan")
+
+
 def measured(name: str, seconds: float, trials: int) -> list[Round]:
     """Print one condition; returns its rounds."""
     kept: list[Round] = []
+    started, pressed_s = time.monotonic(), pressure_s()
 
     def keeping(rounds: Iterator[Round]) -> Iterator[Round]:
         for timed_round in rounds:
@@ -95,10 +112,14 @@ def measured(name: str, seconds: float, trials: int) -> list[Round]:
     off = sorted(last.elapsed_s / known_s - 1 for known_s, last in ends)
     names = ("waited_s", "throttled_s", "stolen_share")
     facts = {fact: statistics.median(float(last.facts.get(fact, "nan")) for _, last in ends) for fact in names}
+    alone = sorted(without_others_s(last) / known_s - 1 for known_s, last in ends)
+    print(f"{name}: {len(kept)} rounds; measured / known - 1, and without waits for others (median, lowest, highest):")
+    print("  " + ", ".join(f"{statistics.median(each):+.1%} ({each[0]:+.0%} to {each[-1]:+.0%})" for each in (off, alone)))
+    pressure = (pressure_s() - pressed_s) / (time.monotonic() - started)
     print(
-        f"{name}: {len(kept)} rounds; measured / known - 1: {off[0]:+.0%} to {off[-1]:+.0%}, {statistics.median(off):+.1%} median"
+        f"  pressure {pressure:.0%}; of {statistics.median(last.elapsed_s for _, last in ends):.2f} s: {facts}\n  {said(law)}",
+        flush=True,
     )
-    print(f"  of {statistics.median(last.elapsed_s for _, last in ends):.2f} s: {facts}\n  {said(law)}", flush=True)
     return kept
 
 
