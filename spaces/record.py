@@ -30,7 +30,9 @@ class TrialFacts:
         measured_train_s: full training by the trial's own clock.
         train_s_error: relative error of the predicted training time: measured / predicted - 1.
         waited_s: seconds of that in which it waited for a processor core (on a CPU, where the system counts them).
+        throttled_s: seconds of that wait that the processor limit of its own control groups cost, such as a container's.
         others_share: share of its machine that other programs used meanwhile, where that is the driver's own machine.
+        stolen_share: share of the core time of its machine's programs that the host gave to other virtual machines.
         contended: it shared its device with them: it waited for much of its time, or the error is large without.
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
@@ -78,7 +80,9 @@ class TrialFacts:
     measured_train_s: float | None = None
     train_s_error: float | None = None
     waited_s: float | None = None
+    throttled_s: float | None = None
     others_share: float | None = None
+    stolen_share: float | None = None
     contended: bool | None = None
     samples_per_s: float | None = None
     attempts: int | None = None
@@ -155,7 +159,8 @@ RESULTS = frozenset(
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
     (
         *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "noise_scale", "noise_scale_high"),
-        *("noise_scale_low", "peak_bytes", "peak_reserved_bytes", "resumed_at", "steps", "waited_s"),
+        *("noise_scale_low", "peak_bytes", "peak_reserved_bytes", "resumed_at", "steps", "stolen_share", "throttled_s"),
+        "waited_s",
     ),
     float,
 )

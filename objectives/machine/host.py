@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -62,18 +61,22 @@ def processes_of_session(session: int) -> list[int]:
 
 
 def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[list[str]]:
-    """The fields of a limit file (`cpu.max`, `memory.max`) in this process's control group and all its ancestors."""
+    """The words of a file (`cpu.max`, `memory.max`, `cpu.stat`) in this process's control group and in all its ancestors.
+
+    Version 1 has a hierarchy for each controller; it and version 2 may both be there.
+    """
     try:
-        own = re.search(r"^0::/(.*)$", mine.read_text(), re.MULTILINE)
+        own = [line.split(":", 2) for line in mine.read_text().splitlines()]
     except OSError:
         return []
-    group = PurePosixPath(own[1] if own else "")
-    found = []
-    for folder in (group, *group.parents):
-        try:
-            found.append((cgroups / folder / file).read_text().split())
-        except OSError:
+    controller, found = file.split(".")[0], []
+    for _, controllers, path in (fields for fields in own if len(fields) == 3):
+        if controllers and controller not in controllers.split(","):
             continue
+        group = PurePosixPath(path.lstrip("/"))
+        for folder in (group, *group.parents):
+            with suppress(OSError):
+                found.append((cgroups / controllers / folder / file).read_text().split())
     return found
 
 

@@ -17,7 +17,7 @@ from ...spaces.plan import BatchPlan
 _RESAMPLES = 200
 
 # Minimum number of rounds to resample.
-_FEWEST_ROUNDS = 4
+FEWEST_ROUNDS = 4
 
 
 # Times may fall as the micro-batch grows where a fit that rises is off by this share, and one that may fall by half of that.
@@ -114,7 +114,7 @@ def with_uncertainty(law: StepTime, seed: int = 0) -> StepTime:
 def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
     """Bootstrap over whole rounds, because the plans of a round are timed under the same load."""
     seconds = np.array([entry.rounds for entry in timed])  # (plans, rounds)
-    if seconds.shape[1] < _FEWEST_ROUNDS:
+    if seconds.shape[1] < FEWEST_ROUNDS:
         return None
     terms = _matrix(timed, _sizes(timed))
     rng = np.random.default_rng(seed)

@@ -31,6 +31,7 @@ from ..examination.examine import examined_loop
 from ..loop import Loop, Step, serving
 from ..machine import accelerator
 from ..machine.device_memory import release_memory
+from ..machine.processor import HostLoad
 from ..model.weight_average import WeightAverage
 from ..task import TrainFunction
 from .memory.live_bytes import LiveBytes
@@ -122,6 +123,7 @@ def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[Batc
     loader = loop.loader(sequence())
     try:
         for order in orders(len(plans)):
+            before = HostLoad.now()
             steps: dict[int, tuple[float, float]] = {}
             for index in order:
                 plan = plans[index]
@@ -139,7 +141,7 @@ def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[Batc
                     waits.append(0.0)
                     took.append(session.step([(size, fetched) for size in sizes], plan.effective_batch))
                 steps[index] = sum(took[_DROPPED:]) / _TIMED, sum(waits[_DROPPED:]) / _TIMED
-            yield Round(tuple(steps[index] for index in range(len(plans))))
+            yield Round(tuple(steps[index] for index in range(len(plans))), load=HostLoad.now() - before)
     finally:
         session.close()
 

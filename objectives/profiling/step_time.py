@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..adapters.loop_task import uses_loop
 from ..data.batches import in_order
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
-from ..machine.processor import OtherPrograms, waited_s
+from ..machine.processor import HostLoad, OtherPrograms, waited_s
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
 from ..steps.loss_sum import LossSum
@@ -33,7 +34,7 @@ from ..steps.step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun
 from .exchange import exchange_over
-from .fit import fit_step_time, leave_one_out, with_uncertainty
+from .fit import FEWEST_ROUNDS, fit_step_time, leave_one_out, with_uncertainty
 from .power import with_power
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
@@ -46,8 +47,12 @@ _FIRST_STEPS = 3
 _EVALUATION_SAMPLES, _EVALUATION_ROUNDS = 512, 3
 # A smaller share of the machine's cores changes times less than they vary anyway.
 _SHARED = 0.02
+# At most this share of a time is left out as a wait.
+_MOST_LEFT_OUT = 0.9
 # Minimum rounds before the law's interval is checked.
 _MIN_ROUNDS = 5
+
+_NOT_KNOWN = HostLoad(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,12 @@ class Round:
     """One measurement of every plan: seconds of a step, and seconds of it spent waiting for input.
 
     `evaluations` are seconds to evaluate a sample: none, one, or one per plan, in batches of the plan's micro-batch size.
+    `load` is what happened on the machine meanwhile; the waits for a core in it, if any, are left out of the steps.
     """
 
     steps: tuple[tuple[float, float], ...]
     evaluations: tuple[float, ...] = ()
+    load: HostLoad = _NOT_KNOWN
 
 
 def timed_rounds(
@@ -120,7 +127,9 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         for index in order
         for _ in range(_dropped_steps(run, plans[index]) + timed_steps(number, index))
     )
+    waits = _leaves_out_waits(run.setup)
     for number, order in enumerate(all_orders):
+        before = HostLoad.now(waits=waits)
         steps: dict[int, tuple[float, float]] = {}
         evaluations: dict[int, float] = {}
         for index in order:
@@ -133,7 +142,9 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         if not evaluates_each and number < _EVALUATION_ROUNDS:
             evaluations[0] = _evaluation_s(run, setup.evaluation_batch or _EVALUATION_SAMPLES)
         yield Round(
-            tuple(steps[index] for index in range(len(plans))), tuple(evaluations[index] for index in sorted(evaluations))
+            tuple(steps[index] for index in range(len(plans))),
+            tuple(evaluations[index] for index in sorted(evaluations)),
+            HostLoad.now(waits=waits) - before,
         )
 
 
@@ -153,6 +164,11 @@ def orders(count: int) -> Iterator[list[int]]:
     yield list(range(count))
     while True:
         yield rng.sample(range(count), count)
+
+
+def _leaves_out_waits(setup: TrialSetup) -> bool:
+    """Whether steps are timed without the waits for a core, which are other programs' doing."""
+    return setup.device == "cpu" and trains_alone(setup)
 
 
 def _dropped_steps(run: TrainingRun, plan: BatchPlan) -> int:
@@ -193,8 +209,8 @@ def _timed(
         step()
     clock.restart()
     elapsed_s = time.perf_counter() - started
-    if run.device.type == "cpu" and trains_alone(run.setup):
-        elapsed_s -= min((waited_s() or 0.0) - waited_before, 0.9 * elapsed_s)  # other programs had the core
+    if _leaves_out_waits(run.setup):
+        elapsed_s -= min((waited_s() or 0.0) - waited_before, _MOST_LEFT_OUT * elapsed_s)
     return elapsed_s / steps, sum(waits) / steps
 
 
@@ -203,7 +219,8 @@ def measured_step_time(
 ) -> StepTime:
     """Fit the law to rounds until its interval is below 2 % or the time limit is reached; at least one round.
 
-    What other programs used of a CPU meanwhile widens the interval: how much they slow a step is not known.
+    What other programs used of a CPU meanwhile, and what its host gave to other virtual machines, widens the interval: how
+    much that slows a step is not known. So timing goes on, as long as there is time, until enough rounds had the CPU.
 
     The first round is a warm-up: it is dropped if there are others, and the limit counts from its end.
     """
@@ -217,8 +234,7 @@ def measured_step_time(
         if not expired and (len(measured) <= _MIN_ROUNDS or len(measured) % 3):
             continue
         law = with_uncertainty(fitted(measured, plans))
-        if on_cpu and law.interval is not None and (share := others.share()) > _SHARED:
-            law = replace(law, others=share, interval=math.hypot(law.interval, share))
+        law = disturbed(law, others.share() if on_cpu else 0.0, law.stolen)
         if expired or (law.interval is not None and law.interval < PRECISION):
             break
     assert law is not None
@@ -256,18 +272,45 @@ def refined_step_time(
 
 
 def fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
-    """The law of rounds in which these plans were timed; the first round, a warm-up, is left out if there are others."""
-    used = rounds[1:] or rounds
+    """The law of rounds in which these plans were timed; the first round, a warm-up, is left out if there are others.
+
+    What a control group's limit costs is a property of the machine, as its cores are. It comes in bursts, longer than a small
+    step and shorter than a training: so it is left out of each step, and added to all alike.
+    """
+    used = calm(rounds[1:] or rounds)
+    load = reduce(add, (timed_round.load for timed_round in used))
+    held_back = min(load.held_back_share or 0.0, _MOST_LEFT_OUT)
     timed = [
         TimedPlan(
             plan,
-            tuple(timed_round.steps[index][0] for timed_round in used),
+            tuple(timed_round.steps[index][0] / (1 - held_back) for timed_round in used),
             median(timed_round.steps[index][1] for timed_round in used),
         )
         for index, plan in enumerate(plans)
     ]
     evaluations = [timed_round.evaluations[0] for timed_round in rounds if timed_round.evaluations]
-    return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else None)
+    return replace(
+        fit_step_time(timed),
+        evaluate_sample_s=median(evaluations) if evaluations else None,
+        stolen=load.stolen_share or 0.0,
+        held_back=held_back,
+    )
+
+
+def calm(rounds: Sequence[Round]) -> Sequence[Round]:
+    """The rounds in which the machine's host left it its cores; all of them where those are too few for an interval.
+
+    A low quantile of all is still that of the calmest.
+    """
+    found = [timed_round for timed_round in rounds if (timed_round.load.stolen_share or 0.0) < _SHARED]
+    return found if len(found) >= FEWEST_ROUNDS else rounds
+
+
+def disturbed(law: StepTime, others: float, stolen: float) -> StepTime:
+    """The law of times taken while others had these shares of the machine."""
+    others, stolen = (share if share > _SHARED else 0.0 for share in (others, stolen))
+    interval = None if law.interval is None else math.hypot(law.interval, others, stolen)
+    return replace(law, others=others, stolen=stolen, interval=interval)
 
 
 def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from ...spaces.trial import Parameter, TrialSetup
 from ..machine import accelerator
 from ..machine.energy import counter_of
-from ..machine.processor import waited_s
+from ..machine.processor import HostLoad
 from ..profiling.memory.live_bytes import LiveBytes
 
 # Steps whose live tensors are counted on a CPU: the second includes the optimizer's states.
@@ -40,8 +41,8 @@ def trains_alone(setup: TrialSetup) -> bool:
 
 
 class StepClock:
-    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and waits for a core; on
-    a GPU the energy, where it is asked for.
+    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and what kept it from
+    a core; on a GPU the energy, where it is asked for.
 
     Some steps are not representative: the first of each size (kernel selection, compilation, loader start) and those in
     which bytes are counted. Each is charged the mean time of the other steps. Under a memory limit, which on a CPU is that of
@@ -56,8 +57,9 @@ class StepClock:
         self._steps_of: Counter[int] = Counter()
         self._samples = self._excluded_samples = 0
         self._running_s = self._excluded_s = self._started = self._reported_s = 0.0
-        self._waited_s: float | None = 0.0 if self.device.type == "cpu" and trains_alone(run.setup) else None
-        self._waited_before: float | None = None
+        # On a CPU. Nothing has happened yet, which is known, in no time.
+        self._load_before = self._read_load()
+        self._load = self._load_before and self._load_before - self._load_before
         # On a CPU, the counter is that of the whole machine, with all that other trials do there.
         counts = accelerator.is_gpu(self.device) and run.setup.counts_energy
         self._counter = counter_of("gpu") if counts else None
@@ -107,7 +109,7 @@ class StepClock:
         self._synchronize()
         if accelerator.is_gpu(self.device):
             accelerator.reset_peaks(self.device)
-        self._waited_before = None if self._waited_s is None else waited_s()
+        self._load_before = self._read_load()
         self._energy_before = self._counter.joules() if self._counter else 0.0
         self._started = time.perf_counter()
 
@@ -116,12 +118,13 @@ class StepClock:
         self._synchronize()
         self._running_s += time.perf_counter() - self._started
         self._energy_j += self._counter.joules() - self._energy_before if self._counter else 0.0
-        waited = None if self._waited_s is None else waited_s()
-        if self._waited_s is not None and waited is not None and self._waited_before is not None:
-            self._waited_s += waited - self._waited_before
-        else:
-            self._waited_s = None
+        load = self._read_load()
+        if self._load and self._load_before and load:
+            self._load += load - self._load_before
         self._read_peaks()
+
+    def _read_load(self) -> HostLoad | None:
+        return HostLoad.now(waits=trains_alone(self.run.setup)) if self.device.type == "cpu" else None
 
     def _read_peaks(self) -> None:
         if not accelerator.is_gpu(self.device):
@@ -135,15 +138,19 @@ class StepClock:
         """What is known of the training steps so far beside their time; called after `elapsed_s`.
 
         Peaks in bytes, of live tensors, and on a GPU of what its allocator reserved; on a CPU `waited_s`, the seconds of
-        `elapsed_s` in which the training thread was ready to run and waited for a core.
+        `elapsed_s` in which the training thread was ready to run and waited for a core, `throttled_s`, those of them that its
+        control groups' limits cost, and `stolen_share`, what the host of its virtual machine gave to others.
         """
         peaks = {"peak_bytes": self.peak_bytes, "peak_reserved_bytes": self.peak_reserved_bytes}
         facts: dict[str, Parameter] = {name: peak for name, peak in peaks.items() if peak}
         if self._energy_j and self._running_s > 0:
             # Of the first device; the others of a trial do as much.
             facts["measured_energy_j"] = self._reported_s * self._energy_j / self._running_s * self.run.setup.plan.devices
-        if self._waited_s is not None and self._running_s > 0:
-            facts["waited_s"] = self._reported_s * self._waited_s / self._running_s
+        if self._load and self._running_s > 0:
+            waits = {"waited_s": self._load.waited_s, "throttled_s": self._load.held_back_s}
+            facts |= {name: self._reported_s * s / self._running_s for name, s in waits.items() if s is not None}
+            if self._load.stolen_share is not None:
+                facts["stolen_share"] = self._load.stolen_share
         return facts
 
     def elapsed_s(self) -> float:
@@ -166,7 +173,7 @@ class StepClock:
             "running_s": self._running_s,
             "excluded_s": self._excluded_s,
             "reported_s": self._reported_s,
-            "waited_s": self._waited_s,
+            "load": self._load and asdict(self._load),
             "energy_j": self._energy_j,
             "peak_bytes": self.peak_bytes,
         }
@@ -175,7 +182,9 @@ class StepClock:
         """Resume from these counters; in a new process each size's first step is excluded again."""
         self._samples, self._excluded_samples = state["samples"], state["excluded_samples"]
         self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["excluded_s"], state["peak_bytes"]
-        self._reported_s, self._waited_s = state["reported_s"], state.get("waited_s")
+        self._reported_s = state["reported_s"]
+        # Earlier versions kept other counters; what is not known of a part is not known of the whole.
+        self._load = self._load and HostLoad(**(state.get("load") or {"elapsed_s": 0.0}))
         self._energy_j = state.get("energy_j", 0.0)
 
     def _synchronize(self) -> None:

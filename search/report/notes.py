@@ -16,7 +16,7 @@ from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.front import ParetoFront
 from ...spaces.plan import BatchPlan
 from ...spaces.readable import count, number
-from ...spaces.record import TrialRecord
+from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.spec import StudySpec
 from ..analysis.choice import fastest_within
 
@@ -169,15 +169,7 @@ def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, stud
     """
     lines = [_outcome(record, spec, front), *_settings(record, spec)]
     if record.facts.contended and record.counts:
-        lines.append(
-            f"Measured training time differs by {record.facts.train_s_error:+.0%} from the predicted time"
-            + (f"; it waited for a core for {record.facts.waited_s:.3g} s of it" if record.facts.waited_s else "")
-            + (
-                f"; other programs used {record.facts.others_share:.0%} of the machine meanwhile."
-                if record.facts.others_share
-                else ": the device was probably shared."
-            )
-        )
+        lines.append(_contention_words(record.facts))
     if record.number in [trial.number for trial in front.trials]:
         lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")
     note = "  \n".join(lines)
@@ -185,6 +177,30 @@ def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, stud
         shown = traceback if len(traceback) <= _TRACEBACK_CHARACTERS else "...\n" + traceback[-_TRACEBACK_CHARACTERS:]
         note += f"\n\n{code_block(shown)}"
     return note + "\n"
+
+
+def _contention_words(facts: TrialFacts) -> str:
+    """Why a trial's clock differs from its predicted time.
+
+    >>> _contention_words(TrialFacts(train_s_error=0.5, waited_s=4.0, throttled_s=3.0, others_share=0.2, stolen_share=0.1))
+    "Measured training time differs by +50% from the predicted time; it waited for a core for 4 s of it, 3 s of that for its \
+container's processor limit; other programs used 20% of the machine meanwhile; its host gave 10% of its processor time to \
+other virtual machines."
+    >>> _contention_words(TrialFacts(train_s_error=0.5))
+    'Measured training time differs by +50% from the predicted time: the device was probably shared.'
+    """
+    words = f"Measured training time differs by {facts.train_s_error:+.0%} from the predicted time"
+    if facts.waited_s:
+        words += f"; it waited for a core for {facts.waited_s:.3g} s of it"
+    if facts.throttled_s:
+        words += f", {facts.throttled_s:.3g} s of that for its container's processor limit"
+    if facts.others_share:
+        words += f"; other programs used {facts.others_share:.0%} of the machine meanwhile"
+    if facts.stolen_share and facts.stolen_share >= 0.01:
+        words += f"; its host gave {facts.stolen_share:.0%} of its processor time to other virtual machines"
+    elif not facts.others_share and not facts.throttled_s:
+        words += ": the device was probably shared"
+    return f"{words}."
 
 
 def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:

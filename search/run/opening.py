@@ -92,9 +92,13 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
             if len(known) == len(intervals)
             else "only roughly: there was time for only a few timing rounds"
         )
-        others = max(law.others for law in these)
-        if others:
-            precision += f", since other programs used {others:.0%} of this machine while steps were timed"
+        others, stolen, held_back = (max(getattr(law, name) for law in these) for name in ("others", "stolen", "held_back"))
+        causes = [f"other programs used {others:.0%} of this machine"] if others else []
+        causes += [f"its host gave {stolen:.0%} of its processor time to other virtual machines"] if stolen else []
+        if causes:
+            precision += f", since {' and '.join(causes)} while steps were timed"
+        if held_back >= 0.01:
+            precision += f"; {held_back:.0%} of it is waiting for this container's processor limit (cpu.max)"
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
         yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"

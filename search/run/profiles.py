@@ -116,7 +116,7 @@ def _profiles_of(
         request = profile_request(spec, runner.device, key)
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
         known = tables.profile(about)
-        shared = known is not None and first_run and any(law.others for law in known.all_step_times)
+        shared = known is not None and first_run and any(law.others or law.stolen for law in known.all_step_times)
         # Where energy could not be read, what was missing may be there now; earlier versions examined nothing.
         again = known is not None and (shared or known.no_energy or known.examination is None)
         if known is None or again or (known.rough and request.timing_s > known.timing_s):

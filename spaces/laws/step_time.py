@@ -95,9 +95,11 @@ class StepTime:
         points: (micro-batch, seconds of a forward and backward pass), sizes ascending.
         update_s: seconds of a step besides its micro-batches: optimizer, and communication between devices.
         evaluate_sample_s: seconds of evaluating one sample, if timed; not part of a step.
-        interval: relative half width of the predictions' 95 % interval, the widest of the timed plans, with `others`; None
-            after too few rounds.
+        interval: relative half width of the predictions' 95 % interval, the widest of the timed plans, with `others` and
+            `stolen`; None after too few rounds.
         others: share of the machine's cores that other programs used while steps were timed on a CPU.
+        stolen: share of the core time of its programs that the virtual machine's host gave to others meanwhile.
+        held_back: share of a step's time in which the processor limit of its control groups keeps it waiting.
         misfit: relative error of the law on a timed plan left out of its fit, median and worst.
         timed: what it was fitted to.
         activation_checkpointing, embedding: of the plans that it holds for.
@@ -117,6 +119,8 @@ class StepTime:
     interval: float | None = None
     misfit: tuple[float, float] | None = None
     others: float = 0.0
+    stolen: float = 0.0
+    held_back: float = 0.0
     timed: tuple[TimedPlan, ...] = ()
     activation_checkpointing: ActivationCheckpointing = "none"
     embedding: Embedding = ""

@@ -368,9 +368,11 @@ def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
     >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
     1 of 1 trials shared their device: they waited for a core for 20 % of their training (median), while the driver, other \
 trials or other programs ran. The front uses the predicted times, so it is not affected.
-    >>> print(contention_sentence([TrialRecord(0, "complete", {}, replace(facts, others_share=0.45), train_s=10.0)]))
-    1 of 1 trials shared this machine: meanwhile other programs used 45 % of it (median), and the trials took 30 % more time \
-than predicted. The front uses the predicted times, so it is not affected.
+    >>> facts = replace(facts, others_share=0.45, stolen_share=0.22)
+    >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
+    1 of 1 trials shared this machine: meanwhile other programs used 45 % of it and its host gave 22 % of its processor time \
+to other virtual machines (median), and the trials took 30 % more time than predicted. The front uses the predicted times, so \
+it is not affected.
     """
     counted = [record for record in records if record.counts and record.facts.train_s_error is not None]
     contended = [record for record in counted if record.facts.contended]
@@ -381,16 +383,17 @@ than predicted. The front uses the predicted times, so it is not affected.
     unaffected = "The front uses the predicted times, so it is not affected."
     middle = 100 * median(record.facts.train_s_error or 0.0 for record in contended)
     used = [share for record in contended if (share := record.facts.others_share) is not None]
-    if used and middle > 0:
-        if median(used) < _EXPLAINS:
-            return (
-                f"{who} took {middle:.0f} % more time than predicted (median), although other programs used little of this "
-                "machine: training probably waits for something, such as input, that did not delay the steps that were timed. "
-                f"{unaffected}"
-            )
+    if middle > 0 and (taken := _taken_words(contended)):
+        machine = "this" if used else "their"
         return (
-            f"{who} shared this machine: meanwhile other programs used {100 * median(used):.0f} % of it (median), and the "
-            f"trials took {middle:.0f} % more time than predicted. {unaffected}"
+            f"{who} shared {machine} machine: meanwhile {taken} (median), and the trials took {middle:.0f} % more time than "
+            f"predicted. {unaffected}"
+        )
+    if used and middle > 0:
+        return (
+            f"{who} took {middle:.0f} % more time than predicted (median), although other programs used little of this "
+            "machine: training probably waits for something, such as input, that did not delay the steps that were timed. "
+            f"{unaffected}"
         )
     if waits and median(waits) > _EXPLAINS:
         return (
@@ -410,6 +413,19 @@ than predicted. The front uses the predicted times, so it is not affected.
 
 # Waiting for less than this share of the training explains no difference from the predicted time.
 _EXPLAINS = 0.1
+
+
+def _taken_words(contended: Iterable[TrialRecord]) -> str:
+    """What took enough of the trials' machine to explain a delay, in the median of those that know it; empty if nothing did."""
+    facts = [record.facts for record in contended]
+    held_back = [fact.throttled_s / fact.measured_train_s for fact in facts if fact.throttled_s and fact.measured_train_s]
+    causes: dict[str, Sequence[float | None]] = {
+        "other programs used {:.0f} % of it": [fact.others_share for fact in facts],
+        "its host gave {:.0f} % of its processor time to other virtual machines": [fact.stolen_share for fact in facts],
+        "training waited for {:.0f} % of its time for the container's processor limit (cpu.max)": held_back,
+    }
+    shares = {words: median([share or 0.0 for share in found] or [0.0]) for words, found in causes.items()}
+    return " and ".join(words.format(100 * share) for words, share in shares.items() if share >= _EXPLAINS)
 
 
 def _waited_share(record: TrialRecord) -> float | None:

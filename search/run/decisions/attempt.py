@@ -80,21 +80,22 @@ def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
     return None if mode == "none" else mode
 
 
-def _contended(measured_s: float, waited_s: float, expected_s: float, others_share: float | None = None) -> bool:
+def _contended(measured_s: float, waited_s: float, expected_s: float, taken_share: float | None = None) -> bool:
     """Whether a trial shared its device with other programs, or waited for something else.
 
     Args:
-        others_share: what they used of the machine meanwhile; None if unknown.
+        waited_s: for a core; not what a limit of its own cost.
+        taken_share: what they, or its host, took of the machine meanwhile; None if unknown.
 
     >>> [_contended(10.0, 1.6, 10.0), _contended(11.4, 0.0, 10.0), _contended(14.0, 0.0, 10.0), _contended(2.0, 0.1, 1.0)]
     [True, False, True, False]
-    >>> [_contended(16.0, 3.0, 10.0, others_share=share) for share in (0.02, 0.4)]
+    >>> [_contended(16.0, 3.0, 10.0, taken_share=share) for share in (0.02, 0.4)]
     [False, True]
-    >>> _contended(40.0, 0.0, 10.0, others_share=0.02)
+    >>> _contended(40.0, 0.0, 10.0, taken_share=0.02)
     True
     """
     unexplained_s = abs(measured_s - waited_s - expected_s)
-    if others_share is not None and others_share < _OTHERS and measured_s > expected_s:
+    if taken_share is not None and taken_share < _OTHERS and measured_s > expected_s:
         return unexplained_s > _OWN * expected_s + _SETTLING_S
     return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
 
@@ -146,9 +147,15 @@ def result_of(
         # A parameter of that name, such as the precision, stands in the same row.
         extra = {reported_name(name) if name in attempt.suggestion.parameters else name: extra[name] for name in extra}
         reported = replace(reported, extra={})
-        waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
+        waited_s, throttled_s = (
+            None if seconds is None else seconds * setup.samples_budget / last.samples_seen
+            for seconds in (reported.waited_s, reported.throttled_s)
+        )
+        taken_share = None if others_share is None else max(others_share, reported.stolen_share or 0.0)
+        waited_for_others_s = (waited_s or 0.0) - (throttled_s or 0.0)
         facts |= reported | TrialFacts(
             waited_s=waited_s,
+            throttled_s=throttled_s,
             others_share=others_share,
             train_s=train_s,
             device_s=train_s * attempt.devices,
@@ -161,7 +168,9 @@ def result_of(
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
-            contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
+            contended=(
+                None if not expected_s or shared else _contended(measured_s, waited_for_others_s, expected_s, taken_share)
+            ),
             extra={name: value for name, value in extra.items() if _is_told(value)},
         )
         taken = taken_by(speeds, train_s, attempt, price)
