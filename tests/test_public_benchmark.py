@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,15 @@ def test_a_search_whose_rows_are_there_is_not_run_again(
     told = capsys.readouterr().out
     assert " asks, " not in told
     assert "CARBS: left out, not in the package index" in told
+
+    cut = [replace(row, cut="limit 5 s") if row.way == "random" and row.seed else row for row in first]
+    benchmark.table.write_rows([row for row in cut if row.way == "random"], tmp_path / "random.csv", append=False)
+    rows("--ways", "random", "--limit-s", "5")
+    assert " asks, " not in capsys.readouterr().out
+    assert [(row.search, row.share, row.cut) for row in rows("--ways", "random", "--limit-s", "6")] == [
+        (row.search, row.share, "") for row in first
+    ]
+    first = benchmark.table.read_rows(tmp_path)
 
     again = rows("--ways", "ours", "--again", seeds=1)
     assert " asks, " in capsys.readouterr().out

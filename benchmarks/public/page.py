@@ -81,16 +81,17 @@ def save_plot(rows: Sequence[Row], clock: str, file: Path) -> None:
 
 
 def draw(axes: mpl.axes.Axes, rows: Sequence[Row]) -> None:
-    """Lines of the ways that were run on every problem."""
+    """Lines of the ways that were run on every problem, as far as no search was cut short."""
     after, problems = sorted({row.after for row in rows}), len({row.problem for row in rows})
     found = {count: cells(rows, rows[0].clock, count) for count in after}
     for way in WAYS:
-        counts = [count for count in after if way in found[count] and found[count][way].problems == problems]
+        cells_by_count = {count: found[count][way] for count in after if way in found[count]}
+        counts = [count for count, cell in cells_by_count.items() if cell.problems == problems and not cell.cut]
         name, _, known = way.partition("+")
         if counts:
             axes.plot(
                 counts,
-                [found[count][way].mean for count in counts],
+                [cells_by_count[count].mean for count in counts],
                 "--" if known else "-",
                 color=COLORS[name],
                 linewidth=2 if name == "ours" else 1.2,
@@ -121,8 +122,9 @@ make benchmark-public    # python benchmarks/public/run.py; it resumes. --ways o
   know, and 1 - accuracy. BoTorch is given the reference point, begins with five Sobol points as Ax does, and optimizes from 4
   starts and 256 samples, so that it ends in time. MOASHA's ranks are repaired. PriMO has no priors; where it would fail
   because all trials of a rung still run, it proposes without them.
-- **Seeds** differ, because asks of Gaussian processes take long. `*`: the wall-clock limit cut some of these searches short,
-  and what they had found counts. Milliseconds are the median of the last asks, on shared cores.
+- **Seeds** differ, because asks of Gaussian processes take long. `*`: the wall-clock limit cut some of these searches short:
+  a lower bound, and no rank. Where nothing stands, nothing was run. Milliseconds are the median of the last asks, on shared
+  cores.
 
 ![Share of the true front against trials, for each searcher](images/benchmarks-trials.svg)
 

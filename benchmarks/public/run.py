@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -56,7 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=10, help="searches of each way on each problem")
     parser.add_argument("--trials", type=int, default=USUAL[-1], help="trainings a search, or the mean time of so many")
-    parser.add_argument("--limit-s", type=float, default=900.0, help="wall-clock seconds after which a search is cut short")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=900.0,
+        help="wall-clock seconds after which a search is cut short; a higher limit runs it again",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the rows")
     parser.add_argument("--again", action="store_true", help="drop these ways' rows of these problems first")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md from the rows instead")
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--ways: expected some of {', '.join(WAYS)}; got {', '.join(sorted(unknown))}")
     options.results.mkdir(parents=True, exist_ok=True)
     if options.again:
-        drop(options.results, ways, options.problems)
+        drop(options.results, lambda row: row.way in ways and family_of(row) in options.problems)
     for family in options.problems:
         try:
             members = named_problems(family)
@@ -98,45 +103,45 @@ def named_problems(family: str) -> dict[str, Problem]:
     return {family: members[0]} if members else {}
 
 
-def drop(results: Path, ways: Sequence[str], families: Sequence[str]) -> None:
-    """Remove the rows of these ways on these families."""
-    kept = [row for row in read_rows(results) if row.way not in ways or family_of(row) not in families]
-    for file in {file_of(way, results) for way in ways}:
-        if file.exists():
-            write_rows([row for row in kept if file_of(row.way, results) == file], file, append=False)
+def drop(results: Path, which: Callable[[Row], bool]) -> None:
+    """Remove rows."""
+    rows = read_rows(results)
+    for file in {file_of(row.way, results) for row in rows if which(row)}:
+        write_rows([row for row in rows if file_of(row.way, results) == file and not which(row)], file, append=False)
 
 
 def run_missing(searchers: Searchers, members: dict[str, Problem], ways: Sequence[str], options: argparse.Namespace) -> None:
-    """Run the searches whose rows are missing, seed by seed, so that an interrupted benchmark is about even."""
-    done = {row.search for row in read_rows(options.results)}
+    """Run the searches whose rows are missing, or were cut by a lower limit."""
+    rows = read_rows(options.results)
+    cut = {row.search for row in rows if 0 < row.limit_s < options.limit_s}
+    done = {row.search for row in rows} - cut
     shares: dict[str, Share] = {}
     absent: set[str] = set(NOT_INSTALLABLE)
     for seed, way, name, clock in searches(members, ways, options.seeds):
-        if (name, way, seed, clock) in done or way in absent:
+        search = name, way, seed, clock
+        if search in done or way in absent:
             continue
-        problem = members[name]
-        share = shares[name] = shares.get(name) or Share(problem)
+        share = shares[name] = shares.get(name) or Share(members[name])
         started = time.monotonic()
         try:
-            searcher = searchers.start(way, problem, share, seed, by_time=clock == "seconds")
+            searcher = searchers.start(way, members[name], share, seed, by_time=clock == "seconds")
         except PeerError as error:
             print(f"{way}: left out, {error}", flush=True)
             absent.add(way)
             continue
-        run = simulate(searcher, problem, clock, trainings(name, options.trials)[-1], seed, options.limit_s)
-        rows = [
-            Row(
-                name, way, seed, clock, after, share.of(run.points(after)), ask_ms(run), searcher.version, run.cut_before(after)
-            )
-            for after in trainings(name, options.trials)
-        ]
-        write_rows(rows, file_of(way, options.results), append=True)
-        note = f"   cut short: {run.cut}" if run.cut else ""
-        print(
-            f"{name}, {way}, seed {seed}, {clock}: {rows[-1].share:.3f}, {len(run.asks_s)} asks, "
-            f"{time.monotonic() - started:.0f} s{note}",
-            flush=True,
-        )
+        counts = trainings(name, options.trials)
+        run = simulate(searcher, members[name], clock, counts[-1], seed, options.limit_s)
+        if search in cut:
+            drop(options.results, lambda row, search=search: row.search == search)
+        write_rows(rows_of(run, search, share, counts, searcher.version), file_of(way, options.results), append=True)
+        told = f"{share.of(run.points(counts[-1])):.3f}, {len(run.asks_s)} asks, {time.monotonic() - started:.0f} s"
+        print(f"{name}, {way}, seed {seed}, {clock}: {told}" + (f"   cut short: {run.cut}" if run.cut else ""), flush=True)
+
+
+def rows_of(run: Run, search: tuple[str, str, int, str], share: Share, counts: Sequence[int], version: str) -> list[Row]:
+    """What a search found after these numbers of trainings."""
+    ask_ms = 1e3 * statistics.median(run.asks_s[-5:] or [0.0])
+    return [Row(*search, after, share.of(run.points(after)), ask_ms, version, run.cut_before(after)) for after in counts]
 
 
 def searches(members: dict[str, Problem], ways: Sequence[str], seeds: int) -> Iterator[tuple[int, str, str, Clock]]:
@@ -153,14 +158,11 @@ def trainings(name: str, most: int) -> list[int]:
     return [count for count in counts if count < most] + [min(most, counts[-1])]
 
 
-def ask_ms(run: Run) -> float:
-    return 1e3 * statistics.median(run.asks_s[-5:] or [0.0])
-
-
 def print_table(rows: Sequence[Row], family: str) -> None:
     lines = table(rows, family)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(f"\n{family}, {PARAMETERS[family]} parameters: share of the true front's hypervolume; * some searches were cut short")
+    print(f"\n{family}, {PARAMETERS[family]} parameters: share of the true front's hypervolume")
+    print("* a lower bound: some of these searches were cut short")
     for first, *others in lines:
         aligned = [word.rjust(width) for word, width in zip(others, widths[1:], strict=True)]
         print("   ".join([first.ljust(widths[0]), *aligned]))

@@ -23,7 +23,7 @@ class Run:
     Args:
         ends: of the trainings that reached their end: when, in trainings, and their true seconds and accuracy.
         reached: trainings, or their mean time, that have passed.
-        cut: why it did not reach its end: "" (it did), "limit" (of wall-clock time), or what a peer that failed said.
+        cut: why it did not reach its end: "" (it did), "limit N s" (of wall-clock time), or what a peer that failed said.
     """
 
     ends: list[tuple[float, float, float]] = field(default_factory=list)
@@ -81,7 +81,7 @@ def simulate(searcher: Searcher, problem: Problem, clock: Clock, trainings: int,
             if (step := next(workers[index], None)) is not None:
                 heapq.heappush(queue, (now + step, index))
     except LimitError:
-        run.cut = "limit"
+        run.cut = f"limit {limit_s:g} s"
     except PeerError as error:
         run.cut = str(error)
     run.reached = now

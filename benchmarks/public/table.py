@@ -50,6 +50,11 @@ class Row:
         """What tells one search from another."""
         return self.problem, self.way, self.seed, self.clock
 
+    @property
+    def limit_s(self) -> float:
+        """Wall-clock seconds at which the search was cut, 0 if that is not why it ended."""
+        return float(self.cut.split()[1]) if self.cut.startswith("limit ") else 0.0
+
 
 def file_of(way: str, folder: Path) -> Path:
     """Where the rows of a way's searcher are."""
@@ -89,7 +94,7 @@ class Cell:
         error: its standard error over problems and seeds, with each problem's mean over all ways subtracted: some problems are
             harder for everybody. NaN with one search.
         seeds: the fewest that a problem has.
-        cut: searches that did not get so far.
+        cut: searches that did not get so far; the mean is then a lower bound.
     """
 
     mean: float
@@ -139,9 +144,13 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def mean_ranks(rows: Iterable[Row], clock: str, after: int) -> dict[str, float]:
-    """Mean over problems of each way's rank by its mean share, 1 the best; of the ways that have rows of every problem."""
-    means = shares_by_problem(row for row in rows if row.clock == clock and row.after == after)
-    ways = [way for way in WAYS if all(way in by_way for by_way in means.values())]
+    """Mean over problems of each way's rank by its mean share, 1 the best.
+
+    Of the ways that have rows of every problem, none of them cut: what a search had found by then would be ranked too low.
+    """
+    counted = [row for row in rows if row.clock == clock and row.after == after]
+    means, cut = shares_by_problem(counted), {row.way for row in counted if row.cut}
+    ways = [way for way in WAYS if way not in cut and all(way in by_way for by_way in means.values())]
     ranks = [rankdata([-by_way[way] for way in ways]) for by_way in means.values()]
     return dict(zip(ways, np.mean(ranks, axis=0).tolist(), strict=True)) if ranks else {}
 
