@@ -13,6 +13,7 @@
 # make rough    all attacks: other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
 # make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
 # make faults    two hundred random kills, and a table of them
+# make benchmark-public  bsearch and its peers on public problems, each peer in its own environment: hours; it resumes
 # make docs      the documentation as a site, in .cache/site/index.html
 # make lint      format, lint, types, layers, docs
 # make check     the same, known vulnerabilities of dependencies, and the wheel
@@ -30,7 +31,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long rough mutants faults docs check audit lint clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-lowest test-newest test-long rough mutants faults benchmark-public docs check audit lint clean
 install: $(STAMP)
 
 # uv installs in half a minute what takes pip minutes.
@@ -114,6 +115,11 @@ mutants: install
 
 faults: install
 	$(BIN)/python tests/faults/chaos.py --kills 200
+
+benchmark-public: install
+	$(UV) $(BIN)/python --editable ".[benchmark]"
+	$(BIN)/python benchmarks/public/run.py
+	$(BIN)/python benchmarks/public/run.py --page
 
 # Strict: a broken link, a missing anchor or a page outside the navigation is an error.
 docs: install

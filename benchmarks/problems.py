@@ -11,6 +11,7 @@
   measured batch sizes, at that GPU's highest power limit. Only the batch size is searched, the rate follows a
   rule: seconds of one epoch against epochs to the paper's target, relative to the fewest. A trial gets a random run.
   Read from the folder `zeus` of $BSEARCH_DATA.
+- lcbench: networks on tabular data, eight parameters, by a surrogate (benchmarks/lcbench.py).
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Problem(ABC):
 
 
 def random_value(distribution: Any, rng: np.random.Generator) -> float:
-    value = math.exp(rng.uniform(math.log(distribution.low), math.log(distribution.high)))
+    low, high = distribution.low, distribution.high
+    value = math.exp(rng.uniform(math.log(low), math.log(high))) if distribution.log else rng.uniform(low, high)
     return round(value) if isinstance(distribution, IntDistribution) else value
 
 
@@ -308,6 +310,11 @@ def problems(family: str) -> list[Problem]:
         case "zeus":
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "zeus"
             return zeus_problems(folder) if folder.is_dir() else []
+        case "lcbench":
+            from lcbench import lcbench_problems  # onnxruntime reads it, which the other problems do not need
+
+            folder = Path(os.environ.get("BSEARCH_DATA", "")) / "lcbench"
+            return lcbench_problems(folder) if folder.is_dir() else []
     raise ValueError(family)
 
 

@@ -156,7 +156,14 @@ def test_the_readmes_walk_is_true() -> None:
 # Texts that people run, and that neither the type checker nor an import of the package reads.
 WRITTEN_TO_BE_RUN = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*", "examples/**/*.*", "benchmarks/*.py", "objectives/starter/*", "search/report/**/*.jinja")
+    for pattern in (
+        "*.md",
+        "docs/*",
+        "examples/**/*.*",
+        "benchmarks/**/*.py",
+        "objectives/starter/*",
+        "search/report/**/*.jinja",
+    )
     for path in ROOT.glob(pattern)
     if path.suffix in (".md", ".py", ".ipynb", ".jinja", ".yaml") and "from bsearch" in path.read_text()
 )
