@@ -1,4 +1,5 @@
-"""NePS's PriMO without priors, with its defaults: MOASHA for as many trainings as parameters, then Bayesian optimization.
+"""NePS's PriMO without priors, with its defaults: MOASHA for as many trainings as parameters but at least 3,
+then Bayesian optimization.
 
 A trial may end at a rung, and continue from there later. After MOASHA it always trains to the end.
 """
@@ -27,9 +28,9 @@ class NePS(Peer):
             name: (HPOInteger if one["integer"] else HPOFloat)(one["low"], one["high"], log=one["log"])
             for name, one in space.items()
         }
-        self.asker = AskAndTell(
-            primo(SearchSpace({**elements, "tenths": HPOInteger(1, 10, is_fidelity=True)}), prior_centers={})
-        )
+        whole = SearchSpace({**elements, "tenths": HPOInteger(1, 10, is_fidelity=True)})
+        # With fewer than three, as for one parameter, none has trained to the end by then, and PriMO raises.
+        self.asker = AskAndTell(primo(whole, prior_centers={}, initial_design_size=max(3, len(space))))
         self.names: dict[int, str] = {}
 
     def ask(self, number: int) -> dict[str, Any]:
