@@ -276,33 +276,48 @@ def fit_batch(
     STUDY must have searched both effective_batch and epochs. A model of its metric then gives, for each batch, the fewest
     samples with which the best setting reaches the target.
     """
-    if not source.endswith(".csv"):
+    if not source.lower().endswith(".csv"):
+        if workload is not None:
+            raise click.UsageError("expected a table with --workload, got a study")
         _fit_study_batches(source, batches, target, name, as_json)
         return
-    table = Path(source)
-    from ..search.laws.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
+    for option, value in (("--target", target), ("--name", name)):
+        if value is not None:
+            raise click.UsageError(f"expected a study with {option}, got a table, whose runs have all reached their target")
+    _fit_table_batches(Path(source), batches, workload, as_json)
+
+
+def _fit_table_batches(table: Path, batches: tuple[int, ...], workload: str | None, as_json: bool) -> None:
+    from ..search.laws.runs_table import read_runs
+    from ..search.laws.samples_to_target import LEAST_BATCHES, fit_batch_law
     from ..search.report.export import json_text
     from ..search.report.terminal.batch_law import law_document, law_parts
 
     workloads = read_runs(table)
     if workload is not None and workload not in workloads:
-        raise StudyFileError(f"{table}: expected one of {', '.join(workloads)} as workload, got {cut(workload, 60)!r}")
+        names = ", ".join(filter(None, workloads))
+        known = f"one of {names}" if names else "no value, since the table names no workloads"
+        raise StudyFileError(f"{table}: --workload: expected {known}; got {cut(workload, 60)!r}")
     chosen = {name: points for name, points in workloads.items() if workload in (None, name)}
-    few = [name for name, points in chosen.items() if len({point.effective_batch for point in points}) < LEAST_BATCHES]
-    if len(few) == len(chosen):
-        raise StudyFileError(f"{table}: expected a workload with runs at {LEAST_BATCHES} or more batches")
-    laws = {name: fit_batch_law(points) for name, points in chosen.items() if name not in few}
+    measured = {name: sorted({point.effective_batch for point in points}) for name, points in chosen.items()}
+    few = "; ".join(
+        (f"{name or 'no workload'}: " if len(workloads) > 1 else "") + ", ".join(map(str, found))
+        for name, found in measured.items()
+        if len(found) < LEAST_BATCHES
+    )
+    laws = {name: fit_batch_law(points) for name, points in chosen.items() if len(measured[name]) >= LEAST_BATCHES}
+    if not laws:
+        what = f"expected a workload with runs at {LEAST_BATCHES} or more batches, got only {few}. Measure more batches."
+        raise StudyFileError(f"{table}: {what}")
     if as_json:
         click.echo(json_text({name: law_document(chosen[name], law, batches) for name, law in laws.items()}), nl=False)
-        return
-    console = terminal()
-    for name, law in laws.items():
-        for part in law_parts(name, chosen[name], law, batches):
-            console.print(part)
-        console.print()
+    else:
+        for name, law in laws.items():
+            for part in law_parts(name, chosen[name], law, batches):
+                terminal().print(part)
+            terminal().print()
     if few:
-        names = ", ".join(name or "the rows without a workload" for name in few)
-        console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {names}")
+        terminal(as_json).print(f"Left out, with fewer than {LEAST_BATCHES} batches: {few}")
 
 
 def _fit_study_batches(study: str, batches: tuple[int, ...], target: float | None, name: str | None, as_json: bool) -> None:

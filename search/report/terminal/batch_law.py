@@ -11,9 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ...analysis.rates import Estimate
+from ...laws.runs_table import RunsToTarget
 from ...laws.samples_by_batch import SamplesByBatch
-from ...laws.samples_to_target import BatchLaw, RunsToTarget
+from ...laws.samples_to_target import BatchLaw
 from .tables import column
+
+# A median that differs from the law by this factor is reported: MLPerf's 90 points differ by less.
+_FAR = 2.0
 
 
 def law_document(points: Sequence[RunsToTarget], law: BatchLaw, batches: Sequence[int]) -> dict[str, Any]:
@@ -127,9 +131,20 @@ def law_parts(
         f"Settings scatter around the law by {spread.value:.1%} ({spread.low:.1%} to {spread.high:.1%}) on top of run-to-run "
         "variation, probably because other hyperparameters were not tuned equally well at every batch."
     )
+    yield from _far(points, law)
     if any(not law.covers(batch) for batch in batches):
         low, high = law.batches
         yield f"Outside the measured batches, {low} to {high}, intervals rest mostly on the law's prior."
+
+
+def _far(points: Sequence[RunsToTarget], law: BatchLaw) -> Iterator[str]:
+    """Of the points that the law cannot follow, as where samples fall with the batch."""
+    times = [(point, point.median / law.samples_at(point.effective_batch, point.group).value) for point in points]
+    if far := [f"{point.effective_batch} ({of_law:.3g} times)" for point, of_law in times if not 1 / _FAR < of_law < _FAR]:
+        yield (
+            f"Far from the law are the medians at batch {', '.join(far)}. Check these batches' learning rates, and that the "
+            "table holds samples or epochs, in the same unit everywhere."
+        )
 
 
 def _critical(law: BatchLaw) -> Iterator[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.search.laws.samples_to_target import RunsToTarget, fit_batch_law, read_runs
+from bsearch.search.laws.runs_table import RunsToTarget, read_runs
+from bsearch.search.laws.samples_to_target import SHAPES, fit_batch_law, shapes_with
 from conftest import BSEARCH
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,25 +95,20 @@ def test_more_runs_say_more_and_far_batches_say_less() -> None:
     assert not law.covers(65536)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            "batch,samples\n8,100\n16,x\n0,5\n",
-            ["row 3: expected a batch of at least 1 and numbers above 0, got '16' and 'x'", "row 4"],
-        ),
-        ("batch,time\n8,100\n", ["expected a column to_target, got batch, time"]),
-        ("", ["expected a column effective_batch, got no rows"]),
-        ("batch,samples\n8,100\n9,100\n8,120\n", ["expected a workload with runs at 3 or more batches"]),
-    ],
-)
-def test_a_table_is_refused_with_all_its_faults(tmp_path: Path, text: str, told: list[str]) -> None:
-    table = tmp_path / "runs.csv"
-    table.write_text(text)
-    done = subprocess.run([BSEARCH, "fit-batch", table], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert all(part in done.stderr for part in told), done.stderr
+def test_where_the_plain_law_holds_nothing_is_lost_by_the_other_shapes() -> None:
+    rng = np.random.default_rng(0)
+    errors: dict[str, list[float]] = {"plain": [], "now": []}
+    for _ in range(15):
+        knee = float(np.exp(rng.uniform(np.log(64), np.log(1024))))
+        medians = [1e5 * (1 + batch / knee) for batch in BATCHES[::2]]
+        runs = [tuple(float(run) for run in one * np.exp(0.05 * rng.standard_normal(10))) for one in medians]
+        points = [RunsToTarget(batch, one) for batch, one in zip(BATCHES[::2], runs, strict=True)]
+        for name, prior in (("plain", shapes_with(1.0)[:1]), ("now", SHAPES)):
+            errors[name] += [
+                abs(np.log(fit_batch_law(points, prior).samples_at(batch).value / 1e5 / (1 + batch / knee)))
+                for batch in BATCHES[1::2]
+            ]
+    assert np.mean(errors["now"]) < 1.1 * np.mean(errors["plain"])
 
 
 @pytest.mark.slow
