@@ -66,7 +66,16 @@ def test_a_name_of_ours_is_refused(attack: Any, tmp_path: Path, field: str) -> N
 
 def test_a_fact_of_ours_has_its_type(attack: Any, tmp_path: Path) -> None:
     """Facts that a loop of one's own may report, as ours do, with a value that they cannot have."""
-    names = ("peak_bytes", "ghost_batch", "noise_scale", "waited_s", "throttled_s", "stolen_share", "steps", "measured_energy_j")
+    names = (
+        "peak_bytes",
+        "ghost_batch",
+        "noise_scale",
+        "waited_s",
+        "throttled_s",
+        "stolen_share",
+        "steps",
+        "measured_energy_j",
+    )
     for name in names:
         with attack(f"facts: {name}: text"):
             folder = tmp_path / name
