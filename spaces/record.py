@@ -52,6 +52,7 @@ class TrialFacts:
         peak_reserved_bytes: on a GPU, what its allocator reserved for it.
         resumed_at: samples seen at the checkpoint it resumed from.
         checkpoint: why its checkpoint could not be read, or the last one not be written.
+        blew_up: it ended at a finite loss that is no result; told from the other trials whenever they are read, and not stored.
         process_changes: what its code changed in its process beside training, such as torch's default dtype.
         curve: (fraction, accuracy) of a trial of `Search`.
         extra: other metrics by name, and anything else that the training code reported.
@@ -118,6 +119,7 @@ class TrialFacts:
     resumed_at: int | None = None
     checkpoint: str | None = None
     message: str | None = None
+    blew_up: bool | None = None
     process_changes: str | None = None
     curve: tuple[tuple[float, float], ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -6,8 +6,9 @@ in units of the median's distance below the best, is a regression with two kinds
     y = quadratic(ln batch, ln rate) + linear(others) + e,    e ~ (1 − s) Student-t₄(0, σ) + s Uniform(down to the worst)
 
 Coefficients, σ and the share s are found by expectation and maximization, which starts from the better half of the trials. A
-trial blew up if the second kind is the likelier one, and a trial of a lower rate for its batch did better: at too low a rate,
-little is learned, which is a result.
+trial blew up if the second kind is the likelier one, and a result of a lower rate for its batch is better that took no more
+samples, steps, parameters, devices or time. Without such a witness, it may have learned little because its rate was low or its
+training short, which is a result. So what is told apart is on no front anyway.
 
 Source: Aitkin & Wilson 1980, "Mixture models, outliers, and the EM algorithm", doi 10.1080/00401706.1980.10486163.
 """
@@ -42,18 +43,21 @@ _SLOPE = 0.5
 
 
 def told_apart(records: Iterable[TrialRecord], direction: Literal["minimize", "maximize"]) -> tuple[TrialRecord, ...]:
-    """The trials, those that blew up as diverged ones; their message says so."""
+    """The trials, those that blew up as diverged ones, with `blew_up` and a message; the same again for what it returned."""
     records = tuple(records)
-    results = [place for place, record in enumerate(records) if _is_result(record)]
+    # A setting that was trained again stands with the mean of its runs.
+    again = {number for record in records if record.is_repeat for number in (record.number, record.facts.repeats)}
+    results = [place for place, record in enumerate(records) if _is_result(record) and record.number not in again]
     blew = blown_up([records[place] for place in results], direction)
     if not blew.any():
         return records
     better = "below" if direction == "minimize" else "above"
     values = [records[place].accuracy or 0.0 for place, gone in zip(results, blew, strict=True) if not gone]
-    message = f"blew up: half of the other trials ended {better} {float(np.median(values)):.4g}, and with lower rates too"
+    message = f"blew up: half of the other trials ended {better} {float(np.median(values)):.4g}, and a lower rate did better"
     found = list(records)
     for place in np.array(results)[blew]:
-        found[place] = replace(found[place], outcome="diverged", facts=found[place].facts | TrialFacts(message=message))
+        facts = found[place].facts | TrialFacts(message=message, blew_up=True)
+        found[place] = replace(found[place], outcome="diverged", facts=facts)
     return tuple(found)
 
 
@@ -63,9 +67,9 @@ def blown_up(results: Sequence[TrialRecord], direction: Literal["minimize", "max
     Args:
         results: with a metric, an effective batch and a learning rate.
     """
-    none = np.zeros(len(results), dtype=bool)
+    blew: Mask = np.zeros(len(results), dtype=bool)
     if len(results) < FEWEST:
-        return none
+        return blew
     sign = 1.0 if direction == "maximize" else -1.0
     values = sign * np.array([record.accuracy for record in results], dtype=np.float64)
     settings = [(record.facts.effective_batch or 1, record.facts.learning_rate or 1.0) for record in results]
@@ -74,23 +78,25 @@ def blown_up(results: Sequence[TrialRecord], direction: Literal["minimize", "max
     below = values.max() - values
     unit = float(np.median(below))
     if unit <= 0 or np.ptp(relative) <= 0:
-        return none
+        return blew
     heights = -np.minimum(below / unit, _DEEPEST)
     sizes = np.log([(record.facts.samples_budget or 1, record.facts.model_parameters or 1) for record in results])
     varying = [_scaled(column) for column in sizes.T if np.ptp(column) > 0]
     others = np.column_stack([other_coordinates(results, without={"epochs"}), *varying])
     down = _shares(_terms(batches, relative, others), heights) < 0.5
-    # The best result among those of lower rates, for each trial.
-    order = np.argsort(relative, kind="stable")
-    reached = np.maximum.accumulate(np.where(down, -math.inf, heights)[order])
-    surpassed = np.empty_like(none)
-    surpassed[order] = np.append(-math.inf, reached[:-1]) > heights[order]
-    return np.asarray(down & surpassed)
+    taken = [(record.facts.devices or 1, math.nan if record.train_s is None else record.train_s) for record in results]
+    costs = np.column_stack([sizes, sizes[:, 0] - batches, np.array(taken, dtype=np.float64)])
+    for place in np.flatnonzero(down):
+        better = ~down & (values > values[place]) & (relative < relative[place])
+        # A time that is unknown says nothing.
+        blew[place] = (better & ~(costs > costs[place]).any(axis=1)).any()
+    return blew
 
 
 def _is_result(record: TrialRecord) -> bool:
     known = record.facts.effective_batch and record.facts.learning_rate
-    return bool(record.outcome == "complete" and known and record.accuracy is not None and math.isfinite(record.accuracy))
+    ended = record.outcome == "complete" or record.facts.blew_up
+    return bool(ended and known and record.accuracy is not None and math.isfinite(record.accuracy))
 
 
 def _terms(batches: Array, rates: Array, others: Array) -> Array:

@@ -15,6 +15,9 @@ from .gaussian_process import Array
 # beyond a cliff a tenth of an e-fold wide of the rate, which may turn with the batch.
 _MEANS, _STDS = np.array([-4.0, 0.0, 12.0]), np.array([6.0, 3.0, 5.0])
 _ROUNDS, _CLOSE = 30, 1e-5
+# Where the odds of a failure rise by less with each e-fold of the rate, failures have another cause, such as a setting of their
+# own, and nothing is known of rates.
+_GENTLEST = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Cliff:
 
     @classmethod
     def fitted(cls, points: Array, failed: Array) -> Self:
-        """The likeliest regression given the prior, by Newton's method.
+        """The likeliest regression given the prior, by Newton's method; a constant where failures hardly depend on the rate.
 
         Args:
             points: (n, 2), logarithms of batch and rate.
@@ -54,6 +57,10 @@ class Cliff:
             if np.abs(step).max() <= _CLOSE:
                 break
             free, reached = free + step, next_reached
+        if free[2] < _GENTLEST:
+            share = (float(failed.sum()) + 0.5) / (len(failed) + 1)
+            free = np.array([logit(share), 0.0, 0.0])
+            return cls(middle, free, _log_likelihood(terms, failed, free))
         return cls(middle, free, reached)
 
     def chance(self, points: Array) -> Array:
@@ -68,6 +75,9 @@ class Cliff:
 
 def _log_posterior(terms: Array, failed: Array, free: Array) -> float:
     """Of the coefficients, up to a constant."""
+    return _log_likelihood(terms, failed, free) - 0.5 * float((((free - _MEANS) / _STDS) ** 2).sum())
+
+
+def _log_likelihood(terms: Array, failed: Array, free: Array) -> float:
     logits = terms @ free
-    beforehand = -0.5 * (((free - _MEANS) / _STDS) ** 2).sum()
-    return float(failed @ logits - np.logaddexp(0.0, logits).sum() + beforehand)
+    return float(failed @ logits - np.logaddexp(0.0, logits).sum())

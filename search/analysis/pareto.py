@@ -1,8 +1,7 @@
 """The Pareto front of a study's trials, its knee, and how it compares with a setting.
 
 A trial dominates another if it is at least as good in all objectives and better in one. Trials with
-equal values do not dominate each other, so both stay. Infeasible, diverged and stopped trials are never on the front, nor are
-those that blew up at a finite loss.
+equal values do not dominate each other, so both stay. Infeasible, diverged and stopped trials are never on the front.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Literal
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives, Speed
-from .blow_ups import told_apart
 from .confirm import averaged
 
 Direction = Literal["minimize", "maximize"]
@@ -79,8 +77,7 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean."""
     metric = objectives.metric
-    results = averaged(told_apart(records, metric.direction), objectives)
-    return front_of(results, metric.name, metric.direction, objectives.speed, objectives.second_speed)
+    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed, objectives.second_speed)
 
 
 def front_of(

@@ -13,8 +13,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
 from ..analysis.gaussian_process import Array
 
-# Numbers whose upper end is so many times the lower one are on a log scale.
-_WIDE = 10.0
+# Whole numbers, and others, whose upper end is so many times the lower one are on a log scale.
+_WIDE_WHOLE, _WIDE = 10.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,9 @@ def distribution(domain: Domain) -> BaseDistribution:
 class SpaceTransform:
     """Encodes parameters as points of the unit cube: numbers on a linear or log scale, categories one-hot.
 
-    Positive numbers that span a factor of ten or more are on a log scale, also where they are searched evenly: what doubles
-    epochs does as much at 2 as at 20, and on a linear scale the models saw nothing of the lower end (docs/log.md).
+    Numbers of a wide range are on a log scale, also where they are searched evenly: doubling the epochs does as much at 2 as at
+    20, and on a linear scale the models saw nothing of the lower end (docs/log.md). Wide is a factor of ten for whole numbers,
+    and of a hundred for others: of a momentum from .05 to .99 the upper end matters.
 
     A parameter that does not apply given the others is at the middle of its coordinates, so that points that differ in nothing
     else are the same.
@@ -236,7 +237,8 @@ def _middle(distribution: BaseDistribution) -> float:
 def _is_log(distribution: BaseDistribution) -> bool:
     """Whether a number's coordinate is its logarithm."""
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return distribution.log or (distribution.low > 0 and distribution.high >= _WIDE * distribution.low)
+    wide = _WIDE_WHOLE if isinstance(distribution, IntDistribution) else _WIDE
+    return distribution.log or (distribution.low > 0 and distribution.high >= wide * distribution.low)
 
 
 def _bounds(distribution: BaseDistribution) -> tuple[float, float]:

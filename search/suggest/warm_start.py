@@ -11,7 +11,6 @@ from ...spaces.domain import applies
 from ...spaces.errors import BsearchError, Fault, StudyFileError
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
-from ..analysis.blow_ups import told_apart
 from ..analysis.confirm import averaged
 from ..store.rows import StudyRow
 from ..store.tables import Tables
@@ -90,8 +89,7 @@ def _trials(
         expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"
         raise StudyFileError(f"{study.name}: {expected}, got {old.space.reference_batch}")
     searched, fixed = spec.searched(), spec.fixed()
-    results = told_apart(stored_trials(url, study.name), spec.objectives.metric.direction)
-    for record in averaged(results, spec.objectives):
+    for record in averaged(stored_trials(url, study.name), spec.objectives):
         values = {**old.fixed(), **record.parameters}
         needed = {name: domain for name, domain in searched.items() if applies(domain.when, values)}
         inside = all(name in values and domain.contains(values[name]) for name, domain in needed.items())

@@ -50,7 +50,7 @@ def test_it_finds_batch_and_rate_and_how_far_they_reach() -> None:
         {"effective_batch": BATCH},
         {"reference_rate": RATE, "epochs": BATCH},
         {"effective_batch": IntDistribution(8, 64), "reference_rate": RATE},
-        {"effective_batch": BATCH, "reference_rate": FloatDistribution(0.2, 1.0)},
+        {"effective_batch": BATCH, "reference_rate": FloatDistribution(0.02, 1.0)},
         {"effective_batch": CategoricalDistribution((8, 512)), "reference_rate": RATE},
     ],
 )
