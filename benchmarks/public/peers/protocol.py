@@ -11,28 +11,29 @@ hypervolume's reference point in them. This file needs the standard library alon
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 
-class Peer:
+class Peer(ABC):
     """What a peer has to answer; `package` is the distribution whose version is printed."""
 
     package: ClassVar[str]
     reports: ClassVar[bool] = False
 
-    def __init__(self, space: dict[str, dict[str, Any]], seed: int, reference: list[float]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __init__(self, space: dict[str, dict[str, Any]], seed: int, reference: list[float]) -> None: ...
 
-    def ask(self, number: int) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def ask(self, number: int) -> dict[str, Any]: ...
 
     def report(self, number: int, fraction: float, values: list[float]) -> bool:
         """Whether to stop the trial."""
-        raise NotImplementedError
+        return False
 
-    def tell(self, number: int, fraction: float, values: list[float]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def tell(self, number: int, fraction: float, values: list[float]) -> None: ...
 
 
 def serve(kind: type[Peer]) -> None:
