@@ -84,7 +84,7 @@ PLACES = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(PLACES, min_size=FEWEST, max_size=40), st.sampled_from(["minimize", "maximize"]))
 def test_whatever_the_trials_are_their_front_stays(
     places: list[tuple[Any, ...]], direction: Literal["minimize", "maximize"]
@@ -107,7 +107,7 @@ def test_a_setting_that_was_trained_again_is_not_told_apart() -> None:
     assert first not in apart([*records, again])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), count=st.integers(0, 60), cliff=st.floats(0.3, 3.0))
 def test_where_nothing_blew_up_nothing_is_told_apart(seed: int, count: int, cliff: float) -> None:
     records, _ = made(seed, count, 0.0, cliff)
@@ -143,7 +143,7 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("sizes", [1, 3])
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 999), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.2))
 @example(seed=0, share=0.2, cliff=0.3)
 def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, share: float, cliff: float) -> None:
@@ -161,7 +161,7 @@ def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, sh
         assert away(rate.effective_batch, rate.learning_rate.value) < cliff
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 999))
 @example(seed=158)
 def test_failures_of_another_cause_move_no_estimate(seed: int) -> None:
