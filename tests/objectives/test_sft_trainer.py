@@ -24,7 +24,8 @@ def losses(batch: int, micro_batches: int) -> list[float]:
     from trl import SFTTrainer
 
     said = Dataset.from_list(conversations(60))
-    made = setup(batch, micro_batches, budget=3 * batch, metric="loss", training={"evaluations": 3})
+    # At higher rates Adam's quotients of gradients near zero make 1e-4 of a rounding error.
+    made = setup(batch, micro_batches, budget=3 * batch, rate=1e-3, metric="loss", training={"evaluations": 3})
     torch.manual_seed(0)
     measured = train_with(
         made,
@@ -42,7 +43,7 @@ def test_its_own_arguments_are_taken_and_any_split_of_a_batch_is_that_batch() ->
     whole = losses(13, 1)
     assert len(whole) == 3
     assert whole[-1] < whole[0]
-    assert losses(13, 5) == pytest.approx(whole, abs=1e-5)
+    assert losses(13, 5) == pytest.approx(whole, abs=3e-6)
 
 
 def test_conversations_count_the_same_tokens_as_in_the_ready_task(tmp_path: Path) -> None:
