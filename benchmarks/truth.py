@@ -1,5 +1,6 @@
 """How often the intervals of a study's front hold, and how optimistic its accuracies are: members trained again with new seeds.
 
+python benchmarks/truth.py simulate --problems digits cifar lcbench --out truth.json  # studies of tables, whose truth is known
 python benchmarks/truth.py run STUDY.yaml --studies 10 --seeds 5 --out truth.json     # studies, and their members' re-runs
 python benchmarks/truth.py table truth.json                                           # what holds, by today's code
 """
@@ -12,23 +13,27 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
+from bsearch.search.analysis.confirm import next_repeat
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.suggest.ask_tell import Search
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import changed_study, read_study
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.trial import Measurement, TrialSetup
+from problems import Problem, Table, problems
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Shown
 
 
 def studies(path: Path, count: int, seeds: int) -> Iterator[dict[str, Any]]:
@@ -51,6 +56,69 @@ def studies(path: Path, count: int, seeds: int) -> Iterator[dict[str, Any]]:
                 "records": [_record(one) for one in study.records],
                 "fresh": fresh,
             }
+
+
+def simulated(families: Sequence[str], count: int, trials: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Studies of problems that cost nothing, with `confirm: {repeats}`; the truth of a setting is the mean of all its runs.
+
+    A table has three runs of a setting: first runs are all of one seed, repeats are any of the three. LCBench's runs vary by a
+    standard deviation that falls with the seconds, a third of whose variance all first runs of a task share.
+    """
+    for family in families:
+        members = problems(family)
+        for number in range(count):
+            problem, rng = members[number % len(members)], np.random.default_rng((7, number))
+            one_run = _runs_of(problem, number, rng)
+            search = Search(_space(problem), stopping="none", known_seconds=problem.seconds, seed=number)
+            for _ in range(trials):
+                asked = search.ask()
+                search.tell(asked.number, problem.seconds(asked.parameters), one_run(asked.parameters, True))
+            records, objectives = search.records(), search.objectives
+            while True:
+                members_now = [trial.number for trial in study_front(records, objectives).trials]
+                if (setting := next_repeat(records, objectives, repeats, {}, members_now)) is None:
+                    break
+                first = records[setting]
+                values = first.train_s, one_run(first.parameters, False)
+                records.append(
+                    TrialRecord.of(
+                        len(records),
+                        "complete",
+                        first.parameters,
+                        TrialFacts(train_s=first.train_s, repeats=setting),
+                        values,  # type: ignore[arg-type]
+                    )
+                )
+            truth = [(place, problem.accuracy(records[place].parameters)) for place in members_now]
+            yield {
+                "kind": family,
+                "objectives": objectives.model_dump(mode="json"),
+                "records": [_record(one) for one in records],
+                "fresh": [pair for pair in truth for _ in range(2)],
+            }
+
+
+def _space(problem: Problem) -> dict[str, Any]:
+    return {name: {"low": one.low, "high": one.high, "log": one.log} for name, one in problem.space.items()}  # type: ignore[attr-defined]
+
+
+def _runs_of(problem: Problem, study: int, rng: np.random.Generator) -> Callable[[Mapping[str, Any], bool], float]:
+    """One run of a setting: the first, or a repeat."""
+    if isinstance(problem, Table):
+
+        def drawn(parameters: Mapping[str, Any], first: bool) -> float:
+            curves = problem.curves[problem._nearest(parameters)]
+            return curves[(study if first else int(rng.integers(len(curves)))) % len(curves)][-1]
+
+        return drawn
+    slowest, shared = problem.mean_seconds(), rng.standard_normal()
+
+    def noisy(parameters: Mapping[str, Any], first: bool) -> float:
+        std = 0.01 * (slowest / problem.seconds(parameters)) ** 0.5
+        own = rng.standard_normal()
+        return problem.accuracy(parameters) + std * (math.sqrt(1 / 3) * shared + math.sqrt(2 / 3) * own if first else own)
+
+    return noisy
 
 
 def _score(task: str, setup: TrialSetup) -> float:
@@ -91,7 +159,7 @@ def table(runs: list[dict[str, Any]]) -> None:
                 }
             )
     named = [("fast third", [0]), ("middle", [1]), ("slow third", [2]), ("all", [0, 1, 2])]
-    shown = Table(box=None)
+    shown = Shown(box=None)
     for name in ("members", "n", "inside 90 %", "bias", "+/- (median)", "spread of a run", "runs"):
         shown.add_column(name, justify="right")
     for name, thirds in named:
@@ -117,6 +185,12 @@ def main() -> None:
     run.add_argument("--studies", type=int, default=10)
     run.add_argument("--seeds", type=int, default=5)
     run.add_argument("--out", type=Path, default=Path("truth.json"))
+    simulate = commands.add_parser("simulate")
+    simulate.add_argument("--problems", nargs="+", default=["digits", "cifar", "lcbench"])
+    simulate.add_argument("--studies", type=int, default=12)
+    simulate.add_argument("--trials", type=int, default=30)
+    simulate.add_argument("--repeats", type=int, default=4)
+    simulate.add_argument("--out", type=Path, default=Path("truth.json"))
     shown = commands.add_parser("table")
     shown.add_argument("runs", type=Path)
     arguments = parser.parse_args()
@@ -125,6 +199,10 @@ def main() -> None:
         for one in studies(arguments.study, arguments.studies, arguments.seeds):
             runs.append(one)
             arguments.out.write_text(json.dumps(runs))
+        table(runs)
+    elif arguments.command == "simulate":
+        runs = list(simulated(arguments.problems, arguments.studies, arguments.trials, arguments.repeats))
+        arguments.out.write_text(json.dumps(runs))
         table(runs)
     else:
         table(json.loads(arguments.runs.read_text()))

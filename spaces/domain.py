@@ -36,6 +36,8 @@ _WHEN = (
     "other trials it has no value."
 )
 _MOST_LISTED = 20  # values of a long list that a message shows
+# How far the best value of a range may lie from the expected one, if its author does not say.
+_USUAL_FACTOR, _USUAL_SHARE = 10.0, 0.25
 
 
 def fault(message: str) -> PydanticCustomError:
@@ -107,6 +109,26 @@ def _listed(value: Any) -> Any:
 When = dict[StrictStr, Annotated[tuple[Scalar, ...], BeforeValidator(_listed, json_schema_input_type=Scalar | list[Scalar])]]
 
 
+class Prior(Section):
+    """Where the best value of a range is expected: what its author knows beforehand, or wants tried first."""
+
+    best: Number = Field(description="The value that is expected to be best.")
+    within: Annotated[Number, Field(gt=0)] | None = Field(
+        None,
+        description="How far from it the best value may lie, nine times in ten: a factor on a logarithmic scale, else a "
+        f"distance; default: a factor of {_USUAL_FACTOR:g}, or a quarter of the range.",
+    )
+
+
+def _prior(value: Any) -> Any:
+    """A plain number is the best value."""
+    if isinstance(value, dict | Prior) or value is None:
+        return value
+    if not is_number(value):
+        raise fault(f"expected a number, or {{best: 3e-4, within: 10}}; got {value!r}")
+    return {"best": value}
+
+
 class Range(Section):
     """Every number from `low` to `high`, inclusive."""
 
@@ -120,6 +142,11 @@ class Range(Section):
     step: Annotated[Number, Field(gt=0)] | None = Field(
         None, description="Distance between the values that may be tried, from `low` on; not on a logarithmic scale."
     )
+    prior: Annotated[Prior, BeforeValidator(_prior, json_schema_input_type=Prior | float)] | None = Field(
+        None,
+        description="Where the best value is expected: a value, or `{best: 3e-4, within: 10}`. The search begins near it and "
+        "weighs it less with every trial. For sampler front.",
+    )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
     when: When = Field({}, description=_WHEN)
 
@@ -129,6 +156,8 @@ class Range(Section):
             raise fault(f"expected low <= high, got low {self.low} and high {self.high}")
         if self.log and self.low <= 0:
             raise fault(f"expected low above 0 on a logarithmic scale, got low {self.low}")
+        if self.prior is not None:
+            self._check_prior(self.prior)
         if self.step is None:
             return self
         if self.log:
@@ -139,6 +168,28 @@ class Range(Section):
         if abs(steps - round(steps)) > 1e-9 * max(steps, 1.0):
             raise fault(f"expected a whole number of steps from low to high, got {steps:.4g} of {self.step}")
         return self
+
+    def _check_prior(self, prior: Prior) -> None:
+        if self.low == self.high:
+            raise fault(f"expected a range to search with a prior, got one value, {self.low}. Remove the prior.")
+        if not self.low <= prior.best <= self.high:
+            raise fault(f"expected a prior's best value from {self.low} to {self.high}, got {prior.best}")
+        if self.log and prior.within is not None and prior.within <= 1:
+            raise fault(f"expected within: a factor above 1, since the scale is logarithmic, got {prior.within}")
+
+    @property
+    def expected(self) -> tuple[float, float] | None:
+        """The prior's best value, and the upper end of where it lies nine times in ten; None without a prior.
+
+        >>> Range(low=1e-5, high=1e-1, log=True, prior=Prior(best=3e-4)).expected
+        (0.0003, 0.003)
+        """
+        if self.prior is None:
+            return None
+        best, within = self.prior.best, self.prior.within
+        if self.log:
+            return best, best * (within or _USUAL_FACTOR)
+        return best, best + (within or _USUAL_SHARE * (self.high - self.low))
 
     @property
     def whole(self) -> bool:
@@ -155,7 +206,21 @@ class Range(Section):
         return f"{self.low} to {self.high}{step}" + (" (log)" if self.log else "")
 
 
-class Choices(Section):
+class _WithoutPrior(Section):
+    """A domain in which no value is expected to be best."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_prior(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "prior" in data:
+            raise fault(
+                "expected a prior on a range alone, since choices have no distances and one value is not searched; got one "
+                "here. Remove it: `baseline:` tries settings first."
+            )
+        return data
+
+
+class Choices(_WithoutPrior):
     """One of the listed values."""
 
     choices: Annotated[tuple[Scalar, ...], Field(min_length=1)] = Field(
@@ -171,7 +236,7 @@ class Choices(Section):
         return "one of " + ", ".join(map(str, self.choices[:_MOST_LISTED])) + ", ..." * (len(self.choices) > _MOST_LISTED)
 
 
-class Fixed(Section):
+class Fixed(_WithoutPrior):
     """One value, the same in every trial."""
 
     value: Scalar = Field(description="The value that every trial uses; a plain value is shorthand for this.")
@@ -314,7 +379,10 @@ def numbers(domain: Domain) -> Domain:
 
 def log_by_default(domain: Domain) -> Domain:
     if isinstance(domain, Range) and domain.log is None and domain.step is None:
-        return domain.model_copy(update={"log": domain.low > 0})
+        scaled = domain.model_copy(update={"log": domain.low > 0})
+        if scaled.prior is not None:
+            scaled._check_prior(scaled.prior)
+        return scaled
     return domain
 
 

@@ -47,7 +47,7 @@ class Search:
     """What to try next, and whether to continue it.
 
     Args:
-        space: domains by name, written as in a study file: `{low, high, log}`, a list of choices, or one value.
+        space: domains by name, written as in a study file: `{low, high, log, prior}`, a list of choices, or one value.
         rule: scales `reference_rate`, where the space has it, to `learning_rate` in every suggestion; a searched parameter
             `rule` or `exponent` takes precedence. `reference_batch` is the batch of the reference rate.
         known_seconds: function from parameters to the seconds of a full training run; NaN for settings that do not fit in
@@ -99,6 +99,11 @@ class Search:
             faults.append(
                 Fault("stopping", f"expected sampler front with pause, the only one that resumes trials; got {sampler!r}")
             )
+        faults += [
+            Fault(f"space.{name}", f"expected sampler front with a prior, which alone uses it; got {sampler!r}")
+            for name, domain in domains.items()
+            if sampler != "front" and getattr(domain, "prior", None) is not None
+        ]
         if not 0 < risk < 1:
             faults.append(Fault("risk", f"expected a share above 0 and below 1, got {risk!r}"))
         if rule is not None and not {"reference_rate", "effective_batch"} <= set(domains):

@@ -154,6 +154,7 @@ def first_point(
     rng: np.random.Generator,
     *,
     anchors: bool = False,
+    on_ridge: bool = True,
 ) -> Array:
     """One of the first points (width,): spread over times, or over batches, with a rate on the ridge.
 
@@ -163,6 +164,7 @@ def first_point(
         number: of first points so far.
         parameters: searched.
         anchors: trials are paused, so anchors follow.
+        on_ridge: else the rate stays as drawn, where its author expects it.
     """
     anchor = number - first_points(log_seconds is not None)
     if anchors and 0 <= anchor < ANCHORS:
@@ -183,7 +185,7 @@ def first_point(
         wanted = log_seconds.max() - share * (log_seconds.max() - log_seconds.min())
         near = np.argsort(np.abs(log_seconds - wanted))[: _NEAREST if parameters > 2 else 1]
         chosen = points[int(rng.choice(near))]
-    return np.asarray(place.on_ridge(chosen[None, :], rng)[0])
+    return np.asarray(place.on_ridge(chosen[None, :], rng)[0] if on_ridge else chosen)
 
 
 __all__ = ["ANCHORS", "BARE", "DRAWN", "SCALED", "AccuracyPrior", "BatchRate", "SecondsPrior", "first_point", "first_points"]

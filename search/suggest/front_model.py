@@ -19,6 +19,7 @@ from scipy.special import ndtr
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
 from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
+from .optimum_prior import OptimumPrior, strength
 from .pausing import GapKernel
 from .space_transform import SpaceTransform
 from .trial_history import MOST_POINTS, Observations, PausedTrials, front_places
@@ -260,6 +261,7 @@ class FrontModel:
         known: KnownLogTaken,
         rng: np.random.Generator,
         cost: Callable[[Array], Array] | None = None,
+        prior: OptimumPrior | None = None,
     ) -> Iterator[tuple[Array, float]]:
         """The points (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
 
@@ -267,18 +269,24 @@ class FrontModel:
 
         Args:
             cost: of points, by which their improvements are divided.
+            prior: of the optimum, by whose weight they are multiplied.
         """
 
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.expected_hypervolume_improvement(points, times)
-            return improvement, improvement if cost is None else np.where(
-                improvement < 0, improvement, improvement / cost(points)
-            )
+            worth = improvement if cost is None else improvement / cost(points)
+            if prior is not None:
+                worth = worth * prior.weights(points, self._ended)
+            return improvement, np.where(improvement < 0, improvement, worth)
 
         # It takes a second to import, and the first points do without it: other trials are running by now.
         from scipy.stats import qmc
 
-        spread = transform.round_to_feasible(qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD))
+        spread = qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD)
+        if prior is not None:
+            near = round(_SPREAD / 2 * strength(self._ended))
+            spread[:near] = prior.drawn(spread[:near], rng)
+        spread = transform.round_to_feasible(spread)
         times = taken = known(spread)
         if taken is None or np.isnan(taken).all():
             taken = self._log_taken_at(spread, None)

@@ -17,6 +17,7 @@ from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
+from .optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
 from .suggester import Proposal, Suggester
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
@@ -43,6 +44,8 @@ class FrontSuggester(Suggester):
         sign: of the accuracy: 1 where it is maximized, -1 where it is minimized.
         speeds: measures of what training takes, 1 or 2.
         conditions: by parameter of the space, the values of others with which it applies; it has no value in other trials.
+        expected: by parameter, its best value as far as the author of the study knows, and the upper end of where it lies nine
+            times in ten.
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
             never proposed. With three objectives, seconds and the other measure.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
@@ -62,6 +65,7 @@ class FrontSuggester(Suggester):
         speeds: int = 1,
         *,
         conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+        expected: Mapping[str, tuple[float, float]] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         scaled: bool = True,
@@ -73,7 +77,9 @@ class FrontSuggester(Suggester):
         self.transform = SpaceTransform(searched, conditions)
         self._only = {name: _only_value(distribution) for name, distribution in space.items() if distribution.single()}
         self._history = TrialHistory(self.transform, sign, speeds)
-        self._by_time, self._pauses, self._scaled = by_time, pauses, scaled
+        self._by_time, self._pauses = by_time, pauses
+        self._prior = OptimumPrior.of(self.transform, expected or {})
+        self._place = BatchRate.of(self.transform, scaled)
         self._prior_trials = tuple(prior_trials)
         self._known_seconds = known_seconds
         self._seed = seed
@@ -92,7 +98,7 @@ class FrontSuggester(Suggester):
 
     def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
         transform = self.transform
-        kernel = gap_kernel(BatchRate.of(transform, self._scaled), self._last, transform.width)
+        kernel = gap_kernel(self._place, self._last, transform.width)
         known = np.array([transform.encode(trials[other].parameters) for other in others]).reshape(-1, transform.width)
         return kernel.is_unknown(transform.encode(trials[number].parameters), known)
 
@@ -151,7 +157,7 @@ class FrontSuggester(Suggester):
 
     def _too_few(self, observations: Observations) -> bool:
         """Whether the next points are among the first, which no model chooses."""
-        place = BatchRate.of(self.transform, self._scaled)
+        place = self._place
         first = self.transform.parameters + _FIRST if place is None else first_points(self._known_seconds is not None)
         first += ANCHORS if place is not None and self._pauses else 0
         return len(observations.points) + len(observations.paused) < first
@@ -159,12 +165,12 @@ class FrontSuggester(Suggester):
     def _model(self, observations: Observations, known: KnownLogTaken) -> FrontModel:
         ended = len(observations.points) + len(observations.failed) + len(observations.paused)
         used = observations.subset_near_front(MOST_POINTS)
-        model = FrontModel(used, self._last, ended, BatchRate.of(self.transform, self._scaled))
+        model = FrontModel(used, self._last, ended, self._place)
         model.condition_on_pending(observations.pending, known)
         return model
 
     def _best(self, model: FrontModel, known: KnownLogTaken, rng: np.random.Generator) -> Iterator[tuple[Array, float]]:
-        return model.best(self.transform, known, rng, self._cost(model, known))
+        return model.best(self.transform, known, rng, self._cost(model, known), self._prior)
 
     def _first(
         self,
@@ -174,10 +180,29 @@ class FrontSuggester(Suggester):
         begun: int,
     ) -> Array:
         """A point (width,) before there is a model, after `begun` others."""
-        place = BatchRate.of(self.transform, self._scaled)
+        place, prior, points = self._place, self._prior, rng.random((DRAWN, self.transform.width))
+        if begun % 2:
+            prior = None  # every second one lies anywhere, since it may be wrong
+        if prior is not None:
+            points = prior.drawn(points, rng)
         if place is None or len(observations.failed):
-            return _random_point(self.transform, known, rng, success_model(observations))
-        return _first_point(place, self.transform, known, rng, begun, anchors=self._pauses)
+            return _random_point(points, known, success_model(observations))
+        points, times = self.transform.round_to_feasible(points), None
+        taken = known(points)
+        if taken is not None and not np.isnan(taken).all():
+            planned = ~np.isnan(taken[:, 0])
+            points, times = points[planned], taken[planned, 0]
+        chosen = first_point(
+            place,
+            points,
+            times,
+            begun,
+            self.transform.parameters,
+            rng,
+            anchors=self._pauses,
+            on_ridge=prior is None or not prior.knows(place.rate),
+        )
+        return np.asarray(self.transform.round_to_feasible(chosen[None, :])[0])
 
     def _cost(self, model: FrontModel, known: KnownLogTaken) -> Callable[[Array], Array] | None:
         """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""
@@ -205,14 +230,11 @@ def _only_value(distribution: BaseDistribution) -> Any:
     return distribution.low  # type: ignore[attr-defined]
 
 
-def _random_point(
-    transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator, success: GaussianProcess | None
-) -> Array:
-    """A random point (width,) that can be planned, and where training is not known to fail.
+def _random_point(points: Array, known: KnownLogTaken, success: GaussianProcess | None) -> Array:
+    """One of random points (n, width) that can be planned, and where training is not known to fail.
 
     Sobol points in their place found no more (docs/log.md, "the search").
     """
-    points = rng.random((256, transform.width))
     taken = known(points)
     if taken is not None and not np.isnan(taken).all():
         points = points[~np.isnan(taken[:, 0])]
@@ -220,19 +242,6 @@ def _random_point(
         return np.asarray(points[0])
     probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)
     return np.asarray(points[int(np.argmax(probability))])
-
-
-def _first_point(
-    place: BatchRate, transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator, number: int, *, anchors: bool
-) -> Array:
-    """One of the first points (width,), where batch and rate are searched."""
-    points = transform.round_to_feasible(rng.random((DRAWN, transform.width)))
-    taken, times = known(points), None
-    if taken is not None and not np.isnan(taken).all():
-        planned = ~np.isnan(taken[:, 0])
-        points, times = points[planned], taken[planned, 0]
-    chosen = first_point(place, points, times, number, transform.parameters, rng, anchors=anchors)
-    return np.asarray(transform.round_to_feasible(chosen[None, :])[0])
 
 
 __all__ = ["FrontSuggester"]

@@ -26,12 +26,14 @@ class SearchSpace:
         fixed: values of those that are not searched.
         searched: distributions of the others; those that others depend on come first.
         conditions: by searched parameter, the values of other searched ones with which it applies.
+        expected: by searched parameter with a prior, its best value and the upper end of where that lies nine times in ten.
     """
 
     domains: Mapping[str, Domain]
     fixed: Mapping[str, Any]
     searched: Mapping[str, BaseDistribution]
     conditions: Mapping[str, Mapping[str, Sequence[Any]]]
+    expected: Mapping[str, tuple[float, float]]
 
     @classmethod
     def of(cls, domains: Mapping[str, Domain], feasible: tuple[int, int] | None = None) -> SearchSpace:
@@ -56,7 +58,8 @@ class SearchSpace:
                 for end, round_to in zip(feasible, (math.ceil, math.floor), strict=True)
             )
             searched["effective_batch"] = IntDistribution(low, max(low, high), log=batches.log, step=batches.step)
-        return cls(dict(domains), fixed, searched, conditions)
+        expected = {name: each for name in searched if (each := getattr(domains[name], "expected", None))}
+        return cls(dict(domains), fixed, searched, conditions, expected)
 
     def whole(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Searched parameters with the fixed ones, without those that do not apply beside the others."""
@@ -193,6 +196,15 @@ class SpaceTransform:
         moved = points.copy()
         moved[:, place] = ((np.log(values) if _is_log(distribution) else values) - low) / scale
         return moved
+
+    def place(self, name: str) -> int:
+        """A parameter's first coordinate."""
+        return self._part(name)[2]
+
+    def coordinate(self, name: str, value: float) -> float:
+        """A number's coordinate; beyond the ends of its range it lies outside the cube."""
+        _, distribution, _, low, scale = self._part(name)
+        return ((math.log(value) if _is_log(distribution) else value) - low) / scale
 
     def _part(self, name: str) -> tuple[str, BaseDistribution, int, float, float]:
         return next(part for part in self._parts if part[0] == name)

@@ -74,6 +74,7 @@ def suggester_of(
         objectives.metric.sign,
         len(objectives.speeds),
         conditions=space.conditions,
+        expected=space.expected,
         known_seconds=known_seconds,
         prior_trials=prior_trials,
         scaled=space.fixed.get("rule") != "constant",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from ..errors import MOST_FAULTS, Fault, StudyFileError, TaskError, cut, near_mi
 from ..learning_rate import RULE_EXPONENTS
 from ..record import RESULTS, SEARCHED_FACTS, TrialFacts
 from .devices import Devices
+from .goals import sounds_minimized
 from .space import Space
 from .spec import StudySpec
 from .training import CODE
@@ -469,9 +470,16 @@ def _known_keys(key: Key) -> list[str]:
         if isinstance(part, str) and part in DOMAIN_KINDS:
             here = DOMAIN_KINDS[part]
         elif isinstance(here, type) and issubclass(here, Section) and part in here.model_fields:
-            here = here.model_fields[str(part)].annotation
+            here = _section_of(here.model_fields[str(part)].annotation)
     fields = getattr(here, "model_fields", None) or getattr(StudySpec, "model_fields", {})
     return list(fields)
+
+
+def _section_of(annotation: Any) -> Any:
+    """The section that an annotation such as `Annotated[Prior, ...] | None` allows; itself, if that is none."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in get_args(annotation) if isinstance(found := _section_of(part), type)), annotation)
 
 
 # A parameter of a task may be called much like a key of ours (completion, accumulation), but not as a typo of it would.
@@ -479,7 +487,8 @@ _TYPO = 0.75
 
 
 def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Faults of keys that are valid on their own but not in combination."""
+    """Faults of keys that are valid on their own but not in combination; studies of the storage may have them."""
+    yield from _contradicting_direction(data)
     raw = data.get("space")
     if not isinstance(raw, dict):
         return
@@ -523,6 +532,20 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             missing = [name for name in searched if name not in settings and applies(domains[name].when, chosen)]
             if missing:
                 yield ("baseline", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"
+
+
+def _contradicting_direction(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+    """A loss that would be maximized, by mistake or because no direction is written."""
+    objectives = data.get("objectives")
+    metric = objectives.get("metric") if isinstance(objectives, dict) else None
+    if not isinstance(metric, dict) or not isinstance(name := metric.get("name"), str) or not sounds_minimized(name):
+        return
+    if (written := metric.get("direction", "maximize")) == "maximize":
+        got = written if "direction" in metric else f"none, which is {written}"
+        yield (
+            ("objectives", "metric"),
+            f"expected direction: minimize with {name!r}, by its name a loss; got {got}. If more of it is better, rename it.",
+        )
 
 
 def _power_for(name: str, value: Any, domains: Mapping[str, Domain]) -> bool:

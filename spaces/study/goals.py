@@ -55,11 +55,21 @@ class Metric(Section):
         return 1.0 if self.direction == "maximize" else -1.0
 
 
+def sounds_minimized(metric: str) -> bool:
+    """Whether lower is better by a metric's name.
+
+    >>> sounds_minimized("val_loss"), sounds_minimized("neg_log_loss"), sounds_minimized("accuracy")
+    (True, False, False)
+    """
+    name = metric.lower()
+    return any(word in name for word in ("loss", "error", "perplexity")) and not name.startswith(("neg", "minus"))
+
+
 def _metric(value: Any) -> Any:
     """A bare name is a metric to maximize, unless it sounds like one to minimize."""
     if not isinstance(value, str):
         return value
-    if any(word in value.lower() for word in ("loss", "error", "perplexity")):
+    if sounds_minimized(value):
         raise fault(f"expected a direction with {value!r}. Write {{name: {value}, direction: minimize}}.")
     return {"name": value}
 

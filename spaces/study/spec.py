@@ -163,6 +163,8 @@ class StudySpec(Section):
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
         for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
+        for domain in parts["space"].values():  # where trials are tried, not what they are
+            domain.pop("prior", None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
@@ -277,6 +279,10 @@ def _samplers(study: StudySpec) -> Iterator[Disagreement]:
         )
     if study.warm_start:
         yield "warm_start", f"expected sampler: front, which alone learns from earlier studies; got {study.sampler}"
+    for name, domain in study.domains().items():
+        if getattr(domain, "prior", None) is not None:
+            place = "devices.per_trial" if name == "devices" else f"space.{name}"
+            yield place, f"expected sampler: front with a prior, which alone uses it; got {study.sampler}. Remove one."
     if study.stopping.kind == "pause":
         yield "stopping", f"expected sampler: front with pause, the only one that resumes trials; got {study.sampler}"
 

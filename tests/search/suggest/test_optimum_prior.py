@@ -1,0 +1,185 @@
+"""What the author of a study expects of the optimum: where it begins, how far it reaches, and that it fades."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from bsearch.search.suggest.ask_tell import Search
+from bsearch.search.suggest.optimum_prior import OptimumPrior
+from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
+from bsearch.spaces.domain import Range
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study.file import parse_study
+from hypothesis import given
+from hypothesis import strategies as st
+
+RATE = {"low": 1e-5, "high": 1.0, "log": True}
+
+
+def prior_of(domains: dict[str, Any]) -> tuple[SpaceTransform, OptimumPrior]:
+    space = SearchSpace.of(domains)
+    transform = SpaceTransform(space.searched, space.conditions)
+    prior = OptimumPrior.of(transform, space.expected)
+    assert prior is not None
+    return transform, prior
+
+
+@given(st.floats(1e-4, 0.1), st.floats(1.5, 8.0))
+def test_nine_in_ten_of_what_is_drawn_lie_within_the_factor(best: float, within: float) -> None:
+    domains = {"other": Range(low=0.0, high=1.0), "rate": Range(**RATE, prior={"best": best, "within": within})}
+    transform, prior = prior_of(domains)
+    points = prior.drawn(np.random.default_rng(0).random((4000, 2)), np.random.default_rng(1))
+    rates = np.array([one["rate"] for one in transform.decode_many(points)])
+    assert ((rates >= 1e-5) & (rates <= 1.0)).all()
+    inside = np.mean((rates > best / within) & (rates < best * within))
+    assert inside > 0.88  # more, where an end of the range cuts it
+    assert inside < 0.92 or best / within**1.5 < 1e-5 or best * within**1.5 > 1.0
+    assert (points[:, 0] == np.random.default_rng(0).random((4000, 2))[:, 0]).all()
+
+
+@pytest.mark.parametrize(
+    "domain", [Range(low=0.0, high=0.8, prior=0.3), Range(low=1, high=200, prior={"best": 40, "within": 20})]
+)
+def test_a_distance_is_one_on_any_scale_of_the_models(domain: Range) -> None:
+    """Whole numbers of a wide range are on a log scale for the models, though their prior has a distance."""
+    transform, prior = prior_of({"other": Range(low=0.0, high=1.0), "one": domain})
+    expected = domain.expected
+    assert expected is not None
+    values = (
+        transform.decode(np.array([0.5, prior.best[0]]))["one"],
+        transform.decode(np.array([0.5, prior.best[0] + 1.645 * prior.std[0]])),
+    )
+    assert values[0] == pytest.approx(expected[0])
+    assert values[1]["one"] == pytest.approx(expected[1])
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(0, 200))
+def test_weights_are_bounded_and_fade(point: list[float], ended: int) -> None:
+    _, prior = prior_of({"rate": Range(**RATE, prior=1e-3), "decay": Range(**RATE, prior={"best": 0.1, "within": 1.1})})
+    points = np.array([point, prior.best])
+    now, later = prior.weights(points, ended), prior.weights(points, ended + 1)
+    assert now[1] == later[1] == 1.0
+    assert math.exp(-1) - 1e-12 <= now[0] <= later[0] <= 1.0
+    assert prior.weights(points, 1000)[0] > 0.999
+
+
+def test_a_parameter_that_does_not_apply_is_neither_near_nor_far() -> None:
+    when = {"kind": ["sgd"]}
+    domains = parse_study(
+        "study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: 0.1\n  kind: [sgd, adam]\n"
+        "  momentum: {low: 0.1, high: 0.9, prior: {best: 0.5, within: 0.01}, when: {kind: sgd}}\n"
+    ).domains()
+    assert domains["momentum"].when == {"kind": ("sgd",)} != when
+    transform, prior = prior_of(dict(domains))
+    points = np.array(
+        [
+            transform.encode(one)
+            for one in ({"kind": "adam"}, {"kind": "sgd", "momentum": 0.501}, {"kind": "sgd", "momentum": 0.9})
+        ]
+    )
+    without, near, far = prior.weights(points, 3)
+    assert far < without < near
+
+
+def begun(prior: dict[str, Any], seed: int) -> list[float]:
+    """The first rates that are tried, in decades."""
+    search = Search(
+        {"effective_batch": {"low": 8, "high": 512, "log": True}, "learning_rate": {**RATE, **prior}},
+        stopping="none",
+        seed=seed,
+    )
+    return [math.log10(search.ask().parameters["learning_rate"]) for _ in range(3)]
+
+
+def test_a_search_begins_where_it_is_expected_and_beside_it() -> None:
+    """Without one it begins in the middle of the range."""
+    lone = [begun({"prior": {"best": 1e-4, "within": 1.5}}, seed) for seed in range(12)]
+    assert np.median([rates[1] for rates in lone]) == pytest.approx(-2.5, abs=0.6)
+    spread = [begun({}, seed) for seed in range(12)]
+    assert np.median(spread) == pytest.approx(-2.5, abs=0.6)
+    near = [rate for rates in lone for rate in (rates[0], rates[2])]
+    assert np.median(near) == pytest.approx(-4, abs=0.15)
+
+
+def accuracy(parameters: dict[str, Any]) -> float:
+    away = math.log10(parameters["one"] / 1e-2), math.log10(parameters["two"] / 1e-3)
+    return 0.9 - 0.05 * (away[0] ** 2 + away[1] ** 2)
+
+
+def best_found(prior: tuple[float, float] | None, trials: int, seed: int) -> float:
+    space = {name: {**RATE} for name in ("one", "two")}
+    for name, best in zip(space, prior or (), strict=False):
+        space[name]["prior"] = best
+    search = Search({"effective_batch": {"low": 8, "high": 64, "log": True}, **space}, stopping="none", seed=seed)
+    values = []
+    for _ in range(trials):
+        asked = search.ask()
+        values.append(accuracy(dict(asked.parameters)))
+        search.tell(asked.number, 1.0, values[-1])
+    return max(values)
+
+
+def test_a_right_one_helps_early_and_a_wrong_one_is_forgotten() -> None:
+    seeds = range(4)
+    right, none, wrong = (
+        np.array([[best_found(prior, trials, seed) for seed in seeds] for trials in (6, 20)]).mean(axis=1)
+        for prior in ((1e-2, 1e-3), None, (1.0, 1e-5))
+    )
+    assert right[0] > none[0] + 0.01
+    assert wrong[1] > none[1] - 0.005
+    assert right[1] > none[1] - 0.005
+
+
+@pytest.mark.parametrize(
+    ("domain", "words"),
+    [
+        ("{low: 1e-4, high: 1e-1, prior: 0.5}", "expected a prior's best value from 0.0001 to 0.1, got 0.5"),
+        ("{low: 1e-4, high: 1e-1, prior: -1}", "expected a prior's best value from 0.0001 to 0.1, got -1"),
+        ("{low: 0.1, high: 0.1, prior: 0.1}", "expected a range to search with a prior, got one value, 0.1"),
+        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0.5}}", "expected within: a factor above 1"),
+        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0}}", "prior.within: expected a number > 0, got 0"),
+        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, width: 2}}", "Did you mean 'within'? Valid keys: best, within"),
+        ("{low: 1e-4, high: 1e-1, prior: {within: 3}}", "prior.best: missing required key"),
+        ("{low: 1e-4, high: 1e-1, prior: soon}", "prior: expected a number, or {best: 3e-4, within: 10}; got 'soon'"),
+        ("{low: 1e-4, high: 1e-1, prior: .nan}", "expected a number, or {best: 3e-4, within: 10}; got nan"),
+    ],
+)
+def test_what_is_no_prior_is_refused_where_it_stands(domain: str, words: str) -> None:
+    with pytest.raises(StudyFileError) as refused:
+        parse_study(f"study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: {domain}\n")
+    assert words in str(refused.value)
+    assert "study.yaml:5: space.reference_rate" in str(refused.value)
+
+
+@pytest.mark.parametrize("domain", ["{choices: [0.1, 0.2], prior: 0.1}", "{value: 0.1, prior: 0.1}"])
+def test_choices_and_single_values_have_none(domain: str) -> None:
+    text = f"study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: 0.1\n  dropout: {domain}\n"
+    with pytest.raises(StudyFileError, match=r"study.yaml:6: space.dropout.*: expected a prior on a range alone"):
+        parse_study(text)
+
+
+def test_a_sampler_that_would_ignore_it_is_refused() -> None:
+    rate = "reference_rate: {low: 0.1, high: 1, prior: 0.3}"
+    text = f"study: s\ntask: tasks.py:train\nsampler: tpe\nspace:\n  effective_batch: 8\n  {rate}\n"
+    with pytest.raises(StudyFileError, match=r"space.reference_rate: expected sampler: front with a prior"):
+        parse_study(text)
+    with pytest.raises(StudyFileError, match=r"space.learning_rate: expected sampler front with a prior"):
+        Search({"learning_rate": {**RATE, "prior": 1e-3}}, sampler="tpe")
+
+
+def test_it_is_no_part_of_what_makes_trials_comparable() -> None:
+    text = "study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: {low: 0.1, high: 1%s}\n"
+    assert parse_study(text % ", prior: 0.3").identity() == parse_study(text % "").identity()
+
+
+@pytest.mark.parametrize("metric", ["{name: val_loss}", "{name: val_loss, direction: maximize}", "{name: Perplexity}"])
+def test_a_loss_is_not_maximized_by_mistake(metric: str) -> None:
+    space = "space:\n  effective_batch: 8\n  reference_rate: 0.1\n"
+    text = f"study: s\ntask: tasks.py:train\nobjectives: {{metric: {metric}}}\n{space}"
+    with pytest.raises(StudyFileError, match=r"study.yaml:3: objectives.metric: expected direction: minimize with"):
+        parse_study(text)
+    for fine in ("{name: val_loss, direction: minimize}", "{name: neg_log_loss}", "neg_log_loss"):
+        parse_study(text.replace(metric, fine))
