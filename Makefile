@@ -77,7 +77,7 @@ test: install
 	$(TWO) -m "$(QUICK)"
 
 test-lowest test-newest: test-%: $(VENV)/%/.installed
-	$(VENV)/$*/bin/pytest -n 2 --dist loadfile -m "$(QUICK)"
+	$(VENV)/$*/bin/pytest -n 2 --dist loadfile --hypothesis-profile few -m "$(QUICK)"
 
 test-all: test test-rest test-lowest
 

@@ -34,6 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("bsearch", deadline=None)
 # Of a mutant it is enough to know that an example fails, not the smallest one.
 settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+# Laws again with other versions of libraries: what depends on them fails at the first examples.
+settings.register_profile("few", deadline=None, max_examples=15)
 settings.load_profile("bsearch")
 
 

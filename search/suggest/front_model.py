@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
 from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
-from .optimum_prior import OptimumPrior, strength
+from .optimum_prior import OptimumPrior
 from .pausing import GapKernel
 from .space_transform import SpaceTransform
 from .trial_history import MOST_POINTS, Observations, PausedTrials, front_places
@@ -272,11 +272,13 @@ class FrontModel:
             prior: of the optimum, by whose weight they are multiplied.
         """
 
+        strength = 0.0 if prior is None else prior.strength(self.points[: len(self.accuracy)], self.accuracy, self._ended)
+
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.expected_hypervolume_improvement(points, times)
             worth = improvement if cost is None else improvement / cost(points)
             if prior is not None:
-                worth = worth * prior.weights(points, self._ended)
+                worth = worth * prior.weights(points, strength)
             return improvement, np.where(improvement < 0, improvement, worth)
 
         # It takes a second to import, and the first points do without it: other trials are running by now.
@@ -284,7 +286,7 @@ class FrontModel:
 
         spread = qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD)
         if prior is not None:
-            near = round(_SPREAD / 2 * strength(self._ended))
+            near = round(_SPREAD / 2 * strength)
             spread[:near] = prior.drawn(spread[:near], rng)
         spread = transform.round_to_feasible(spread)
         times = taken = known(spread)

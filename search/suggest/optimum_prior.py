@@ -1,8 +1,10 @@
 """What a study's author expects of the optimum, under `prior:`: where first points lie, and a weight of candidates that fades.
 
-    w(x) = max(π(x)^exp(-n / 5), 1/e),  π(x) = prod_j (1 + z_j² / ν)^(-(ν + 1)/2),  z_j = (x_j - best_j) / std_j
+    w(x) = max(π(x)^s, 1/e),  s = exp(-n / 5) · (1 + 2 r, from 0 to 1)
+    π(x) = prod_j (1 + z_j² / ν)^(-(ν + 1)/2),  z_j = (x_j - best_j) / std_j
 
-after n trials. A better place far away keeps its chance by the tails of Student's t, and since no weight is below 1/e.
+after n trials, whose accuracies correlate by r with ln π: where trials near the best are the worse ones, the prior is refuted.
+A better place far away keeps its chance by the tails of Student's t, and since no weight is below 1/e.
 
 Source: weights of an acquisition function that fade are those of Hvarfner et al. 2022 (πBO, arXiv 2204.11051),
 π(x)^(β/n) there. That, and a prior mean of the accuracy's process, cost more where the prior is wrong (docs/decisions/0069).
@@ -23,6 +25,8 @@ from .space_transform import SpaceTransform
 
 # Trials after which the logarithm of the weight has fallen to 1/e of itself.
 _LASTS = 5.0
+# Trials from which their correlation with the prior says something, and a correlation at which it is as good as refuted.
+_FEWEST, _AGAINST = 3, 0.5
 # ν: degrees of freedom of Student's t.
 _FREEDOM = 3.0
 # z of a parameter that does not apply: where its density is the geometric mean of its own distribution.
@@ -72,18 +76,25 @@ class OptimumPrior:
         moved[:, self.places] = np.clip(self.best + self.std * ndtri(shares), 0.0, 1.0)
         return moved
 
-    def weights(self, points: Array, ended: int) -> Array:
-        """What improvements at points (n, width) are multiplied by after so many trials, (n,): from 1/e to 1."""
+    def log_density(self, points: Array) -> Array:
+        """Of the optimum at points (n, width), (n,): 0 at the best."""
         z = (points[:, self.places] - self.best) / self.std
         z[self.conditional & (points[:, self.places] == 0.5)] = _NOWHERE
-        log_density = -(_FREEDOM + 1) / 2 * np.log1p(z**2 / _FREEDOM).sum(axis=1)
-        return np.asarray(np.exp(np.maximum(log_density * strength(ended), -1.0)))
+        return np.asarray(-(_FREEDOM + 1) / 2 * np.log1p(z**2 / _FREEDOM).sum(axis=1))
 
+    def strength(self, points: Array, accuracy: Array, ended: int) -> float:
+        """How much of the prior counts after so many trials, from 1 down: less where trials near the best are the worse ones.
 
-def strength(ended: int) -> float:
-    """How much of a prior counts after so many trials, from 1 down.
+        Args:
+            points, accuracy: (n, width) and (n,), of trials.
+        """
+        density = self.log_density(points)
+        if len(points) < _FEWEST or np.ptp(density) == 0 or np.ptp(accuracy) == 0:
+            agrees = 0.0
+        else:
+            agrees = float(np.corrcoef(density, accuracy)[0, 1])
+        return math.exp(-ended / _LASTS) * min(max(1 + agrees / _AGAINST, 0.0), 1.0)
 
-    >>> [round(strength(ended), 2) for ended in (0, 5, 10, 25)]
-    [1.0, 0.37, 0.14, 0.01]
-    """
-    return math.exp(-ended / _LASTS)
+    def weights(self, points: Array, strength: float) -> Array:
+        """What improvements at points (n, width) are multiplied by, (n,): from 1/e to 1."""
+        return np.asarray(np.exp(np.maximum(self.log_density(points) * strength, -1.0)))

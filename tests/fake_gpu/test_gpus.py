@@ -83,6 +83,7 @@ def asked() -> dict[str, Any]:
     return {"set up": set_up, "count": usable.count, "names": names, "reason": usable.reason}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_torch_is_asked_what_it_can_really_use() -> None:
     found = in_child(asked, Cards(count=2))

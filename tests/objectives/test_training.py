@@ -346,6 +346,7 @@ def test_trials_of_one_process_are_each_compiled(monkeypatch: pytest.MonkeyPatch
     assert min(graphs) >= 1 and len({*graphs}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")

@@ -92,6 +92,7 @@ def test_a_recipe_written_back_is_the_same_but_for_its_split(name: str, here: Pa
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_activations_are_recomputed_where_nothing_fits_otherwise(here: Path) -> None:
     config = json.loads((here / "model-1b" / "config.json").read_text())
@@ -312,6 +313,7 @@ def first_losses(folder: Path, recipe: str, devices: int) -> list[float]:
     return [line["loss"] for line in json.loads(state.read_text())["log_history"] if "loss" in line]
 
 
+@pytest.mark.long
 @pytest.mark.frameworks
 def test_trl_takes_the_same_first_steps_on_other_devices(tmp_path: Path) -> None:
     pytest.importorskip("trl")

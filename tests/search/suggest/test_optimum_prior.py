@@ -56,14 +56,24 @@ def test_a_distance_is_one_on_any_scale_of_the_models(domain: Range) -> None:
     assert values[1]["one"] == pytest.approx(expected[1])
 
 
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(0, 200))
-def test_weights_are_bounded_and_fade(point: list[float], ended: int) -> None:
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(0, 200), st.integers(0, 2**32 - 1))
+def test_weights_are_bounded_and_fade(point: list[float], ended: int, seed: int) -> None:
     _, prior = prior_of({"rate": Range(**RATE, prior=1e-3), "decay": Range(**RATE, prior={"best": 0.1, "within": 1.1})})
-    points = np.array([point, prior.best])
-    now, later = prior.weights(points, ended), prior.weights(points, ended + 1)
+    points, rng = np.array([point, prior.best]), np.random.default_rng(seed)
+    tried, accuracy = rng.random((6, 2)), rng.random(6)
+    now, later = (prior.weights(points, prior.strength(tried, accuracy, count)) for count in (ended, ended + 1))
     assert now[1] == later[1] == 1.0
     assert math.exp(-1) - 1e-12 <= now[0] <= later[0] <= 1.0
-    assert prior.weights(points, 1000)[0] > 0.999
+    assert prior.weights(points, prior.strength(tried, accuracy, 1000))[0] > 0.999
+
+
+def test_it_is_refuted_by_trials_that_are_worse_the_nearer_they_are() -> None:
+    _, prior = prior_of({"other": Range(low=0.0, high=1.0), "rate": Range(**RATE, prior=1e-3)})
+    tried = np.random.default_rng(0).random((8, 2))
+    density = prior.log_density(tried)
+    assert prior.strength(tried, -density, 8) == 0.0
+    assert prior.strength(tried, density, 8) == prior.strength(tried[:2], -density[:2], 8) == pytest.approx(math.exp(-8 / 5))
+    assert prior.strength(tried, np.full(8, 0.3), 8) == pytest.approx(math.exp(-8 / 5))
 
 
 def test_a_parameter_that_does_not_apply_is_neither_near_nor_far() -> None:
@@ -80,7 +90,7 @@ def test_a_parameter_that_does_not_apply_is_neither_near_nor_far() -> None:
             for one in ({"kind": "adam"}, {"kind": "sgd", "momentum": 0.501}, {"kind": "sgd", "momentum": 0.9})
         ]
     )
-    without, near, far = prior.weights(points, 3)
+    without, near, far = prior.weights(points, 0.1)
     assert far < without < near
 
 
