@@ -573,4 +573,4 @@ def gain_sentence(gain: float) -> str:
     >>> gain_sentence(0.0123)
     "another 10 trials are expected to add 1.2% to the front's hypervolume"
     """
-    return f"another {WORTH_OF} trials are expected to add {100 * gain:.2g}% to the front's hypervolume"
+    return f"another {WORTH_OF} trials are expected to add {float(f'{100 * gain:.2g}'):g}% to the front's hypervolume"
