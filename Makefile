@@ -67,6 +67,8 @@ run: $(RUNS)
 # Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
 # of a module are made once.
 TWO := $(BIN)/pytest -n 2 --dist loadfile
+# They wait more: three at a time.
+THREE := $(BIN)/pytest -n 3 --dist loadfile
 # With real Rays, browsers, queues: each has a target of its own.
 HEAVY := ray or packaging or cluster or browser or frameworks or docs or rough
 # A release's.
@@ -82,7 +84,7 @@ test-lowest test-newest: test-%: $(VENV)/%/.installed
 test-all: test test-rest test-lowest
 
 test-rest: install
-	$(TWO) -m "(slow or $(HEAVY)) and not ($(LONG))"
+	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG))"
 	$(MAKE) lint
 
 test-slow: install

@@ -406,7 +406,8 @@ def test_adamw_tau_writes_down_the_decay_it_made(study_file: Callable[..., Path]
 def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path: Path) -> None:
     space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
     path = study_file(task=f"{TASKS}:Slow", space=space, budget={"trials": 60})
-    with subprocess.Popen([BSEARCH, "run", path, "--serial"], stdout=subprocess.PIPE, text=True) as driver:
+    command = [BSEARCH, "run", path, "--serial"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
         assert driver.stdout is not None
         while "complete" not in driver.stdout.readline():
             assert driver.poll() is None

@@ -287,8 +287,16 @@ def _drive(
                 finally:
                     run.sweep()
             return _conclude(study, run, suggester, interrupted[0] if interrupted else None)
+    except StorageError as error:
+        if tables.vanished():  # what was asked of a new, empty one is no news
+            raise StorageError(_deleted(tables)) from error
+        raise
     finally:
         tables.lock.release(name)
+
+
+def _deleted(tables: Tables) -> str:
+    return f"the database {shown_url(tables.url)} was deleted while the study ran, and its trials with it"
 
 
 def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, int]) -> Iterator[str]:
@@ -412,7 +420,7 @@ def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
             if ended:
                 return
             if tables.vanished():
-                run.fail(f"the database {shown_url(tables.url)} was deleted while the study ran, and its trials with it")
+                run.fail(_deleted(tables))
             elif not ours:
                 run.fail("another driver took the study over")
             run.check_cost()

@@ -67,6 +67,7 @@ class Tables:
         self.lock = StudyLock(url, self.engine, self.retry_policy)
         self.writes: WriteBuffer | None = None
         self._migrate(create)
+        self._file = self._identity()
 
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
@@ -198,11 +199,19 @@ class Tables:
         )
 
     def vanished(self) -> bool:
-        """Whether the SQLite file has been deleted while open: writes are lost from then on."""
+        """Whether the SQLite file has been deleted while open, even if another is in its place: writes are lost since then."""
+        return self._file is not None and self._identity() != self._file
+
+    def _identity(self) -> tuple[int, int] | None:
+        """The file of a SQLite database, whatever its name; None where there is none."""
         database = self.engine.url.database
-        return (
-            self.engine.dialect.name == "sqlite" and database not in (None, "", ":memory:") and not Path(str(database)).exists()
-        )
+        if self.engine.dialect.name != "sqlite" or database in (None, "", ":memory:"):
+            return None
+        try:
+            found = Path(str(database)).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     # Trials
 

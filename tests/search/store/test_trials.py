@@ -508,3 +508,14 @@ def test_a_study_of_an_earlier_version_is_shown_and_goes_on(tmp_path: Path) -> N
     assert {trials[number].outcome for number in (7, 8)} <= {"complete", "paused"}
     copied = as_optuna(tmp_path / "digits.db", "digits").trials
     assert [trial.user_attrs["outcome"] for trial in copied] == [trial.outcome for trial in trials]
+
+
+def test_a_file_that_was_deleted_is_missed_also_where_another_is_in_its_place(tmp_path: Path) -> None:
+    """A connection that is opened after the deletion makes an empty one."""
+    file = tmp_path / "a.db"
+    tables = Tables(f"sqlite:///{file}")
+    assert not tables.vanished()
+    file.rename(tmp_path / "b.db")
+    assert tables.vanished()
+    file.touch()
+    assert tables.vanished()
