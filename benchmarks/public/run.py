@@ -155,7 +155,8 @@ def searches(members: dict[str, Problem], ways: Sequence[str], seeds: int) -> It
 def trainings(name: str, most: int) -> list[int]:
     """After how many trainings the shares are counted."""
     counts = AFTER.get(name.partition("/")[0], USUAL)
-    return [count for count in counts if count < most] + [min(most, counts[-1])]
+    most = min(most, counts[-1])
+    return [count for count in counts if count < most] + [most]
 
 
 def print_table(rows: Sequence[Row], family: str) -> None:
