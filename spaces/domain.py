@@ -181,8 +181,8 @@ class Range(Section):
     def expected(self) -> tuple[float, float] | None:
         """The prior's best value, and the upper end of where it lies nine times in ten; None without a prior.
 
-        >>> Range(low=1e-5, high=1e-1, log=True, prior=Prior(best=3e-4)).expected
-        (0.0003, 0.003)
+        >>> Range(low=1, high=8, log=True, prior=Prior(best=2, within=3)).expected
+        (2, 6)
         """
         if self.prior is None:
             return None
