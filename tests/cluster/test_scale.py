@@ -116,8 +116,8 @@ def test_a_trial_asks_the_database_as_often_after_many_trials_and_beside_many(sa
                 trials.commit()
             return asked
 
-    # Each state of its row, and before each commit, whether the study is still ours; nothing is read. On busy cores the buffer's
-    # own clock may put several states into one transaction, or one into several.
+    # Each state of its row, and before each commit, whether the study is still ours; nothing is read. On busy cores the
+    # buffer's own clock may put several states into one transaction, or one into several.
     least = ["UPDATE", "UPDATE", "INSERT", "UPDATE", "COMMIT", "UPDATE", "UPDATE", "COMMIT"]
     assert any(cost(2, 1, attempt) == least for attempt in range(5))
     assert any(cost(40, 20, attempt) == least for attempt in range(5))
