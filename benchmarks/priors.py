@@ -60,7 +60,7 @@ def prior_of(way: str, one: Any, best: float, rng: np.random.Generator) -> dict[
 def shares_of(problem: Problem, share: Share, best: Mapping[str, Any], way: str, seed: int, known: bool) -> list[float]:
     """What one search has found after each of AFTER."""
     rng = np.random.default_rng((seed, 1))
-    space: dict[str, Any] = {name: {"low": one.low, "high": one.high, "log": one.log} for name, one in problem.space.items()}  # type: ignore[attr-defined]
+    space = problem.domains()
     if way != "none":
         for name in set(space) - set(TRADED):
             space[name]["prior"] = prior_of(way, problem.space[name], best[name], rng)

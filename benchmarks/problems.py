@@ -50,6 +50,10 @@ class Problem(ABC):
     space: dict[str, BaseDistribution]
     lowest: float  # accuracy of the reference point
 
+    def domains(self) -> dict[str, dict[str, Any]]:
+        """The space as a study file has it."""
+        return {name: {"low": one.low, "high": one.high, "log": one.log} for name, one in self.space.items()}  # type: ignore[attr-defined]
+
     @abstractmethod
     def seconds(self, parameters: Mapping[str, Any]) -> float: ...
 

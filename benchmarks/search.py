@@ -49,10 +49,7 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     """The search that a name such as `front/2+stop` stands for."""
     sampler, _, stopping = way.partition("+")
     sampler, _, change = sampler.partition("/")
-    space: dict[str, Any] = {
-        name: {"low": one.low, "high": one.high, "log": one.log}  # type: ignore[attr-defined]
-        for name, one in problem.space.items()
-    }
+    space = problem.domains()
     batch, rate = space.get("effective_batch"), space.get("reference_rate")
     if change == "rate":
         ends = [rate[end] * math.sqrt(batch[end]) for end in ("low", "high")]

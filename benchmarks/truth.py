@@ -69,7 +69,7 @@ def simulated(families: Sequence[str], count: int, trials: int, repeats: int) ->
         for number in range(count):
             problem, rng = members[number % len(members)], np.random.default_rng((7, number))
             one_run = _runs_of(problem, number, rng)
-            search = Search(_space(problem), stopping="none", known_seconds=problem.seconds, seed=number)
+            search = Search(problem.domains(), stopping="none", known_seconds=problem.seconds, seed=number)
             for _ in range(trials):
                 asked = search.ask()
                 search.tell(asked.number, problem.seconds(asked.parameters), one_run(asked.parameters, True))
@@ -96,10 +96,6 @@ def simulated(families: Sequence[str], count: int, trials: int, repeats: int) ->
                 "records": [_record(one) for one in records],
                 "fresh": [pair for pair in truth for _ in range(2)],
             }
-
-
-def _space(problem: Problem) -> dict[str, Any]:
-    return {name: {"low": one.low, "high": one.high, "log": one.log} for name, one in problem.space.items()}  # type: ignore[attr-defined]
 
 
 def _runs_of(problem: Problem, study: int, rng: np.random.Generator) -> Callable[[Mapping[str, Any], bool], float]:

@@ -113,11 +113,10 @@ class Ours(Searcher):
     """
 
     def __init__(self, sampler: str, known: bool, problem: Problem, seed: int, by_time: bool) -> None:
-        space = {name: {"low": one.low, "high": one.high, "log": one.log} for name, one in problem.space.items()}  # type: ignore[attr-defined]
         self.reports = by_time and sampler == "front"
         self.version = f"bsearch {_commit()}" if sampler == "front" else f"optuna {version('optuna')}"
         self._search = Search(
-            space,
+            problem.domains(),
             sampler=sampler,
             stopping="front" if self.reports else "none",
             by_time=self.reports,

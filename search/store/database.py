@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -198,6 +198,16 @@ def _opened(file: str, query: str) -> sqlite3.Connection:
     """A connection to an SQLite file, whose name need not be text, by SQLite's own URI."""
     uri = f"file:{quote(os.fsencode(file))}?{query}"
     return sqlite3.connect(uri, timeout=BUSY_S, uri=True, check_same_thread=False)
+
+
+def has_table(file: str, name: str) -> bool:
+    """Whether an SQLite file has a table, by a new connection that changes nothing; true also if that cannot be told."""
+    try:
+        with closing(_opened(file, "mode=ro")) as connection:
+            found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    except sqlite3.Error:
+        return True
+    return found is not None
 
 
 def _read_only_engine(file: str, shown: str) -> Engine:

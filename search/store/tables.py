@@ -24,7 +24,7 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.record import TrialRecord
 from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
-from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
+from .database import RetryPolicy, has_table, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
 from .rows import (
     Row,
@@ -199,11 +199,17 @@ class Tables:
         )
 
     def vanished(self) -> bool:
-        """Whether the SQLite file has been deleted while open, even if another is in its place: writes are lost since then."""
-        return self._file is not None and self._identity() != self._file
+        """Whether the SQLite file has been deleted while open: writes are lost from then on. A connection that was opened since
+        has made an empty one in its place.
+        """
+        now = self._identity()
+        if self._file is None or now == self._file:
+            return False
+        # The number of a file may change where nothing was deleted, as on some network and container file systems.
+        return now is None or not has_table(str(self.engine.url.database), schema.studies.name)
 
     def _identity(self) -> tuple[int, int] | None:
-        """The file of a SQLite database, whatever its name; None where there is none."""
+        """The device and number of a SQLite database's file; None where there is none."""
         database = self.engine.url.database
         if self.engine.dialect.name != "sqlite" or database in (None, "", ":memory:"):
             return None

@@ -31,6 +31,8 @@ _FEWEST, _AGAINST = 3, 0.5
 _FREEDOM = 3.0
 # z of a parameter that does not apply: where its density is the geometric mean of its own distribution.
 _NOWHERE = 1.19
+# Whoever is surer of a value than a thousandth of its range is not: a standard deviation of 0 has no density.
+_LEAST_STD = 1e-3
 # Standard deviations from the middle of a normal distribution to the ends between which nine in ten of it lie.
 _NINE_IN_TEN = 1.645
 
@@ -62,7 +64,8 @@ class OptimumPrior:
             return None
         places = np.array([transform.place(name) for name in known])
         best, upper = np.array([[transform.coordinate(name, value) for value in ends] for name, ends in known.items()]).T
-        return cls(places, best, (upper - best) / _NINE_IN_TEN, np.array([name in transform.conditions for name in known]))
+        std = np.maximum((upper - best) / _NINE_IN_TEN, _LEAST_STD)
+        return cls(places, best, std, np.array([name in transform.conditions for name in known]))
 
     def knows(self, place: int) -> bool:
         """Whether a coordinate has a prior."""

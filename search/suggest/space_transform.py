@@ -136,8 +136,7 @@ class SpaceTransform:
             if isinstance(distribution, CategoricalDistribution):
                 point[place : place + len(distribution.choices)] = [choice == value for choice in distribution.choices]
             else:
-                at = math.log(value) if _is_log(distribution) else value
-                point[place] = (at - low) / scale
+                point[place] = (_scaled(distribution, value) - low) / scale
         return point
 
     def decode(self, point: Array) -> dict[str, Any]:
@@ -204,7 +203,7 @@ class SpaceTransform:
     def coordinate(self, name: str, value: float) -> float:
         """A number's coordinate; beyond the ends of its range it lies outside the cube."""
         _, distribution, _, low, scale = self._part(name)
-        return ((math.log(value) if _is_log(distribution) else value) - low) / scale
+        return (_scaled(distribution, value) - low) / scale
 
     def _part(self, name: str) -> tuple[str, BaseDistribution, int, float, float]:
         return next(part for part in self._parts if part[0] == name)
@@ -253,8 +252,12 @@ def _is_log(distribution: BaseDistribution) -> bool:
     return distribution.log or (distribution.low > 0 and distribution.high >= wide * distribution.low)
 
 
+def _scaled(distribution: BaseDistribution, value: float) -> float:
+    """A number on its coordinate's scale."""
+    return math.log(value) if _is_log(distribution) else value
+
+
 def _bounds(distribution: BaseDistribution) -> tuple[float, float]:
     """Lower and upper end on the coordinate's scale."""
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    ends = distribution.low, distribution.high
-    return (math.log(ends[0]), math.log(ends[1])) if _is_log(distribution) else ends
+    return _scaled(distribution, distribution.low), _scaled(distribution, distribution.high)

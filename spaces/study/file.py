@@ -540,6 +540,8 @@ def _contradicting_direction(data: Mapping[str, Any]) -> Iterator[tuple[Key, str
     metric = objectives.get("metric") if isinstance(objectives, dict) else None
     if not isinstance(metric, dict) or not isinstance(name := metric.get("name"), str) or not sounds_minimized(name):
         return
+    if "direction" in metric and not re.search(r"(loss(es)?|errors?|perplexity)(?![a-z])", name.lower()):
+        return  # such as an accuracy on blossoms
     if (written := metric.get("direction", "maximize")) == "maximize":
         got = written if "direction" in metric else f"none, which is {written}"
         yield (

@@ -67,6 +67,17 @@ def test_weights_are_bounded_and_fade(point: list[float], ended: int, seed: int)
     assert prior.weights(points, prior.strength(tried, accuracy, 1000))[0] > 0.999
 
 
+def test_one_that_is_surer_than_numbers_can_tell_has_a_density() -> None:
+    """A width of 0, by rounding, would make every weight NaN, and the choice arbitrary."""
+    _, prior = prior_of(
+        {"other": Range(low=0.0, high=1.0), "one": Range(low=0.0, high=1.0, prior={"best": 0.3, "within": 1e-30})}
+    )
+    points = np.array([[0.5, 0.3], [0.5, 0.9]])
+    weights = prior.weights(points, prior.strength(points, np.array([0.1, 0.2]), 0))
+    assert weights[0] == 1.0 > weights[1] >= math.exp(-1) - 1e-12
+    assert prior.drawn(points, np.random.default_rng(0))[:, 1] == pytest.approx(0.3, abs=0.01)
+
+
 def test_it_is_refuted_by_trials_that_are_worse_the_nearer_they_are() -> None:
     _, prior = prior_of({"other": Range(low=0.0, high=1.0), "rate": Range(**RATE, prior=1e-3)})
     tried = np.random.default_rng(0).random((8, 2))
@@ -185,11 +196,20 @@ def test_it_is_no_part_of_what_makes_trials_comparable() -> None:
     assert parse_study(text % ", prior: 0.3").identity() == parse_study(text % "").identity()
 
 
-@pytest.mark.parametrize("metric", ["{name: val_loss}", "{name: val_loss, direction: maximize}", "{name: Perplexity}"])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "{name: val_loss}",
+        "{name: val_loss, direction: maximize}",
+        "{name: Perplexity}",
+        "{name: error_rate, direction: maximize}",
+    ],
+)
 def test_a_loss_is_not_maximized_by_mistake(metric: str) -> None:
     space = "space:\n  effective_batch: 8\n  reference_rate: 0.1\n"
     text = f"study: s\ntask: tasks.py:train\nobjectives: {{metric: {metric}}}\n{space}"
     with pytest.raises(StudyFileError, match=r"study.yaml:3: objectives.metric: expected direction: minimize with"):
         parse_study(text)
-    for fine in ("{name: val_loss, direction: minimize}", "{name: neg_log_loss}", "neg_log_loss"):
+    written = "{name: blossom_accuracy, direction: maximize}"  # what is written counts, unless a whole word contradicts it
+    for fine in ("{name: val_loss, direction: minimize}", "{name: neg_log_loss}", "neg_log_loss", written):
         parse_study(text.replace(metric, fine))
