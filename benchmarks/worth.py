@@ -91,7 +91,7 @@ def main() -> None:
         shares = [actual / gain for gain, actual in pairs_of_all if low <= gain < high]
         if len(shares) > 1:
             ends = np.quantile(shares, [0.1, 0.5, 0.9]).round(3)
-            print(f"expected {low:.1%} to {high:.0%}: found / expected, 10, 50 and 90 % of {len(shares)}: {ends}")
+            print(f"expected {low:.1%} to {high:.1%}: found / expected, 10, 50 and 90 % of {len(shares)}: {ends}")
 
 
 if __name__ == "__main__":

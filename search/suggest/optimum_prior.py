@@ -64,7 +64,8 @@ class OptimumPrior:
             return None
         places = np.array([transform.place(name) for name in known])
         best, upper = np.array([[transform.coordinate(name, value) for value in ends] for name, ends in known.items()]).T
-        std = np.maximum((upper - best) / _NINE_IN_TEN, _LEAST_STD)
+        # Beyond the batches that can be planned, the nearest one is expected to be best.
+        std, best = np.maximum((upper - best) / _NINE_IN_TEN, _LEAST_STD), np.clip(best, 0.0, 1.0)
         return cls(places, best, std, np.array([name in transform.conditions for name in known]))
 
     def knows(self, place: int) -> bool:

@@ -279,10 +279,12 @@ def _samplers(study: StudySpec) -> Iterator[Disagreement]:
         )
     if study.warm_start:
         yield "warm_start", f"expected sampler: front, which alone learns from earlier studies; got {study.sampler}"
-    for name, domain in study.domains().items():
+    for name, domain in study.space.domains().items():
         if getattr(domain, "prior", None) is not None:
-            place = "devices.per_trial" if name == "devices" else f"space.{name}"
-            yield place, f"expected sampler: front with a prior, which alone uses it; got {study.sampler}. Remove one."
+            yield (
+                f"space.{name}",
+                f"expected sampler: front with a prior, which alone uses it; got {study.sampler}. Remove one.",
+            )
     if study.stopping.kind == "pause":
         yield "stopping", f"expected sampler: front with pause, the only one that resumes trials; got {study.sampler}"
 

@@ -78,6 +78,20 @@ def test_one_that_is_surer_than_numbers_can_tell_has_a_density() -> None:
     assert prior.drawn(points, np.random.default_rng(0))[:, 1] == pytest.approx(0.3, abs=0.01)
 
 
+@pytest.mark.parametrize(("best", "nearest"), [(8, 0.0), (4096, 1.0)])
+def test_beyond_the_batches_that_can_be_planned_the_nearest_is_expected(best: int, nearest: float) -> None:
+    batch = Range(low=8, high=4096, log=True, prior={"best": best, "within": 1.05})
+    space = SearchSpace.of({"effective_batch": batch, "other": Range(low=0.0, high=1.0)}, feasible=(64, 128))
+    transform = SpaceTransform(space.searched)
+    prior = OptimumPrior.of(transform, space.expected)
+    assert prior is not None
+    rng = np.random.default_rng(0)
+    points = prior.drawn(rng.random((50, 2)), rng)
+    place = transform.place("effective_batch")
+    assert np.abs(points[:, place] - nearest).max() < 0.2
+    assert np.isfinite(prior.weights(points, 1.0)).all()
+
+
 def test_it_is_refuted_by_trials_that_are_worse_the_nearer_they_are() -> None:
     _, prior = prior_of({"other": Range(low=0.0, high=1.0), "rate": Range(**RATE, prior=1e-3)})
     tried = np.random.default_rng(0).random((8, 2))
