@@ -38,6 +38,7 @@ print("no more references")
 """
 
 
+@pytest.mark.long
 def test_references_in_garbage_do_not_end_the_process_that_leaves_ray() -> None:
     ended = subprocess.run([sys.executable, "-c", _LEAVES_RAY], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr

@@ -65,6 +65,7 @@ def at_once(spans: list[Span], begin: float, end: float) -> int:
     return max((sum(first <= moment <= last for first, last in spans) for moment in moments), default=0)
 
 
+@pytest.mark.long
 def test_a_study_that_comes_later_gets_its_share_and_leaves_it(
     study_file: Callable[..., Path], tmp_path: Path, ray_address: str
 ) -> None:

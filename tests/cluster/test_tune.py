@@ -62,6 +62,7 @@ class TestTuneRunner(RunnerContract):
         assert len(remembered) == 30
         assert max(remembered) <= 10, remembered
 
+    @pytest.mark.long
     def test_an_attempt_that_waits_for_machines_that_have_gone_is_taken_back(
         self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -79,6 +80,7 @@ class TestTuneRunner(RunnerContract):
         assert all(trial.user_attrs["attempts"] == 1 for trial in kept().trials)
         assert not any("interrupted" in text for text in texts)
 
+    @pytest.mark.long
     def test_ray_is_not_left_while_tunes_thread_is_in_one_of_its_calls(
         self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
     ) -> None:

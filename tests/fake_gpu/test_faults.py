@@ -249,6 +249,7 @@ def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_over_ray_a_trial_that_breaks_its_card_costs_no_other(tmp_path: Path) -> None:
     """Two cards, one trial on each; the process whose card a failed assertion has broken is replaced."""
     program = tmp_path / "nvidia-smi"  # a sign of a card, so that torch is asked

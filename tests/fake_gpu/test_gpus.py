@@ -237,6 +237,7 @@ def test_cores_are_those_that_this_process_may_use(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_a_gpu_that_only_ray_counts_ends_no_run(tmp_path: Path) -> None:
     """Beside a torch without CUDA, an old driver, another maker's card."""
     command = [sys.executable, "-m", "bsearch", "run", "--json", str(written(tmp_path))]

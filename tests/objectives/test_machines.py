@@ -109,6 +109,7 @@ def test_a_machine_that_is_lost_is_told_as_such(spread: Callable[..., RankProces
     _gone(pids)
 
 
+@pytest.mark.long
 def test_ranks_end_when_the_process_of_rank_0_is_gone() -> None:
     context = get_context("spawn")
     ours, theirs = context.Pipe()

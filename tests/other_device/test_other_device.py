@@ -113,6 +113,7 @@ def test_memory_is_given_back_and_running_out_of_it_is_known_as_such(found: dict
     assert refused.startswith("out_of_memory: twin out of memory.")
 
 
+@pytest.mark.long
 def test_a_study_finds_and_uses_it(tmp_path: Path) -> None:
     study = small_study(task=DIGITS, budget={"trials": 2, "profile_s": 2}, devices={"kind": "gpu"})
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))

@@ -267,6 +267,7 @@ def test_the_command_prints_and_writes(here: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_profile_of_the_same_rows_tells_what_a_step_takes(here: Path) -> None:
     (here / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{number} words " * 9}) for number in range(80)))
     study = {
