@@ -87,11 +87,15 @@ def main() -> None:
                 print(
                     f"  ended below {least:.1%}: after {trials:.0f} trials, with {mean(shares):.3f}, at least {shares[0]:.3f}"
                 )
-    for low, high in pairwise(BINS):
-        shares = [actual / gain for gain, actual in pairs_of_all if low <= gain < high]
+    for low, high in (*pairwise(BINS), (BINS[0], BINS[-1])):
+        shares = np.array([actual / gain for gain, actual in pairs_of_all if low <= gain < high])
         if len(shares) > 1:
-            ends = np.quantile(shares, [0.1, 0.5, 0.9]).round(3)
-            print(f"expected {low:.1%} to {high:.1%}: found / expected, 10, 50 and 90 % of {len(shares)}: {ends}")
+            ends = np.quantile(shares, [0.1, 0.5, 0.9]).round(2)
+            near = np.mean((shares > 1 / 3) & (shares < 3))
+            print(
+                f"expected {low:.1%} to {high:.1%}: found / expected, 10, 50 and 90 % of {len(shares)}: {ends}; "
+                f"within a factor of three: {near:.0%}; at most twice: {np.mean(shares <= 2):.0%}"
+            )
 
 
 if __name__ == "__main__":
