@@ -26,6 +26,10 @@ FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 # What `bsearch --help` says of each command, by what it is for.
 SECTIONS: dict[str, dict[str, str]] = {
+    "Old runs": {
+        "ask": "What runs that you already have can tell.",
+        "import": "A study made of them.",
+    },
     "Start": {
         "init": "Write a commented study.yaml and tasks.py.",
         "check": "Validate a study and forecast its trials.",

@@ -19,11 +19,12 @@ class Trials(Sequence[TrialRecord]):
     Args:
         tables: None keeps them in memory alone.
         study: its full name there.
+        known: in memory alone, those to begin with.
     """
 
-    def __init__(self, tables: Tables | None = None, study: str = "") -> None:
+    def __init__(self, tables: Tables | None = None, study: str = "", known: Sequence[TrialRecord] = ()) -> None:
         self._tables, self._study = tables, study
-        self._trials = [] if tables is None else tables.trials(study)
+        self._trials = list(known) if tables is None else tables.trials(study)
         self._adding = threading.Lock()
 
     @overload

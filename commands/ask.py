@@ -1,0 +1,211 @@
+"""Commands that begin with runs made elsewhere: what they say, and a study made of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from ..search.report.completion import study_files
+from ..search.report.stdio.console import terminal
+from ..spaces.boundary.storage import is_url, sqlite_url
+from ..spaces.errors import StudyFileError, plain
+from ..spaces.readable import from_here, shell_word
+from .group import epilog, main
+from .options import json_option, name_option
+
+if TYPE_CHECKING:
+    from ..search.sources.columns import Columns
+    from ..search.sources.imported import Imported
+    from ..search.store.stored import StoredStudy
+
+Direction = Literal["minimize", "maximize"]
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How the names of a source are to be read."""
+    for option in (
+        click.option("--same", is_flag=True, help="Runs of several tasks, data sets or models are one experiment."),
+        click.option("--minimize/--maximize", "minimize", default=None, help="Whether a lower or a higher metric is better."),
+        click.option("--metric", metavar="NAME", help="The result by which runs are compared."),
+        click.option(
+            "--map",
+            "mapped",
+            multiple=True,
+            metavar="NAME=MEANING",
+            help="What a name of the source means: learning_rate, effective_batch, seconds, parameter, nothing; repeatable.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command(epilog=epilog("bsearch ask runs.csv\n  bsearch ask runs.csv --batch 500\n  bsearch ask wandb:me/project"))
+@click.argument("source", metavar="SOURCE|STUDY", shell_complete=study_files)
+@click.option("--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Only the best rate at this batch.")
+@source_options
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Also write the HTML page of the runs.")
+@name_option
+@json_option
+def ask(
+    source: str,
+    batches: tuple[int, ...],
+    mapped: tuple[str, ...],
+    metric: str | None,
+    minimize: bool | None,
+    same: bool,
+    report: Path | None,
+    name: str | None,
+    as_json: bool,
+) -> None:
+    """Say what runs that you already have can tell, without training anything.
+
+    SOURCE is a table (CSV, TSV, JSON, JSON lines, Parquet), a folder of runs (Trainer, Lightning, Ray Tune, W&B,
+    TensorBoard), or one of wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, optuna:URL#STUDY. docs/ask.md shows how names are found.
+    Nothing of your runs leaves this machine.
+    """
+    from ..search.laws.verdicts import verdicts
+    from ..search.report.export import json_text
+    from ..search.report.terminal.verdicts import columns_table, group_parts, verdict_document
+    from ..search.sources.read import is_source
+
+    if not is_source(source) or (is_url(source) and not source.startswith("optuna:")):
+        from ..search.store.stored import StoredStudy
+
+        groups: Sequence[tuple[StoredStudy, Imported | None]] = [(StoredStudy.open(source, name), None)]
+        columns = None
+    else:
+        columns, found = _read(source, mapped, metric, minimize, same, shown=not as_json)
+        groups = [(_as_study(one), one) for one in found]
+    console, documents = terminal(as_json), []
+    if columns is not None and not as_json and not batches:
+        console.print(columns_table(columns))
+    for study, one in groups:
+        timed = one is None or one.timed
+        answers = verdicts(study, timed=timed, batches=batches)
+        if batches:
+            answers = [answer for answer in answers if answer.about == "best rate"]
+        documents.append(verdict_document(study, one, answers))
+        for part in () if as_json else group_parts(source, study, one, answers, several=len(groups) > 1, short=bool(batches)):
+            console.print(part)
+    if as_json:
+        document = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
+        click.echo(json_text(document), nl=False)
+    if report is not None:
+        if len(groups) != 1 or groups[0][1] is None or not groups[0][1].timed:
+            raise click.UsageError("--report: expected one group of runs with their seconds; for a study: bsearch report")
+        _write_report(report, groups[0][1])
+
+
+def _columns_document(columns: Columns) -> list[dict[str, str]]:
+    return [{"name": column.name, "meaning": column.meaning, "why": column.why} for column in columns.columns]
+
+
+def _read(
+    source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool, *, shown: bool
+) -> tuple[Columns, list[Imported]]:
+    """A source's runs, by the meaning of its names; what is unclear is asked for on a terminal."""
+    from ..search.sources.columns import UnclearColumnsError, columns_of
+    from ..search.sources.imported import imported
+    from ..search.sources.read import runs_of
+
+    runs = runs_of(source, lambda text: click.echo(plain(text), err=True))
+    meanings = _mapped(mapped) | ({metric: "metric"} if metric else {})
+    direction: Direction | None = None if minimize is None else "minimize" if minimize else "maximize"
+    while True:
+        try:
+            columns = columns_of(source, runs, mapped=meanings, direction=direction, same=same)
+            break
+        except UnclearColumnsError as error:
+            if not (shown and sys.stdin.isatty() and sys.stdout.isatty()):
+                raise
+            click.echo(plain(str(error)), err=True)
+            meanings[click.prompt(error.meaning, type=click.Choice(error.names))] = error.meaning
+    return columns, imported(source, runs, columns, _study_name(source))
+
+
+def _mapped(written: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in written:
+        name, equals, meaning = text.rpartition("=")
+        if not equals or not name or not meaning:
+            raise click.UsageError(f"--map: expected NAME=MEANING, got {text!r}")
+        found[name] = meaning
+    return found
+
+
+def _study_name(source: str) -> str:
+    """A name for the study of a source: its file's or its last word."""
+    name = Path(source.rpartition(":")[2].rstrip("/")).stem or "runs"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "runs"
+
+
+def _as_study(found: Imported, url: str = "") -> StoredStudy:
+    from ..search.analysis.blow_ups import told_apart
+    from ..search.analysis.pareto import study_front
+    from ..search.store.stored import StoredStudy, study_identity
+
+    spec = found.spec
+    records = told_apart(found.records, spec.objectives.metric.direction)
+    identity = study_identity(spec, "imported")
+    return StoredStudy(url, spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
+
+
+@main.command("import", epilog=epilog("bsearch import runs.csv --study old.db\n  bsearch show sqlite:///old.db"))
+@click.argument("source", metavar="SOURCE")
+@click.option(
+    "--study",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The database to write, a SQLite file; default: NAME.db here, by the source's name.",
+)
+@source_options
+def import_(
+    source: str, target: Path | None, mapped: tuple[str, ...], metric: str | None, minimize: bool | None, same: bool
+) -> None:
+    """Make a study of runs that you already have, which `show`, `report`, `rules` and `warm_start` then read.
+
+    Each group of runs that differ in task, data or model becomes a study of its own. A run without its seconds cannot be placed
+    on a front: `bsearch ask` reads those.
+    """
+    from ..search.report.terminal.verdicts import columns_table
+    from ..search.sources.store import stored
+
+    columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
+    terminal().print(columns_table(columns))
+    if untimed := [one.name or source for one in groups if not one.timed]:
+        raise StudyFileError(
+            f"{source}: expected the seconds of every complete run, since a study's front is of seconds against a metric; got "
+            f"none of some ({', '.join(untimed[:5])}). Write --map NAME=seconds, or ask them: bsearch ask {shell_word(source)}"
+        )
+    path = target or Path(f"{_study_name(source)}.db")
+    if path.exists():
+        raise click.UsageError(f"--study: {from_here(path.absolute())} exists already; name another")
+    with TemporaryDirectory(dir=path.absolute().parent, prefix=".import-") as folder:  # so that no half of it stays
+        written = Path(folder) / "runs.db"
+        names = stored(sqlite_url(written), groups)
+        written.replace(path)
+    for one, name in zip(groups, names, strict=True):
+        click.echo(plain(f"study {name}: {len(one.records)} runs{f', {one.name}' if one.name else ''}"))
+    click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
+
+
+def _write_report(path: Path, group: Imported) -> None:
+    """The page of runs, as of a study: from a database that is made for it."""
+    from ..search.laws.best_rate import with_rates
+    from ..search.report.page.page import report_page
+    from ..search.report.page.study_data import StudyData
+    from ..search.sources.store import stored
+    from ..search.store.stored import StoredStudy
+    from ..spaces.boundary.files import write_file
+
+    with TemporaryDirectory() as folder:
+        url = sqlite_url(Path(folder) / "runs.db")
+        (name,) = stored(url, [group])
+        page = report_page(StudyData.of(with_rates(StoredStudy.open(url, name)), {}))
+    click.echo(f"wrote {from_here(write_file(path, page).absolute())}", err=True)

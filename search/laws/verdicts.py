@@ -1,0 +1,224 @@
+"""What a set of runs says: each verdict with its interval and the runs that it stands on, or why the runs cannot say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import chi2
+
+from ...spaces.errors import StudyFileError
+from ...spaces.record import TrialRecord
+from ..analysis.rates import BestRates, Estimate, RateAt
+from ..store.stored import StoredStudy
+from ..store.trials import Trials
+from ..suggest.importance import parameter_importances
+from ..suggest.space_transform import SearchSpace, distribution
+from ..suggest.suggester import suggester_of
+from .best_rate import FEWEST, best_rates
+from .samples_by_batch import BATCH, EPOCHS, LEAST_TRIALS, samples_by_batch
+
+# The level at which trainings of several lengths are compared: reached by this share of them.
+_REACHED = 0.3
+# The most runs in a fit of lengths.
+_MOST = 300
+# Runs to try next.
+NEXT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer, or silence.
+
+    Args:
+        about: `runs`, `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`.
+        text: the answer, or why there is none.
+        runs: that it stands on.
+        silent: the runs cannot say.
+        data: the same for programs.
+    """
+
+    about: str
+    text: str
+    runs: int = 0
+    silent: bool = False
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] = ()) -> list[Verdict]:
+    """Everything that a study's trials, or imported runs, can say.
+
+    Args:
+        timed: whether their times are known; where not, they compare by samples.
+        batches: at which the best rate is asked for.
+    """
+    complete = [record for record in study.records if record.outcome == "complete" and record.accuracy is not None]
+    rates, silence = _rates(study, complete, batches)
+    return [
+        _front(study, complete, timed),
+        _best_rate(rates, silence, batches),
+        _critical_batch(study, complete),
+        _noise(study, complete),
+        _blow_ups(study),
+        _parameters(study, complete),
+        _next(study, complete, timed),
+    ]
+
+
+def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> Verdict:
+    if not timed:
+        return Verdict("front", "the runs do not have their seconds, so which were fast is unknown", silent=True)
+    settings, members = len({record.setting for record in complete}), [record.number for record in study.front.trials]
+    others = settings - len(members)
+    text = (
+        f"{len(members)} of {settings} settings are on the front; each of the other {others} was beaten by one that took no "
+        f"longer and had no worse {study.front.metric}"
+    )
+    return Verdict("front", text, len(complete), data={"members": members})
+
+
+def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]) -> tuple[BestRates | None, str]:
+    """The fit of best rates, or why there is none."""
+    if len(complete) < FEWEST:
+        return None, f"{FEWEST} complete runs are needed, there are {len(complete)}"
+    tried = [record.facts.effective_batch or 1 for record in complete]
+    if math.log(max(tried) / min(tried)) < math.log(1.5):
+        return None, f"the batches differ too little, {min(tried)} to {max(tried)}"
+    middle = round(math.exp(float(np.mean(np.log(tried)))))
+    try:
+        return best_rates("runs", study.records, [middle, *batches], study.front.direction), ""
+    except StudyFileError as error:
+        reason = error.faults[0].message.partition(": ")[2] or error.faults[0].message
+        return None, reason.removeprefix("space.effective_batch: ").removeprefix("space.reference_rate: ")
+
+
+def _best_rate(rates: BestRates | None, silence: str, batches: Sequence[int]) -> Verdict:
+    if rates is None:
+        return Verdict("best rate", silence, silent=True)
+    if batches:
+        return _rates_at(rates, batches)
+    holding = [rule for rule, holds in rates.holds.items() if holds]
+    failing = [rule for rule, holds in rates.holds.items() if not holds]
+    if rates.bend is not None:
+        verdict = f"the slope changes near batch {rates.bend[0]}, so no rule that is a power of the batch holds"
+    elif not failing:
+        verdict = "too uncertain to exclude a rule"
+    else:
+        verdict = f"{' and '.join(holding) or 'no rule'} hold{'s' * (len(holding) < 2)}, {' and '.join(failing)} not"
+    at = "; ".join(map(_rate, rates.rates))
+    text = f"{at}. It grows as the batch to the power of {_shown(rates.exponent)}: {verdict}"
+    return Verdict("best rate", text, rates.trials, data=rates.to_dict())
+
+
+def _rates_at(rates: BestRates, batches: Sequence[int]) -> Verdict:
+    """Those at the batches asked for."""
+    found = {rate.effective_batch: rate for rate in rates.rates}
+    low, high = rates.rates[0].effective_batch, rates.rates[-1].effective_batch
+    beyond = f"unknown at batch {{}}: the fit does not extrapolate beyond the batches tried, {low} to {high}"
+    text = "; ".join(_rate(found[batch]) if batch in found else beyond.format(batch) for batch in batches)
+    return Verdict("best rate", text, rates.trials, silent=not found.keys() & set(batches), data=rates.to_dict())
+
+
+def _rate(rate: RateAt) -> str:
+    at = rate.learning_rate
+    edge = ", at the edge of the rates tried" * rate.edge
+    return f"{at.value:.3g} [{at.low:.2g}, {at.high:.2g}] at batch {rate.effective_batch}{edge}"
+
+
+def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
+    """The batch that takes twice the data of the best one to the same level."""
+    about = "critical batch"
+    space = {name: distribution(domain) for name, domain in study.spec.searched().items()}
+    if BATCH not in space or EPOCHS not in space:
+        return Verdict(about, "it takes runs of several batches and of several lengths (epochs)", silent=True)
+    if len(complete) < max(LEAST_TRIALS, FEWEST):
+        return Verdict(about, f"{FEWEST} complete runs are needed, there are {len(complete)}", silent=True)
+    sign, fixed = study.spec.objectives.metric.sign, study.spec.fixed()
+    trials = [({**fixed, **record.parameters}, sign * (record.accuracy or 0.0)) for record in _some(complete)]
+    target = float(np.quantile([value for _, value in trials], 1 - _REACHED))
+    found = samples_by_batch(trials, space, 1, target, scaled=False)
+    critical = found.critical_batch()
+    level = f"{study.front.metric} {sign * target:.4g}"
+    if critical is None:
+        return Verdict(about, f"too few runs reach {level} to compare lengths at it", len(complete), silent=True)
+    if math.isinf(critical.low):
+        text = f"larger than {found.batches[-1]}, the largest tried: up to it, less than twice the data reach {level}"
+    else:
+        interval = f"{_whole(critical.value)} [{_whole(critical.low)}, {_whole(critical.high)}]"
+        text = f"{interval}: from it on, {level} takes twice the data that the best batch needs"
+    return Verdict(about, text, len(complete), data={"estimate": [critical.low, critical.value, critical.high], "level": level})
+
+
+def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
+    groups: dict[int, list[float]] = {}
+    for record in complete:
+        groups.setdefault(record.setting, []).append(record.accuracy or 0.0)
+    several = [group for group in groups.values() if len(group) > 1]
+    free = sum(len(group) - 1 for group in several)
+    if not free:
+        return Verdict("noise", "no setting was trained more than once, so what seeds change is unknown", silent=True)
+    squares = sum(float(np.var(group)) * len(group) for group in several)
+    low, high = (math.sqrt(squares / chi2.ppf(end, free)) for end in (0.95, 0.05))
+    std = math.sqrt(squares / free)
+    text = f"runs of one setting differ by a standard deviation of {std:.2g} [{low:.2g}, {high:.2g}] ({len(several)} settings)"
+    return Verdict("noise", text, sum(map(len, several)), data={"std": [low, std, high], "settings": len(several)})
+
+
+def _blow_ups(study: StoredStudy) -> Verdict:
+    blown = [record.number for record in study.records if record.facts.blew_up]
+    diverged = sum(record.outcome == "diverged" for record in study.records) - len(blown)
+    failed = sum(record.outcome == "error" for record in study.records)
+    text = f"{len(blown)} blew up at a finite {study.front.metric}, {diverged} diverged, {failed} failed"
+    return Verdict("blow-ups", text, len(study.records), data={"blew_up": blown, "diverged": diverged, "failed": failed})
+
+
+def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
+    found = parameter_importances(study)
+    if not found:
+        count = max(len(study.spec.searched()), 2)
+        message = f"five complete runs for each of {count} parameters are needed, there are {len(complete)}"
+        return Verdict("parameters", message if count > 1 else "one parameter alone was varied", silent=True)
+    names = {"reference_rate": "learning_rate"}
+    text = ", ".join(f"{names.get(name, name)} {share:.0%}" for name, share in found.items())
+    return Verdict("parameters", f"of the metric's variance, by itself: {text}", len(complete), data=found)
+
+
+def _next(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> Verdict:
+    """The settings that would add most to the front; where times are unknown, samples are taken for them."""
+    domains = study.spec.domains()
+    if len(complete) < NEXT or not study.spec.searched():
+        return Verdict("next runs", f"{NEXT} complete runs are needed, there are {len(complete)}", silent=True)
+    suggester = suggester_of("front", space := SearchSpace.of(domains), study.spec.objectives, seed=0)
+    trials = Trials(known=study.records)
+    settings = []
+    for _ in range(NEXT):
+        (proposal,) = suggester.suggest(trials)
+        assert not isinstance(proposal, int)
+        parameters = space.whole(trials.begin(proposal).parameters)
+        known = {name: value for name, value in parameters.items() if name in study.spec.searched()}
+        settings.append({_NAMES.get(name, name): _rounded(value) for name, value in known.items()})
+    text = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in settings)
+    return Verdict("next runs", text, len(complete), data={"settings": settings, "by": "seconds" if timed else "samples"})
+
+
+_NAMES = {"reference_rate": "learning_rate"}
+
+
+def _some(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """At most so many of them as a fit takes, evenly selected."""
+    return records[:: max(1, math.ceil(len(records) / _MOST))]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _whole(value: float) -> str:
+    return "more than tried" if math.isinf(value) else f"{value:.0f}"
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

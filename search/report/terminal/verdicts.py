@@ -1,0 +1,117 @@
+"""What `bsearch ask` prints: what the names were taken for, and a page of verdicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ...laws.verdicts import Verdict
+from ...store.stored import StoredStudy
+from .tables import column
+
+if TYPE_CHECKING:
+    from ...sources.columns import Columns
+    from ...sources.imported import Imported
+
+# More columns than this that are left out are counted instead.
+_MOST_LEFT_OUT = 15
+# The most members of a front that are shown.
+_MOST_MEMBERS = 12
+# What a meaning is called, where that is no name of its own.
+_MEANS = {"batch": "effective_batch", "nothing": "left out"}
+
+
+def columns_table(columns: Columns) -> Table:
+    """A source's names and what they mean; those that are the same in every run only counted, and many that are left out."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("name", "taken for", ""):
+        table.add_column(name, overflow="fold")
+    taken = [one for one in columns.columns if one.meaning != "nothing"]
+    left_out = [one for one in columns.columns if one.meaning == "nothing"]
+    for one in taken:
+        better = f"{'lower' if columns.direction == 'minimize' else 'higher'} is better" if one.meaning == "metric" else ""
+        why = "; ".join(filter(None, (better, one.why)))
+        table.add_row(Text(one.name), _MEANS.get(one.meaning, one.meaning), Text(why))
+    varied = [one for one in left_out if not one.why.startswith("the same in every run")]
+    for one in varied[:_MOST_LEFT_OUT]:
+        table.add_row(Text(one.name), Text("left out", style="dim"), Text(one.why, style="dim"))
+    if rest := len(left_out) - len(varied[:_MOST_LEFT_OUT]):
+        table.add_row(Text(f"{rest} more"), Text("left out", style="dim"), Text("mostly the same in every run", style="dim"))
+    return table
+
+
+def group_parts(
+    source: str, study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict], *, several: bool, short: bool
+) -> Iterator[str | Text | Table]:
+    """The page of one group of runs.
+
+    Args:
+        several: there are more groups, so its name is shown.
+        short: only the answer.
+    """
+    if short:
+        for answer in answers:
+            yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
+        return
+    outcomes = Counter(record.outcome for record in study.records)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    name = f": {imported.name}" if imported is not None and several else ""
+    yield Text(f"\n{source}{name}: {len(study.records)} runs ({counts})", style="bold")
+    if imported is not None and imported.left_out:
+        yield Text("left out: " + ", ".join(f"{count} {why}" for why, count in imported.left_out.items()), style="dim")
+    front = next((answer for answer in answers if answer.about == "front"), None)
+    if front is not None and not front.silent:
+        yield _front_table(study)
+    for answer in answers:
+        if answer.about == "next runs" and not answer.silent:
+            yield Text(f"next runs that would add most{_stands_on(answer)}:")
+            for setting in answer.data["settings"]:
+                yield Text("  " + ", ".join(f"{name}={value}" for name, value in setting.items()))
+        elif answer.silent:
+            yield Text(f"{answer.about}: cannot be said: {answer.text}", style="dim")
+        else:
+            yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
+
+
+def _front_table(study: StoredStudy) -> Table:
+    """The front of runs, fastest first: of many, evenly selected ones."""
+    members = study.front.trials
+    shown = (
+        members
+        if len(members) <= _MOST_MEMBERS
+        else [members[place * len(members) // _MOST_MEMBERS] for place in range(_MOST_MEMBERS)]
+    )
+    searched = [name for name in study.spec.searched() if name not in ("effective_batch", "reference_rate")]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("run", "seconds", study.front.metric, "effective_batch", "learning_rate", *searched):
+        column(table, name, "left" if name == "run" else "right")
+    for member in shown:
+        values = member.facts.effective_batch, member.facts.learning_rate, *(member.parameters.get(name) for name in searched)
+        place = (member.facts.message or "").removeprefix("imported from ") or str(member.number)
+        cells = [
+            f"{value:.4g}" if isinstance(value, float) else str(value) for value in (member.train_s, member.accuracy, *values)
+        ]
+        table.add_row(place, *cells)
+    return table
+
+
+def _stands_on(answer: Verdict) -> str:
+    return f" ({answer.runs} runs)" if answer.runs else ""
+
+
+def verdict_document(study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict]) -> dict[str, Any]:
+    """The JSON document of one group."""
+    return {
+        "group": "" if imported is None else imported.name,
+        "runs": len(study.records),
+        "outcomes": Counter(record.outcome for record in study.records),
+        "left_out": {} if imported is None else imported.left_out,
+        "verdicts": {
+            answer.about: {"text": answer.text, "runs": answer.runs, "silent": answer.silent, "data": dict(answer.data)}
+            for answer in answers
+        },
+    }

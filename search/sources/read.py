@@ -1,0 +1,100 @@
+"""A source by its name: which reader it is for, and all of its runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from ...spaces.errors import Fault, StudyFileError, near_miss
+from .readers.tables import SUFFIXES
+from .runs import Run
+
+_READERS = ("wandb", "mlflow", "optuna", "tensorboard", "trainer", "lightning", "tune")
+# What a folder holds, at any depth, and the reader for it; the first that is found.
+_HOLDS = (
+    ("trainer", "trainer_state.json"),
+    ("lightning", "hparams.yaml"),
+    ("tune", "params.json"),
+    ("wandb", "*.wandb"),
+    ("tensorboard", "events.out.tfevents*"),
+)
+_GROUP = "bsearch.sources"
+# Settings of a fit are many times fewer; the rest of a table is counted, and every so-manyth run kept.
+MOST_RUNS = 20_000
+
+Reader = Callable[[str], Iterator[Run]]
+
+
+def runs_of(source: str, say: Callable[[str], None] = lambda text: None) -> list[Run]:
+    """All runs of a source: a table, a folder, or `reader:what`, such as `wandb:entity/project`.
+
+    Args:
+        say: told every 100,000 runs, and where not all are kept.
+
+    Raises:
+        StudyFileError: no reader is for it, it cannot be read, or holds no runs.
+    """
+    reader, rest = _reader(source)
+    runs = _thinned(reader(rest), say)
+    if not runs:
+        raise StudyFileError(Fault("", "expected runs, got none", source))
+    return runs
+
+
+def is_source(text: str) -> bool:
+    """Whether a text names a source of runs rather than a study."""
+    prefix = text.partition(":")[0]
+    path = Path(text)
+    return prefix in _readers() or path.suffix.lower() in SUFFIXES or path.is_dir()
+
+
+def _thinned(runs: Iterable[Run], say: Callable[[str], None]) -> list[Run]:
+    """At most `MOST_RUNS` of them, evenly selected, so that memory does not grow with their number."""
+    kept: list[Run] = []
+    every, count = 1, 0
+    for run in runs:
+        if count % every == 0:
+            kept.append(run)
+            if len(kept) == MOST_RUNS:
+                kept, every = kept[::2], every * 2
+        count += 1
+        if count % 100_000 == 0:
+            say(f"{count:,} runs read")
+    if every > 1:
+        say(f"{count:,} runs: one in {every} is used, {len(kept):,}. Select runs beforehand to use others.")
+    return kept
+
+
+def _readers() -> tuple[str, ...]:
+    return (*_READERS, *(point.name for point in entry_points(group=_GROUP)))
+
+
+def _reader(source: str) -> tuple[Reader, str]:
+    prefix, colon, rest = source.partition(":")
+    if colon and re.fullmatch(r"[a-z][a-z0-9_-]+", prefix):
+        if prefix in _READERS:
+            return _built_in(prefix), rest
+        if points := entry_points(group=_GROUP, name=prefix):
+            return next(iter(points)).load(), rest
+        if not Path(source).exists():
+            known = _readers()
+            message = f"expected a table, a folder, or one of {', '.join(known)} before the colon; got {prefix!r}."
+            raise StudyFileError(Fault("", message + near_miss(prefix, known), source))
+    path = Path(source)
+    if path.is_dir():
+        for name, pattern in _HOLDS:
+            if next(path.rglob(pattern), None) is not None:
+                return _built_in(name), source
+        held = ", ".join(pattern for _, pattern in _HOLDS)
+        raise StudyFileError(Fault("", f"expected a folder that holds runs ({held}), got none of these", source))
+    if not path.exists():
+        raise StudyFileError(Fault("", "expected a table, a folder of runs, or reader:what; there is no such file", source))
+    return _built_in("tables"), source
+
+
+def _built_in(name: str) -> Reader:
+    reader: Reader = import_module(f"{__package__}.readers.{name}").read
+    return reader

@@ -1,0 +1,167 @@
+"""Tables of runs: CSV and TSV, JSON and JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ....spaces.errors import Fault, StudyFileError, cut
+from ..runs import Run, Scalar, flat
+from ..values import cell
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet")
+_ENCODINGS = ("utf-8-sig", "cp1252")
+_SHEETS = (".xls", ".xlsx", ".ods", ".numbers")
+
+
+def read(source: str) -> Iterator[Run]:
+    """The rows of a table.
+
+    Raises:
+        StudyFileError: it cannot be read, by line.
+    """
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix in _SHEETS:
+        raise StudyFileError(Fault("", f"expected CSV, got a spreadsheet ({suffix}). Save it as CSV (UTF-8).", source))
+    try:
+        if suffix == ".parquet":
+            yield from _parquet(path)
+        elif suffix in (".jsonl", ".ndjson"):
+            yield from _lines(path)
+        elif suffix == ".json":
+            yield from _json(path)
+        else:
+            yield from _csv(path)
+    except OSError as error:
+        raise StudyFileError(Fault("", f"expected a table of runs: {error.strerror or error}", source)) from None
+
+
+def _csv(path: Path) -> Iterator[Run]:
+    encoding = _encoding(path)
+    with path.open(newline="", encoding=encoding) as file:
+        head = file.read(65536)
+        file.seek(0)
+        delimiter = _delimiter(path, head)
+        reader = csv.reader(file, delimiter=delimiter)
+        header: list[str] = []
+        try:
+            for row in reader:
+                if not any(text.strip() for text in row):
+                    continue
+                if not header:
+                    header = _header(path, row)
+                    continue
+                place = f"{path.name}:{reader.line_num}"
+                if len(row) > len(header):
+                    message = (
+                        f"expected {len(header)} cells as in the header, got {len(row)}. Quote cells that hold {delimiter!r}."
+                    )
+                    raise StudyFileError(Fault("", message, str(path), reader.line_num))
+                cells = ((name, cell(text, decimal_comma=delimiter == ";")) for name, text in zip(header, row, strict=False))
+                yield Run(place, values={name: value for name, value in cells if value is not None})
+        except csv.Error as error:
+            raise StudyFileError(Fault("", f"expected a CSV table: {error}", str(path), reader.line_num)) from None
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8, with or without a mark, or what Windows' spreadsheets write; UTF-16 by its mark."""
+    with path.open("rb") as file:
+        start = file.read(1 << 20)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if start[:4] == b"PK\x03\x04":
+        raise StudyFileError(Fault("", "expected CSV, got a spreadsheet. Save it as CSV (UTF-8).", str(path)))
+    if b"\0" in start:
+        raise StudyFileError(Fault("", "expected a table in text, got a binary file", str(path)))
+    try:
+        start[: start.rfind(b"\n") + 1 or len(start)].decode("utf-8")
+    except UnicodeDecodeError:
+        return _ENCODINGS[1]
+    return _ENCODINGS[0]
+
+
+def _delimiter(path: Path, head: str) -> str:
+    """The character that separates the columns: the one that the header has most."""
+    line = next((line for line in head.splitlines() if line.strip()), "")
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    return max(",;\t|", key=lambda each: (line.count(each), each == ","))
+
+
+def _header(path: Path, row: list[str]) -> list[str]:
+    names = [name.strip() or f"column {place + 1}" for place, name in enumerate(row)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        message = f"expected a header of different names, got {', '.join(cut(name, 60) for name in twice)} twice"
+        raise StudyFileError(Fault("", message, str(path), 1))
+    if len(names) == 1:
+        message = f"expected several columns, got one, {cut(names[0], 60)!r}. Separate them by commas."
+        raise StudyFileError(Fault("", message, str(path), 1))
+    return names
+
+
+def _lines(path: Path) -> Iterator[Run]:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for line, text in enumerate(file, start=1):
+            if text.strip():
+                yield _document(path, line, _parsed(path, line, text))
+
+
+def _json(path: Path) -> Iterator[Run]:
+    """A list of runs, or columns by their names."""
+    document = _parsed(path, 1, path.read_text(encoding="utf-8-sig", errors="replace"))
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        if len(lists) == 1:
+            document = lists[0]
+        elif document and all(isinstance(value, list) for value in document.values()):
+            document = [dict(zip(document, row, strict=False)) for row in zip(*document.values(), strict=False)]
+    if not isinstance(document, list):
+        raise StudyFileError(Fault("", f"expected a list of runs, got {type(document).__name__}", str(path)))
+    for place, one in enumerate(document, start=1):
+        yield _document(path, place, one)
+
+
+def _parsed(path: Path, line: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        at = line + getattr(error, "lineno", 1) - 1
+        raise StudyFileError(Fault("", f"expected JSON: {getattr(error, 'msg', error)}", str(path), at)) from None
+
+
+def _document(path: Path, place: int, document: Any) -> Run:
+    """A run of JSON: settings under `config` or `params`, results under `summary` or `metrics`, or all of them mixed."""
+    if not isinstance(document, Mapping):
+        message = f"expected an object with a run's settings and results, got {type(document).__name__}"
+        raise StudyFileError(Fault("", message, str(path), place))
+    rest = dict(document)
+    parts: list[dict[str, Scalar]] = []
+    for names in (
+        ("config", "params", "parameters", "hparams", "settings"),
+        ("summary", "metrics", "results", "summary_metrics"),
+    ):
+        found = next((name for name in names if isinstance(rest.get(name), Mapping)), None)
+        parts.append({} if found is None else dict(flat(rest.pop(found))))
+    return Run(f"{path.name}:{place}", parts[0], parts[1], dict(flat(rest)))
+
+
+def _parquet(path: Path) -> Iterator[Run]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        message = "expected the package pyarrow to read Parquet. Install it, or save the table as CSV."
+        raise StudyFileError(Fault("", message, str(path))) from None
+    try:
+        table = parquet.ParquetFile(path)
+        number = 0
+        for batch in table.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield Run(f"{path.name}:{number}", values=dict(flat(row)))
+    except (ArrowException, ValueError) as error:
+        raise StudyFileError(Fault("", f"expected a Parquet table: {cut(str(error), 200)}", str(path))) from None

@@ -1,0 +1,61 @@
+"""A run as its source holds it, before anything is made of its names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Scalar = bool | int | float | str
+Status = Literal["finished", "failed", "running", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run.
+
+    Args:
+        place: where its user finds it, for messages: `runs.csv:7`, a run's id, a folder.
+        settings: what it was given, by the source's own names; nested ones are joined by dots, such as `optimizer.lr`.
+        results: what came out at its end, likewise; of a curve as `curve_results` gives it.
+        values: those of which the source does not say whether they are settings or results, such as the columns of a table.
+        status: empty where the source does not say.
+    """
+
+    place: str
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    results: Mapping[str, Scalar] = field(default_factory=dict)
+    values: Mapping[str, Scalar] = field(default_factory=dict)
+    status: Status = ""
+
+
+def curve_results(name: str, values: Iterable[float]) -> dict[str, float]:
+    """The end of a curve under its own name, and its lowest and highest values; NaN counts as an end alone.
+
+    >>> curve_results("val_loss", [2.0, 1.0, 1.5])
+    {'val_loss': 1.5, 'val_loss (lowest)': 1.0, 'val_loss (highest)': 2.0}
+    """
+    last, low, high = math.nan, math.inf, -math.inf
+    some = False
+    for value in values:
+        last, some = value, True
+        low, high = min(low, value), max(high, value)  # of NaN neither
+    if not some:
+        return {}
+    return {name: last} if low > high else {name: last, f"{name} (lowest)": low, f"{name} (highest)": high}
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Scalar]]:
+    """Nested settings by dotted names; what is neither number, text nor truth is left out.
+
+    >>> dict(flat({"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "seed": 1, "data": None}))
+    {'optimizer.lr': 0.1, 'optimizer.betas.0': 0.9, 'optimizer.betas.1': 0.99, 'seed': 1}
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{name}.")
+        elif isinstance(value, list | tuple):
+            yield from flat({str(place): each for place, each in enumerate(value[:8])}, f"{before}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            yield f"{before}{name}", value

@@ -1,0 +1,112 @@
+"""Cells of other people's tables: numbers, missing values, durations, dates."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+
+from .runs import Scalar
+
+# As pandas, R, spreadsheets and people write that there is no value; and as trainings print a value that is no number.
+MISSING = frozenset({"", "-", "--", "?", "na", "n/a", "#n/a", "<na>", "null", "none", "nil", "missing"})
+NOT_FINITE = frozenset({"nan", "-nan", "+nan", "inf", "-inf", "+inf", "infinity", "-infinity", "1.#qnan", "1.#inf", "#num!"})
+_NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,4})?")
+_COMMA = re.compile(r"[+-]?\d{1,300},\d{1,300}([eE][+-]?\d{1,4})?")
+_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
+_UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
+_PART = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:(\d{1,6}) days? )?(\d{1,6}):(\d{2})(?::(\d{2}(?:\.\d{1,9})?))?")
+
+
+def cell(text: str, *, decimal_comma: bool = False) -> Scalar | None:
+    """What a cell holds; None where it is empty, NaN where a training's value was no number.
+
+    Args:
+        decimal_comma: `0,1` is a tenth, as in tables whose columns are separated by semicolons.
+
+    >>> cell(" 3e-4 "), cell("256"), cell("True"), cell("N/A"), cell("NaN"), cell("93.1%"), cell("adam")
+    (0.0003, 256, True, None, nan, 0.931, 'adam')
+    >>> cell("0,001"), cell("0,001", decimal_comma=True)
+    ('0,001', 0.001)
+    """
+    text = text.strip()
+    low = text[:20].lower()
+    if low in MISSING:
+        return None
+    if low in NOT_FINITE:
+        return math.nan
+    if low in ("true", "false"):
+        return low == "true"
+    if decimal_comma and len(text) < 400 and _COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    if len(text) < 400 and text.endswith("%") and _NUMBER.fullmatch(text[:-1]):
+        return float(f"{text[:-1]}e-2") if "e" not in low else float(text[:-1]) / 100
+    if len(text) < 400 and _NUMBER.fullmatch(text):
+        return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else float(text)
+    return text
+
+
+def number(value: Scalar | None) -> float | None:
+    """A number, also of a source that keeps it as text; None where it is none.
+
+    >>> number("0.1"), number(3), number(True), number("adam")
+    (0.1, 3.0, None, None)
+    """
+    if isinstance(value, str):
+        value = cell(value)
+    return None if value is None or isinstance(value, bool | str) else float(value)
+
+
+def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
+    """A duration in seconds; None where it is none.
+
+    Args:
+        unit_s: of a plain number.
+
+    >>> seconds("1h 20m"), seconds("01:20:00"), seconds("2:30"), seconds(2, 60.0), seconds("1 day 00:00:01")
+    (4800.0, 4800.0, 150.0, 120.0, 86401.0)
+    """
+    plain = number(value)
+    if plain is not None:
+        return plain * unit_s
+    if not isinstance(value, str) or len(value) > 60:
+        return None
+    if clock := _CLOCK.fullmatch(value.strip()):
+        days, first, second, third = clock.groups()
+        hours, minutes, rest = (first, second, third) if third else ("0", first, second)
+        return float(days or 0) * 86400 + float(hours) * 3600 + float(minutes) * 60 + float(rest)
+    parts = list(_PART.finditer(value))
+    if not parts or re.sub(r"[ ,]|and", "", _PART.sub("", value)):
+        return None
+    return sum(float(part[1]) * _unit(part[2]) for part in parts)
+
+
+def _unit(word: str) -> float:
+    word = word.lower()
+    return _UNITS[word] if word in _UNITS else _UNITS[word.rstrip("s")]
+
+
+def unit_of(name: str) -> float:
+    """The unit in seconds that a column of durations has by its name.
+
+    >>> unit_of("runtime"), unit_of("time_min"), unit_of("train hours"), unit_of("wall_ms")
+    (1.0, 60.0, 3600.0, 0.001)
+    """
+    word = re.split(r"[^a-z]+", name.lower().strip(" )]"))[-1]
+    return _UNITS.get(word) or _UNITS.get(word.rstrip("s")) or 1.0
+
+
+def moment(value: Scalar | None) -> float | None:
+    """A date or a time stamp, in seconds since 1970; None where it is none.
+
+    >>> moment("2026-11-27T08:00:00Z") - moment("2026-11-27 07:00:00+00:00")
+    3600.0
+    """
+    plain = number(value)
+    if plain is not None:
+        return plain / 1000 if plain > 1e11 else plain  # MLflow's are milliseconds
+    try:
+        return datetime.fromisoformat(value.strip()).timestamp() if isinstance(value, str) and len(value) < 40 else None
+    except ValueError:
+        return None
