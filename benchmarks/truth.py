@@ -1,8 +1,8 @@
 """How often the intervals of a study's front hold, and how optimistic its accuracies are: members trained again with new seeds.
 
 python benchmarks/truth.py simulate --problems digits cifar lcbench --out truth.json  # studies of tables, whose truth is known
-python benchmarks/truth.py run benchmarks/truth/gpt.yaml --studies 10 --seeds 5 --out gpt.json  # studies, and their members' re-runs
-python benchmarks/truth.py table digits.json cifar10.json gpt.json                    # what holds, by today's code
+python benchmarks/truth.py run benchmarks/truth/gpt.yaml --studies 10 --out gpt.json  # studies, and their members' re-runs
+python benchmarks/truth.py table digits.json cifar10.json gpt.json            # what holds, by today's code
 
 A mean of five re-runs has an error of its own, which the intervals do not count: the second share allows for it.
 """

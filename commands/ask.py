@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -193,6 +194,22 @@ def import_(
     for one, name in zip(groups, names, strict=True):
         click.echo(plain(f"study {name}: {len(one.records)} runs{f', {one.name}' if one.name else ''}"))
     click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
+
+
+def study_text(source: str, folder: Path, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool) -> str:
+    """A study file made of a source's runs, as text: of several groups, of the largest."""
+    import yaml
+
+    from ..search.laws.from_runs import study_of_runs
+    from ..search.report.terminal.verdicts import columns_table
+
+    columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
+    terminal(as_json=True).print(columns_table(columns))
+    named = os.path.relpath(source, folder) if Path(source).exists() else source
+    keys = study_of_runs(groups[0].spec, groups[0].records, "tasks.py:MyTask", named)
+    of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
+    head = f"# Made of {len(groups[0].records)} runs of {named}{of} by `bsearch init --from`: look through it.\n"
+    return head + yaml.safe_dump(keys, sort_keys=False, width=120)
 
 
 def _write_report(path: Path, group: Imported) -> None:

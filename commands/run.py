@@ -18,6 +18,7 @@ from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
+from .ask import source_options, study_text
 from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
     choice_options,
@@ -298,10 +299,20 @@ def train(
     ctx.exit(0 if all(training.complete for training in trainings) else FAILED)
 
 
-@main.command(epilog=epilog("bsearch init my-study && cd my-study && bsearch run study.yaml"))
+@main.command(
+    epilog=epilog("bsearch init my-study && cd my-study && bsearch run study.yaml\n  bsearch init my-study --from runs.csv")
+)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
-def init(folder: Path) -> None:
-    """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit."""
+@click.option("--from", "source", metavar="SOURCE", help="Make study.yaml of runs that you have, as `bsearch ask` reads them.")
+@source_options
+def init(
+    folder: Path, source: str | None, mapped: tuple[str, ...], metric: str | None, minimize: bool | None, same: bool
+) -> None:
+    """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit.
+
+    With --from: the space, the scaling rule, your best setting and what to expect are those of your runs, and the search learns
+    from them.
+    """
     from ..spaces.boundary.files import write_file
 
     names = ("study.yaml", "tasks.py")
@@ -310,8 +321,12 @@ def init(folder: Path) -> None:
         raise StudyFileError(
             f"{folder}: already contains {' and '.join(existing)}; nothing was written. Choose another folder."
         )
+    written = None if source is None else study_text(source, folder, mapped, metric, minimize, same)
     for name in names:
         content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
+        content = content if written is None or name != "study.yaml" else written
         click.echo(f"wrote {write_file(folder / name, content)}")
+    if written is not None:
+        click.echo("Next: put your own training code into tasks.py, which learns scikit-learn's digits as it stands.")
     inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
     click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from scipy.stats import chi2
 
+from ...spaces.domain import Fixed, Range
 from ...spaces.errors import StudyFileError
 from ...spaces.record import TrialRecord
 from ..analysis.rates import BestRates, Estimate, RateAt
@@ -64,7 +65,7 @@ def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] =
         _noise(study, complete),
         _blow_ups(study),
         _parameters(study, complete),
-        _next(study, complete, timed),
+        _next(study, complete, rates, timed),
     ]
 
 
@@ -102,7 +103,9 @@ def _best_rate(rates: BestRates | None, silence: str, batches: Sequence[int]) ->
         return _rates_at(rates, batches)
     holding = [rule for rule, holds in rates.holds.items() if holds]
     failing = [rule for rule, holds in rates.holds.items() if not holds]
-    if rates.bend is not None:
+    if not rates.trusted:
+        verdict = "for most batches the best rate lies at the edge of the rates tried, so no rule can be excluded"
+    elif rates.bend is not None:
         verdict = f"the slope changes near batch {rates.bend[0]}, so no rule that is a power of the batch holds"
     elif not failing:
         verdict = "too uncertain to exclude a rule"
@@ -186,25 +189,47 @@ def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     return Verdict("parameters", f"of the metric's variance, by itself: {text}", len(complete), data=found)
 
 
-def _next(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> Verdict:
+def _next(study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates | None, timed: bool) -> Verdict:
     """The settings that would add most to the front; where times are unknown, samples are taken for them."""
-    domains = study.spec.domains()
     if len(complete) < NEXT or not study.spec.searched():
         return Verdict("next runs", f"{NEXT} complete runs are needed, there are {len(complete)}", silent=True)
-    suggester = suggester_of("front", space := SearchSpace.of(domains), study.spec.objectives, seed=0)
-    trials = Trials(known=study.records)
+    space, records = _around_the_ridge(study, rates)
+    suggester = suggester_of("front", space, study.spec.objectives, seed=0)
+    trials = Trials(known=records)
     settings = []
     for _ in range(NEXT):
         (proposal,) = suggester.suggest(trials)
         assert not isinstance(proposal, int)
         parameters = space.whole(trials.begin(proposal).parameters)
-        known = {name: value for name, value in parameters.items() if name in study.spec.searched()}
-        settings.append({_NAMES.get(name, name): _rounded(value) for name, value in known.items()})
+        rate = float(parameters["reference_rate"]) * float(parameters["effective_batch"]) ** _exponent(rates)
+        named = {"effective_batch": parameters["effective_batch"], "learning_rate": rate}
+        named |= {name: value for name, value in parameters.items() if name in study.spec.searched() and name not in _RATES}
+        settings.append({name: _rounded(value) for name, value in named.items()})
     text = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in settings)
     return Verdict("next runs", text, len(complete), data={"settings": settings, "by": "seconds" if timed else "samples"})
 
 
-_NAMES = {"reference_rate": "learning_rate"}
+_RATES = frozenset({"effective_batch", "reference_rate", "rule", "exponent"})
+
+
+def _exponent(rates: BestRates | None) -> float:
+    """How the best rate grows with the batch: as fitted, or as its square root."""
+    return 0.5 if rates is None or not rates.trusted else rates.exponent.value
+
+
+def _around_the_ridge(study: StoredStudy, rates: BestRates | None) -> tuple[SearchSpace, list[TrialRecord]]:
+    """The space and the trials with rates at a batch of 1, so that what is proposed lies among the rates tried at its batch."""
+    records = []
+    for record in study.records:
+        if record.facts.learning_rate and record.facts.effective_batch:
+            rate = record.facts.learning_rate / record.facts.effective_batch ** _exponent(rates)
+            records.append(replace(record, number=len(records), parameters={**record.parameters, "reference_rate": rate}))
+    tried = [float(record.parameters["reference_rate"]) for record in records]
+    domains = study.spec.domains()
+    domains["reference_rate"] = Range(low=min(tried), high=max(tried), log=True)
+    domains["rule"] = Fixed(value="sqrt")  # any but `constant`: the best reference rate hardly moves with the batch
+    domains.pop("exponent", None)
+    return SearchSpace.of(domains), records
 
 
 def _some(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:

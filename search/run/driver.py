@@ -37,7 +37,7 @@ from ..store.trials import Trials, stored_trials
 from ..store.url import shown_url
 from ..suggest.space_transform import SearchSpace
 from ..suggest.suggester import Suggester, suggester_of
-from ..suggest.warm_start import prior_trials
+from ..suggest.warm_start import names_sources, prior_trials
 from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
@@ -251,6 +251,7 @@ def _drive(
                 seed=spec.training.seed,
                 known_seconds=law,
                 prior_trials=prior,
+                doubted=names_sources(spec),
                 by_time=spec.is_limited_by_time,
                 pauses=spec.stopping.kind == "pause",
             )

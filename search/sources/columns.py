@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
 from ...spaces.study.goals import sounds_minimized
 from .runs import Run, Scalar
@@ -47,7 +48,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "steps": ("max_steps", "steps", "global_step", "num_steps", "total_steps", "train_steps", "iterations", "iters", "step"),
     "samples": ("samples", "samples_seen", "samples_budget", "total_samples", "num_samples", "train_samples", "examples_seen"),
     "seed": ("seed", "random_seed", "rng_seed", "random_state", "trial_seed"),
-    "status": ("status", "state", "run_status"),
+    "status": ("status", "state", "run_status", "outcome"),
     "run": ("run", "run_id", "id", "run_name", "name", "trial", "trial_id", "number", "uuid", "experiment_id"),
 }
 # What holds for a group of runs: other values are other experiments.
@@ -76,22 +77,11 @@ _HIGHER = _METRIC_WORDS - _LOWER - {"value", "score", "map"}
 # Results of which nothing is made: speed, memory, and what is only of the training data.
 _OTHER_RESULTS = frozenset(
     {"train", "training", "samples_per_second", "steps_per_second", "memory", "mem", "flos", "throughput", "grad", "norm"}
-    | {
-        "lowest",
-        "highest",
-        "timestamp",
-        "version",
-        "path",
-        "dir",
-        "url",
-        "host",
-        "hostname",
-        "user",
-        "host_name",
-        "git",
-        "commit",
-    }
+    | {"timestamp", "version", "path", "dir", "url", "host", "hostname", "user", "git", "commit"}
 )
+# What is no value of the training itself: predictions, extremes of curves, rates.
+_DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "rung", "peak", "per"})
+_OTHER_RESULTS |= _DERIVED
 # Parameters by their names, in tables that do not say what was set and what came out.
 _SETTINGS = frozenset(
     {"weight_decay", "wd", "momentum", "dropout", "warmup", "beta1", "beta2", "width", "depth", "layers", "hidden", "units"}
@@ -223,10 +213,16 @@ class _Found:
         if name in self.mapped:
             return Column(name, self.mapped[name], "as you say")
         role = self.roles[name]
+        if is_secret(name) or name.endswith("_token"):
+            return Column(name, "nothing", "may be a secret")
         words = words_of(name)
+        if words == ["rule"] or words[:2] == ["reference", "rate"]:
+            return Column(name, "nothing", "the learning rate is the optimizer's own")
         meaning = _named(words)
         result = _OTHER_RESULTS & set(words)
-        if meaning and not (result and meaning not in ("seconds", "batch", "micro_batch", "effective_batch", "samples")):
+        derived = _DERIVED & set(words) or (meaning == "seconds" and (_VALIDATION | {"test"}) & set(words))
+        of_training = meaning in ("seconds", "batch", "micro_batch", "effective_batch", "samples", "steps", "epochs")
+        if meaning and not derived and (of_training or not result):
             wrong_role = role == "setting" and meaning in ("seconds", "status", "started", "ended")
             wrong_role |= role == "result" and meaning in ("learning_rate", "seed", "batch", "devices", "accumulation")
             if not wrong_role:

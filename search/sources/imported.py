@@ -23,7 +23,7 @@ from .values import moment, number, seconds, unit_of
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
 _FAILED = ("failed", "crashed", "killed", "error", "fail", "aborted", "cancelled", "canceled", "oom")
-_RUNNING = ("running", "pending", "scheduled", "queued", "waiting", "pruned")
+_RUNNING = ("running", "pending", "scheduled", "queued", "waiting", "pruned", "stopped", "paused", "infeasible", "interrupted")
 # Parameters of a table that bsearch has a word of its own for, by their last words.
 _OWN = {"weight_decay": "weight_decay", "wd": "weight_decay", "beta1": "beta1", "beta2": "beta2"}
 _MOST_FAULTS = 100
@@ -128,6 +128,8 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
         return None
     epochs, steps = (_positive(run, columns.one(one), faults) for one in ("epochs", "steps"))
     samples = _positive(run, columns.one("samples"), faults) or (None if steps is None else steps * batch)
+    if epochs is not None and epochs.is_integer():
+        epochs = int(epochs)
     return _Row(
         run,
         batch,
@@ -214,9 +216,9 @@ def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mappin
         "reference_rate": {**_range([row.rate for row in rows]), "at_batch": 256},
         "rule": "constant",
     }
-    lengths = [row.epochs for row in rows]
-    if all(length is not None for length in lengths):
-        space["epochs"] = _domain([length for length in lengths if length is not None])
+    lengths = [row.epochs for row in rows if row.epochs is not None]
+    if len(lengths) == len(rows):
+        space["epochs"] = _domain(lengths)
     for mine in parameters.values():
         space[mine] = _domain([row.parameters[mine] for row in rows])
     metric = columns.one("metric") or "metric"

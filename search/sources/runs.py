@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Scalar = bool | int | float | str
+# Settings are not nested deeper; of what is, as where a file refers to itself, nothing is a setting.
+_DEEPEST = 6
 Status = Literal["finished", "failed", "running", ""]
 
 
@@ -53,6 +55,8 @@ def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Sca
     {'optimizer.lr': 0.1, 'optimizer.betas.0': 0.9, 'optimizer.betas.1': 0.99, 'seed': 1}
     """
     for name, value in values.items():
+        if isinstance(value, Mapping | list | tuple) and before.count(".") > _DEEPEST:
+            continue
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}.")
         elif isinstance(value, list | tuple):

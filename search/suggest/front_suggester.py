@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
+from .doubt import Doubt
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
 from .optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
@@ -49,6 +50,7 @@ class FrontSuggester(Suggester):
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
             never proposed. With three objectives, seconds and the other measure.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
+        doubted: those may have trained something else, so they are believed as far as they predict this study's own.
         scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
             Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
             other names have a vague prior.
@@ -68,6 +70,7 @@ class FrontSuggester(Suggester):
         expected: Mapping[str, tuple[float, float]] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
+        doubted: bool = False,
         scaled: bool = True,
         by_time: bool = False,
         pauses: bool = False,
@@ -81,6 +84,7 @@ class FrontSuggester(Suggester):
         self._prior = OptimumPrior.of(self.transform, expected or {})
         self._place = BatchRate.of(self.transform, scaled)
         self._prior_trials = tuple(prior_trials)
+        self._doubt = Doubt() if doubted else None
         self._known_seconds = known_seconds
         self._seed = seed
         self._last: Fits = {}  # the previous fits, to start the next from
@@ -119,7 +123,7 @@ class FrontSuggester(Suggester):
         transform = self.transform
         if not transform.space:
             return [dict(self._only) for _ in range(count)], None
-        observations = self._history.observations(trials, self._prior_trials, ready)
+        observations = self._observations(trials, ready)
         known = self._known()
         rngs = (np.random.default_rng((self._seed, trial_number)) for trial_number in range(number, number + count))
         if self._too_few(observations):
@@ -144,7 +148,7 @@ class FrontSuggester(Suggester):
         transform = self.transform
         if not transform.space:
             return None
-        observations = self._history.observations(trials, self._prior_trials)
+        observations = self._observations(trials)
         if self._too_few(observations):
             return None
         known = self._known()
@@ -154,6 +158,10 @@ class FrontSuggester(Suggester):
             (_, first), now = next(best), model.hypervolume()
             gain = first + sum(improvement for _, improvement in islice(best, more - 1))
         return gain / now if now > 0 else None
+
+    def _observations(self, trials: Sequence[TrialRecord], ready: Sequence[Mapping[str, Any]] = ()) -> Observations:
+        observations = self._history.observations(trials, self._prior_trials, ready)
+        return observations if self._doubt is None else self._doubt.of(observations)
 
     def _too_few(self, observations: Observations) -> bool:
         """Whether the next points are among the first, which no model chooses."""

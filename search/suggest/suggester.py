@@ -50,6 +50,7 @@ def suggester_of(
     trials: int = 0,
     known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
     prior_trials: Sequence[PriorTrial] = (),
+    doubted: bool = False,
     by_time: bool = False,
     pauses: bool = False,
     seed: int = 0,
@@ -58,7 +59,7 @@ def suggester_of(
 
     Args:
         trials: that the study has already.
-        known_seconds, prior_trials, by_time, pauses: as for `FrontSuggester`, the only one that uses them.
+        known_seconds, prior_trials, doubted, by_time, pauses: as for `FrontSuggester`, the only one that uses them.
 
     Raises:
         StudyFileError: it cannot be imported or is not a sampler.
@@ -77,6 +78,7 @@ def suggester_of(
         expected=space.expected,
         known_seconds=known_seconds,
         prior_trials=prior_trials,
+        doubted=doubted,
         scaled=space.fixed.get("rule") != "constant",
         by_time=by_time,
         pauses=pauses,

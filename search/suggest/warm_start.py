@@ -1,17 +1,24 @@
-"""Warm start: trials of earlier studies of the same task, in this study's terms."""
+"""Warm start: trials of earlier studies of the same task, or runs of any source, in this study's terms."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...spaces.domain import applies
+from ...spaces.domain import Domain, applies, values_of
 from ...spaces.errors import BsearchError, Fault, StudyFileError
+from ...spaces.learning_rate import OptimizerSettings, RuleConstants, scaled_settings
+from ...spaces.record import TrialRecord
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
+from ..analysis.blow_ups import told_apart
 from ..analysis.confirm import averaged
+from ..sources.columns import columns_of
+from ..sources.imported import imported, metric_name
+from ..sources.read import is_source, runs_of
 from ..store.rows import StudyRow
 from ..store.tables import Tables
 from ..store.trials import stored_trials
@@ -45,6 +52,9 @@ def prior_trials(
     faults = []
     for index, named in enumerate(dict.fromkeys(spec.warm_start)):
         try:
+            if (source := _source(spec, named)) is not None:
+                found += _runs(spec, source, known_taken)
+                continue
             url, study = _row(spec, named)
             faults += [
                 Fault(f"warm_start.{index}", f"{named}: {difference}") for difference in _differences(study.identity, identity)
@@ -55,6 +65,82 @@ def prior_trials(
     if faults:
         raise StudyFileError(faults)
     return found
+
+
+def names_sources(spec: StudySpec) -> bool:
+    """Whether runs of somebody's own are among the earlier trials: nobody knows that they trained the same."""
+    return any(_source(spec, named) is not None for named in spec.warm_start)
+
+
+def _source(spec: StudySpec, named: str) -> str | None:
+    """A source of runs that a warm start names; None of a study."""
+    if named.endswith((".yaml", ".yml")):
+        return None
+    path = spec.folder / Path(named).expanduser()
+    source = str(path) if path.exists() else named
+    return source if is_source(source) else None
+
+
+def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]]) -> Iterator[PriorTrial]:
+    """A source's complete runs that lie in this study's space; their rates as references for its rule.
+
+    Raises:
+        StudyFileError: they have no such metric, or none lies in the space.
+    """
+    runs = runs_of(source)
+    metric = spec.objectives.metric
+    names = {name for run in runs for values in (run.results, run.values) for name in values}
+    mapped = {name: "metric" for name in sorted(names) if metric.name in (name, metric_name(name))}
+    if not mapped:
+        raise StudyFileError(
+            f"{source}: expected runs with {metric.name}, this study's metric; got {', '.join(sorted(names)[:12])}"
+        )
+    columns = columns_of(source, runs, mapped=dict([next(iter(mapped.items()))]), direction=metric.direction, same=True)
+    (group,) = imported(source, runs, columns)
+    searched, fixed = spec.searched(), spec.fixed()
+    outside: Counter[str] = Counter()
+    inside = 0
+    for record in told_apart(group.records, metric.direction):
+        if record.outcome != "complete" or record.accuracy is None:
+            continue
+        values: dict[str, Any] = {**fixed, **record.parameters}
+        values["reference_rate"] = _reference_rate(spec, values, record)
+        needed = {name: domain for name, domain in searched.items() if applies(domain.when, values) and name not in _RULES}
+        parameters = {name: _fitting(domain, values.get(name)) for name, domain in needed.items()}
+        if wrong := [name for name, domain in needed.items() if not domain.contains(parameters[name])]:
+            outside[wrong[0]] += 1
+            continue
+        parameters |= {name: values[name] for name in _RULES & searched.keys() if name in values}
+        taken = known_taken(parameters)
+        if all(map(math.isfinite, taken)):
+            inside += 1
+            yield parameters, taken, record.accuracy
+    if not inside:
+        why = ", ".join(f"{count} by {name}" for name, count in outside.most_common(5)) or "none is complete"
+        raise StudyFileError(f"{source}: expected runs in this study's space, got none ({why})")
+
+
+_RULES = frozenset({"rule", "exponent"})
+
+
+def _fitting(domain: Domain, value: Any) -> Any:
+    """A value as the domain writes it: 5.0 epochs are 5 where whole numbers are searched."""
+    return int(value) if isinstance(value, float) and value.is_integer() and not domain.contains(value) else value
+
+
+def _reference_rate(spec: StudySpec, values: dict[str, Any], record: TrialRecord) -> float:
+    """The rate at the reference batch from which the rule gives the run's own; of several rules, the first."""
+    for name in _RULES & spec.searched().keys():
+        values[name] = next(iter(values_of(spec.domains()[name])))
+    batch, rate = record.facts.effective_batch or 1, record.facts.learning_rate or 1.0
+    factor = scaled_settings(
+        str(values["rule"]),
+        OptimizerSettings(1.0),
+        reference_batch=spec.space.reference_batch,
+        effective_batch=batch,
+        constants=RuleConstants.at(spec.space.reference_batch, values.get("exponent"), values.get("noise_batch")),
+    ).learning_rate
+    return rate / factor
 
 
 def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:

@@ -83,7 +83,9 @@ class StudySpec(Section):
         (), description="Your current settings, trained first; the front is compared with them."
     )
     warm_start: tuple[StrictStr, ...] = Field(
-        (), description="Earlier studies of the same task that the sampler learns from: study files, or names in its storage."
+        (),
+        description="Earlier studies of the same task that the sampler learns from: study files, or names in its storage; or "
+        "runs as `bsearch ask` reads them, such as runs.csv, which are believed as far as they agree with the trials.",
     )
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
         None, description="SQLAlchemy URL of the database with all results; default: a SQLite file next to the study file."

@@ -1,0 +1,101 @@
+"""Versions that Lightning's CSVLogger wrote: folders with `hparams.yaml` and `metrics.csv`, at any depth."""
+
+from __future__ import annotations
+
+import csv
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ....spaces.errors import Fault, StudyFileError, cut
+from ..runs import Run, Scalar, curve_results, flat
+from ..values import number
+
+_NUMBERS = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i"}  # NumPy's names, and those of `struct`
+_COUNTERS = ("epoch", "step")
+
+
+def read(source: str) -> Iterator[Run]:
+    """One run for each folder that holds one of the two files.
+
+    Raises:
+        StudyFileError: there is no such folder, or a file cannot be read.
+    """
+    some = False
+    for folder, folders, files in os.walk(Path(source).expanduser(), onerror=_refuse):
+        folders.sort()
+        if "metrics.csv" in files or "hparams.yaml" in files:
+            some = True
+            yield Run(folder, _settings(Path(folder, "hparams.yaml")), _results(Path(folder, "metrics.csv")))
+    if not some:
+        message = "expected a folder of Lightning's, such as lightning_logs; got no metrics.csv and no hparams.yaml"
+        raise StudyFileError(Fault("", message, source))
+
+
+def _refuse(error: OSError) -> None:
+    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
+
+
+class _Plain(yaml.SafeLoader):
+    """Builds nothing that a tag names: what is tagged is read as the mapping, list or text that it is written as."""
+
+
+def _tagged(loader: _Plain, tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if not isinstance(node, yaml.SequenceNode):
+        return tag.partition("python/name:")[2] or str(node.value)
+    values = loader.construct_sequence(node, deep=True)
+    if tag.endswith("multiarray.scalar"):
+        return _unpacked(*values) if len(values) == 2 else None
+    return values[0] if len(values) == 1 and "python/object" in tag else values  # such as an enum's value
+
+
+_Plain.add_multi_constructor("", _tagged)
+
+
+def _unpacked(kind: Any, raw: Any) -> float | None:
+    """A number of NumPy's, which is pickled into YAML."""
+    try:
+        return float(struct.unpack(kind["state"][1] + _NUMBERS[kind["args"][0]], raw)[0])
+    except (LookupError, TypeError, struct.error):
+        return None
+
+
+def _settings(path: Path) -> dict[str, Scalar]:
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            found = _Plain(file).get_single_data() or {}
+        if not isinstance(found, dict):
+            raise TypeError(f"got {type(found).__name__} instead of names with values")
+        return dict(flat(found))
+    except (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        message = (
+            f"expected settings in YAML: {cut(str(getattr(error, 'problem', None) or error), 200)}. Mend it, or move it away."
+        )
+        raise StudyFileError(Fault("", message, str(path), mark and mark.line + 1)) from None
+
+
+def _results(path: Path) -> dict[str, float]:
+    """The ends of the columns' curves; a row fills only some of its cells."""
+    curves = defaultdict[str, list[float]](list)
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            for row in csv.DictReader(line for line in file if line.endswith("\n")):  # the last may be cut off
+                for name, text in row.items():
+                    if isinstance(text, str) and (value := number(text)) is not None:
+                        curves[name].append(value)
+    except (OSError, csv.Error) as error:
+        raise StudyFileError(Fault("", f"expected a CSV table: {error}. Move it away.", str(path))) from None
+    ends = {end: value for name, values in curves.items() for end, value in curve_results(name, values).items()}
+    return {name: value for name, value in ends.items() if name.partition(" (")[0] not in _COUNTERS or name in _COUNTERS}

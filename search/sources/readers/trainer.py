@@ -1,0 +1,146 @@
+"""Trainings of Hugging Face's Trainer: a folder that holds `trainer_state.json` files, at any depth."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ....spaces.boundary.secrets import is_secret
+from ....spaces.errors import Fault, StudyFileError, cut
+from ..runs import Run, Scalar, curve_results, flat
+
+_STATE = "trainer_state.json"
+_LARGEST = 1 << 22  # bytes of pickled arguments, which are a few thousand
+_NO_CURVES = ("epoch", "step", "learning_rate", "grad_norm")  # the rate logged is its schedule's, not the setting
+
+
+def read(source: str) -> Iterator[Run]:
+    """One run for each `output_dir`: of its own state, otherwise of its last checkpoint's.
+
+    Raises:
+        StudyFileError: the folder holds no such file, or one cannot be read.
+    """
+    some = False
+    for folder, folders, _ in os.walk(Path(source).expanduser(), onerror=_refuse):
+        steps = {int(name[11:]): name for name in folders if re.fullmatch(r"checkpoint-\d+", name)}
+        folders[:] = sorted(set(folders) - set(steps.values()))
+        here = Path(folder)
+        states = (here, *(here / steps[step] for step in sorted(steps, reverse=True)))
+        if last := next((state for state in states if (state / _STATE).is_file()), None):
+            some = True
+            try:
+                run = _run(here, last, states)
+            except (RecursionError, TypeError, ValueError, AttributeError):
+                message = "expected a state as Trainer writes it, got other JSON. Move it away."
+                raise StudyFileError(Fault("", message, str(last / _STATE))) from None
+            yield run
+    if not some:
+        raise StudyFileError(Fault("", f"expected the output_dir of a Trainer, or a folder of them; got no {_STATE}", source))
+
+
+def _refuse(error: OSError) -> None:
+    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
+
+
+def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
+    state = _document(last / _STATE)
+    settings = {name: state.get(name) for name in ("train_batch_size", "num_train_epochs")}
+    settings |= _document(folder / "args.json") | _document(folder / "training_args.json") | _arguments((last, *places))
+    settings["max_steps"] = state.get("max_steps", settings.get("max_steps", 0))  # in the arguments -1 where epochs are given
+    results = dict(flat(_document(folder / "all_results.json") | _document(folder / "train_results.json")))
+    results |= _curves(state) | dict(flat({name: state.get(name) for name in ("global_step", "epoch")}))
+    over = "train_runtime" in results or 0 < int(settings["max_steps"] or 0) <= int(state.get("global_step") or 0)
+    shown = {name: value for name, value in flat(settings) if not (is_secret(name) or name.endswith("_token"))}
+    return Run(str(folder), shown, results, status="finished" if over else "")
+
+
+def _curves(state: dict[str, Any]) -> dict[str, Scalar]:
+    """What was logged: training's totals, which are logged once, and the ends of curves."""
+    curves, totals = defaultdict[str, list[float]](list), dict[str, Scalar]()
+    for name, value in (pair for entry in state.get("log_history", ()) for pair in flat(entry)):
+        if name.startswith("train_") or name == "total_flos":
+            totals[name] = value
+        elif name not in _NO_CURVES and isinstance(value, int | float):
+            curves[name].append(value)
+    return {**totals, **{end: value for name, values in curves.items() for end, value in curve_results(name, values).items()}}
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A file's JSON object; empty where there is no such file."""
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = cut(str(getattr(error, "msg", error)), 200)
+        message = f"expected JSON, got a damaged file: {reason}. Move it away, or restore it."
+        raise StudyFileError(Fault("", message, str(path), getattr(error, "lineno", None))) from None
+    if not isinstance(found, dict):
+        raise StudyFileError(Fault("", f"expected a JSON object, got {type(found).__name__}. Move it away.", str(path)))
+    return found
+
+
+class _Inert:
+    """Stands in for every class and function that a pickle names: it keeps what it is given, and runs nothing."""
+
+    state: Any = None
+
+    def __new__(cls, *given: Any, **_: Any) -> _Inert:
+        made = super().__new__(cls)
+        made.given = given
+        return made
+
+    def __init__(self, *given: Any, **_: Any) -> None:
+        self.given = given
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def _leave_out(self, *_: Any) -> None: ...
+
+    append = extend = add = __setitem__ = _leave_out
+
+
+class _Unpickler(pickle._Unpickler):
+    """Whoever sends a pickle chooses what it calls; here that is `_Inert` alone.
+
+    The one that is written in C would allocate whatever memory a few bytes name.
+    """
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return _Inert
+
+
+def _arguments(places: tuple[Path, ...]) -> dict[str, Any]:
+    """The attributes of pickled TrainingArguments; an enum's is its text."""
+    path = next((path for place in places if (path := place / "training_args.bin").is_file()), None)
+    if path is None:
+        return {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
+            if entry.file_size > _LARGEST:
+                raise ValueError(f"{entry.file_size} bytes of arguments")
+            with archive.open(entry) as file:
+                state: dict[str, Any] = _Unpickler(file).load().state
+        ranks = state.get("distributed_state")
+        world = {"world_size": ranks.state.get("num_processes")} if isinstance(ranks, _Inert) and ranks.state else {}
+        own = {name: _plain(value) for name, value in state.items() if name == "_n_gpu" or not name.startswith("_")}
+        return own | world
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to call for
+        message = f"expected TrainingArguments as torch.save writes them: {cut(repr(error), 200)}. Move it away."
+        raise StudyFileError(Fault("", message, str(path))) from None
+
+
+def _plain(value: Any) -> Any:
+    """An enum's text, and of a mapping what is not nested: a pickle may nest without end."""
+    if isinstance(value, _Inert):
+        value = value.given[-1] if value.given else None
+    if isinstance(value, dict):
+        return {str(name): each for name, each in value.items() if isinstance(each, bool | int | float | str)}
+    return value if isinstance(value, bool | int | float | str) else None

@@ -1,0 +1,116 @@
+"""Trials of Ray Tune: the folder of an experiment, or of several. Only files are read, none of them pickled."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ....spaces.errors import Fault, StudyFileError, cut
+from ..runs import Run, Status, curve_results, flat
+from ..values import cell
+
+_STATUS: dict[str, Status] = {"TERMINATED": "finished", "ERROR": "failed", "RUNNING": "running"}
+# fmt: off
+_BOOKKEEPING = frozenset({
+    "checkpoint_dir_name", "config", "date", "done", "episodes_this_iter", "experiment_id", "experiment_tag", "hostname",
+    "iterations_since_restore", "node_ip", "pid", "should_checkpoint", "time_since_restore", "time_this_iter_s", "timestamp",
+    "timesteps_since_restore", "timesteps_this_iter", "trial_id", "trial_name", "warmup_time",
+})
+# fmt: on
+_COUNTERS = ("training_iteration", "time_total_s", "timesteps_total", "episodes_total")
+
+
+def read(source: str) -> Iterator[Run]:
+    """One run for each folder that holds `params.json`.
+
+    Raises:
+        StudyFileError: the folder holds no trial, or a file cannot be read.
+    """
+    some, states = False, dict[str, Status]()
+    for folder, folders, files in os.walk(Path(source).expanduser(), onerror=_refuse):
+        folders.sort()
+        here = Path(folder)
+        try:
+            if saved := max((name for name in files if re.fullmatch(r"experiment_state-.*\.json", name)), default=""):
+                states = _states(here / saved)  # of its subfolders, which come next
+            run = _run(here, set(files), states.get(here.name, "")) if "params.json" in files else None
+        except (OSError, csv.Error, TypeError, RecursionError) as error:
+            raise StudyFileError(Fault("", f"expected files of Tune's: {error}. Move the folder away.", folder)) from None
+        if run is not None:
+            some = True
+            yield run
+    if not some:
+        raise StudyFileError(Fault("", "expected the folder of a Tune experiment, got none with a params.json", source))
+
+
+def _refuse(error: OSError) -> None:
+    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
+
+
+def _parsed(path: Path, text: str | bytes, line: int = 1) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = (
+            f"expected JSON: {cut(str(getattr(error, 'msg', error)), 200)}. Remove what is damaged, or move the folder away."
+        )
+        raise StudyFileError(Fault("", message, str(path), line + getattr(error, "lineno", 1) - 1)) from None
+    if not isinstance(found, dict):
+        raise StudyFileError(Fault("", f"expected a JSON object, got {type(found).__name__}", str(path), line))
+    return found
+
+
+def _run(folder: Path, files: set[str], status: Status) -> Run:
+    path = folder / "params.json"
+    settings = dict(flat(_parsed(path, path.read_bytes())))
+    results, done = _results(folder)
+    if not status:
+        status = "failed" if files & {"error.txt", "error.pkl"} else "finished" if done else ""
+    return Run(str(folder), settings, results, status=status)
+
+
+def _states(path: Path) -> dict[str, Status]:
+    """Status by the trial's folder, of Tune's own table of trials."""
+    states: dict[str, Status] = {}
+    for entry in _parsed(path, path.read_bytes()).get("trial_data", ()):
+        trial = _parsed(path, entry[0]) if isinstance(entry, list) and entry and isinstance(entry[0], str) else {}
+        states[str(trial.get("relative_logdir"))] = _STATUS.get(str(trial.get("status")), "")
+    return states
+
+
+def _results(folder: Path) -> tuple[dict[str, float], bool]:
+    """The ends of the metrics' curves, and whether the last report says that it is the last."""
+    curves, done = defaultdict[str, list[float]](list), False
+    for record in _reports(folder):
+        done = record.get("done") is True
+        metrics = {name: value for name, value in record.items() if name.partition("/")[0] not in _BOOKKEEPING}
+        for name, value in flat(metrics):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                curves[name].append(value)
+    counters = {name: curves.pop(name)[-1] for name in _COUNTERS if name in curves}
+    return counters | {end: value for name in curves for end, value in curve_results(name, curves[name]).items()}, done
+
+
+def _reports(folder: Path) -> Iterator[dict[str, Any]]:
+    """What a trial reported, in `result.json` or else in `progress.csv`; the last line may be cut off."""
+    path = folder / "result.json"
+    if path.is_file() and path.stat().st_size:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line, text in enumerate(file, start=1):
+                try:
+                    report = _parsed(path, text.rstrip(), line)  # else its end counts as a line
+                except StudyFileError:
+                    if text.endswith("\n"):
+                        raise
+                else:
+                    yield report
+    elif (path := folder / "progress.csv").is_file():
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            for row in csv.DictReader(line for line in file if line.endswith("\n")):
+                yield {name: cell(text) for name, text in row.items() if isinstance(text, str)}
