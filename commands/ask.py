@@ -82,7 +82,7 @@ def ask(
         columns = None
     else:
         columns, found = _read(source, mapped, metric, minimize, same, shown=not as_json)
-        groups = [(_as_study(one), one) for one in found]
+        groups = [(as_study(one), one) for one in found]
     console, documents = terminal(as_json), []
     if columns is not None and not as_json and not batches:
         console.print(columns_table(columns))
@@ -146,7 +146,8 @@ def _study_name(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "runs"
 
 
-def _as_study(found: Imported, url: str = "") -> StoredStudy:
+def as_study(found: Imported, url: str = "") -> StoredStudy:
+    """A group of runs as a study that no database holds."""
     from ..search.analysis.blow_ups import told_apart
     from ..search.analysis.pareto import study_front
     from ..search.store.stored import StoredStudy, study_identity

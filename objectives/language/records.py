@@ -135,8 +135,8 @@ def _parsed(text: str, where: str, expected: str) -> Any:
 
 def _of_parquet(path: Path, key: str) -> Iterator[Placed]:
     try:
-        from pyarrow import ArrowException  # type: ignore[import-untyped]
-        from pyarrow.parquet import read_table  # type: ignore[import-untyped]
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
     except ImportError:
         raise TaskError(f"space.{key}: {path} needs pyarrow: pip install 'bsearch[language]'") from None
     try:

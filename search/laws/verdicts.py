@@ -16,11 +16,12 @@ from ...spaces.record import TrialRecord
 from ..analysis.rates import BestRates, Estimate, RateAt
 from ..store.stored import StoredStudy
 from ..store.trials import Trials
+from ..suggest.batch_rate_prior import BATCH
 from ..suggest.importance import parameter_importances
 from ..suggest.space_transform import SearchSpace, distribution
 from ..suggest.suggester import suggester_of
 from .best_rate import FEWEST, best_rates
-from .samples_by_batch import BATCH, EPOCHS, LEAST_TRIALS, samples_by_batch
+from .samples_by_batch import EPOCHS, LEAST_TRIALS, samples_by_batch
 
 # The level at which trainings of several lengths are compared: reached by this share of them.
 _REACHED = 0.3
@@ -219,7 +220,7 @@ def _exponent(rates: BestRates | None) -> float:
 
 def _around_the_ridge(study: StoredStudy, rates: BestRates | None) -> tuple[SearchSpace, list[TrialRecord]]:
     """The space and the trials with rates at a batch of 1, so that what is proposed lies among the rates tried at its batch."""
-    records = []
+    records: list[TrialRecord] = []
     for record in study.records:
         if record.facts.learning_rate and record.facts.effective_batch:
             rate = record.facts.learning_rate / record.facts.effective_batch ** _exponent(rates)

@@ -80,7 +80,7 @@ _OTHER_RESULTS = frozenset(
     | {"timestamp", "version", "path", "dir", "url", "host", "hostname", "user", "git", "commit"}
 )
 # What is no value of the training itself: predictions, extremes of curves, rates.
-_DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "rung", "peak", "per"})
+_DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "rung"})
 _OTHER_RESULTS |= _DERIVED
 # Parameters by their names, in tables that do not say what was set and what came out.
 _SETTINGS = frozenset(

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, cut
 from ...spaces.record import TrialFacts, TrialRecord
-from ...spaces.study.goals import Metric, Objectives
 from ...spaces.study.spec import StudySpec
+from ...spaces.trial import OutcomeKind
 from .columns import Columns, words_of
 from .runs import Run, Scalar
 from .values import moment, number, seconds, unit_of
@@ -282,11 +282,11 @@ def _records(rows: Sequence[_Row], timed: bool) -> Iterator[TrialRecord]:
             measured_train_s=row.seconds,
             message=f"imported from {row.run.place}",
         )
-        outcome = "complete" if complete else "error" if row.failed else "diverged"
+        outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)
         yield TrialRecord.of(place, outcome, parameters, facts, values, started_at=now, ended_at=now)
         if complete:
             first.setdefault(key, place)
 
 
-__all__ = ["IMPORTED", "Imported", "Metric", "Objectives", "imported", "metric_name"]
+__all__ = ["IMPORTED", "Imported", "imported", "metric_name"]

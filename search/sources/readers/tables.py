@@ -108,7 +108,7 @@ def _lines(path: Path) -> Iterator[Run]:
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for line, text in enumerate(file, start=1):
             if text.strip():
-                yield _document(path, line, _parsed(path, line, text))
+                yield _document(path, line, _parsed(path, line, text.strip()))
 
 
 def _json(path: Path) -> Iterator[Run]:

@@ -1,0 +1,176 @@
+"""What old runs are worth: verdicts on tables whose truth is known, and a search that is warm-started by them.
+
+    .venv/bin/python benchmarks/old_runs.py verdicts [--problems digits cifar laws odd lcbench] [--seeds 4]
+    .venv/bin/python benchmarks/old_runs.py warm [--problems lcbench laws] [--seeds 3]    # share of the true front
+
+`verdicts` imports random runs as a table of theirs would be, and prints how often `ask` was silent about the best rate, how far
+off it was at three batches (the median factor), and what share of its 90 % intervals held the truth: the rate that is best on
+average over everything else; the exponent's truth is the slope through those.
+
+`warm` prints the share of the true front's hypervolume after 5, 10 and 25 trials, seconds known, for a search by itself; one
+with 40 random runs of the same problem; one with 40 of another problem of the family; and the last two without doubt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from bsearch.commands.ask import as_study
+from bsearch.search.laws.verdicts import verdicts
+from bsearch.search.sources.columns import columns_of
+from bsearch.search.sources.imported import imported
+from bsearch.search.sources.runs import Run
+from bsearch.search.store.stored import StoredStudy
+from bsearch.search.suggest.ask_tell import Search
+from bsearch.search.suggest.suggester import suggester_of
+from bsearch.search.suggest.trial_history import PriorTrial
+from problems import Problem, Share, head, problems, random_value, row
+
+AFTER = (5, 10, 25)
+RUNS = 40
+WAYS = ("alone", "same", "other", "same, believed", "other, believed")
+
+
+def old_runs(problem: Problem, here: Problem, seed: int) -> list[PriorTrial]:
+    """Random runs of a problem, timed as this one's: as imported ones are."""
+    rng, found = np.random.default_rng((seed, 1)), []
+    for _ in range(RUNS):
+        parameters = {name: random_value(domain, rng) for name, domain in problem.space.items()}
+        found.append((parameters, (here.seconds(parameters),), problem.curve(parameters, rng)[-1]))
+    return found
+
+
+def warm(family: Sequence[Problem], seeds: int, name: str) -> None:
+    for way in WAYS:
+        shares: list[list[float]] = []
+        for place, problem in enumerate(family):
+            share = Share(problem)
+            other = family[(place + 1) % len(family)]
+            for seed in range(seeds):
+                rng = np.random.default_rng(seed)
+                search = Search(problem.domains(), stopping="none", known_seconds=problem.seconds, seed=seed)
+                if way != "alone":
+                    search._suggester = suggester_of(
+                        "front",
+                        search._space,
+                        search.objectives,
+                        known_seconds=problem.seconds,
+                        prior_trials=old_runs(problem if way.startswith("same") else other, problem, seed),
+                        doubted=not way.endswith("believed"),
+                        seed=seed,
+                    )
+                points = []
+                for _ in range(AFTER[-1]):
+                    asked = search.ask()
+                    points.append((problem.seconds(asked.parameters), problem.accuracy(asked.parameters)))
+                    search.tell(asked.number, points[-1][0], problem.curve(asked.parameters, rng)[-1])
+                shares.append([share.of(points[:count]) for count in AFTER])
+        print(row(f"{name}, {way}", shares, [0.0]), flush=True)
+
+
+COUNTS, BATCHES = (20, 40, 80), (0.25, 0.5, 0.75)
+
+
+def rate_of(parameters: Mapping[str, Any]) -> float:
+    """What the optimizer gets."""
+    if "learning_rate" in parameters:
+        return float(parameters["learning_rate"])
+    return float(parameters["reference_rate"] * math.sqrt(parameters["effective_batch"] / 256))
+
+
+def true_rates(problem: Problem) -> dict[int, float]:
+    """The best rate at a quarter, half and three quarters of the range of batches, on average over everything else."""
+    rng, found = np.random.default_rng(3), {}
+    space = {name: domain for name, domain in problem.space.items() if name not in ("reference_rate", "learning_rate")}
+    name = next(name for name in ("learning_rate", "reference_rate") if name in problem.space)
+    rates, batches = problem.space[name], problem.space["effective_batch"]
+    others = [{key: random_value(domain, rng) for key, domain in space.items()} for _ in range(60)]
+    for share in BATCHES:
+        batch = round(batches.low * (batches.high / batches.low) ** share)
+        grid = np.geomspace(rates.low, rates.high, 61)
+        means = [np.mean([problem.accuracy({**one, "effective_batch": batch, name: rate}) for one in others]) for rate in grid]
+        # Tables are flat between their points: the middle of what is as good as the best.
+        best = grid[np.flatnonzero(np.array(means) >= max(means) - 1e-12)]
+        middle = float(np.exp(np.log(best).mean()))
+        found[batch] = rate_of({name: middle, "effective_batch": batch})
+    return found
+
+
+def imported_runs(problem: Problem, count: int, seed: int) -> StoredStudy:
+    """Random runs as somebody's table has them."""
+    rng, runs = np.random.default_rng((seed, count)), []
+    for place in range(count):
+        parameters = {name: random_value(domain, rng) for name, domain in problem.space.items()}
+        row = {"bs": parameters["effective_batch"], "lr": rate_of(parameters), "runtime": problem.seconds(parameters)}
+        others = {name: value for name, value in parameters.items() if name not in ("effective_batch", "reference_rate")}
+        others.pop("learning_rate", None)
+        runs.append(Run(f"runs.csv:{place + 2}", row | others, {"val_acc": problem.curve(parameters, rng)[-1]}))
+    (group,) = imported("runs.csv", runs, columns_of("runs.csv", runs))
+    return as_study(group)
+
+
+def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
+    truths = [true_rates(problem) for problem in family]
+    for count in COUNTS:
+        asked = silent = 0
+        factors: list[float] = []
+        held: list[bool] = []
+        slopes: list[bool] = []
+        for problem, truth in zip(family, truths, strict=True):
+            batches = list(truth)
+            slope = np.polyfit(np.log(batches), np.log(list(truth.values())), 1)[0]
+            for seed in range(seeds):
+                asked += 1
+                answer = next(
+                    one for one in verdicts(imported_runs(problem, count, seed), batches=batches) if one.about == "best rate"
+                )
+                if not answer.data:
+                    silent += 1
+                    continue
+                at = {rate["effective_batch"]: rate["learning_rate"] for rate in answer.data["rates"]}
+                for batch in (batch for batch in batches if batch in at):
+                    factors.append(abs(math.log(at[batch]["value"] / truth[batch])))
+                    held.append(at[batch]["low"] <= truth[batch] <= at[batch]["high"])
+                exponent = answer.data["exponent"]
+                slopes.append(exponent["low"] <= slope <= exponent["high"])
+        texts = [f"{name}, {count} runs", f"{silent} of {asked}"]
+        if factors:
+            texts += [
+                f"{math.exp(statistics.median(factors)):.2f}",
+                f"{np.mean(held):.0%} of {len(held)}",
+                f"{np.mean(slopes):.0%}",
+            ]
+        print("".join(f"{text:>22}" for text in texts), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    warmed = commands.add_parser("warm")
+    warmed.add_argument("--problems", nargs="+", default=["lcbench", "laws"])
+    warmed.add_argument("--seeds", type=int, default=3)
+    asked = commands.add_parser("verdicts")
+    asked.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws", "odd", "lcbench"])
+    asked.add_argument("--seeds", type=int, default=4)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if options.command == "verdicts":
+        print("".join(f"{text:>22}" for text in ("", "silent", "off by a factor", "rates held", "exponents held")))
+        for name in options.problems:
+            verdicts_of(problems(name), options.seeds, name)
+        return
+    print(head("share of the front after trials", AFTER))
+    for name in options.problems:
+        warm(problems(name), options.seeds, name)
+
+
+if __name__ == "__main__":
+    main()

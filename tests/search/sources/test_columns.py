@@ -1,0 +1,282 @@
+"""What names mean, and what becomes of a table's cells."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bsearch.search.sources.columns import NAMES, UnclearColumnsError, columns_of
+from bsearch.search.sources.imported import imported
+from bsearch.search.sources.read import is_source, runs_of
+from bsearch.search.sources.runs import Run, flat
+from bsearch.search.sources.values import MISSING, NOT_FINITE, cell, seconds
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.record import TrialRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+TABLE = [
+    {"bs": 32, "lr": 0.1, "val_acc": 0.9, "runtime": 60, "wd": 0.0},
+    {"bs": 64, "lr": 0.2, "val_acc": 0.8, "runtime": 40, "wd": 0.1},
+    {"bs": 65, "lr": 0.3, "val_acc": 0.85, "runtime": 30, "wd": 0.1},
+]
+
+
+def runs(rows: list[dict[str, Any]]) -> list[Run]:
+    return [Run(f"t.csv:{place + 2}", values=row) for place, row in enumerate(rows)]
+
+
+def records(rows: list[dict[str, Any]], **how: Any) -> tuple[TrialRecord, ...]:
+    some = runs(rows)
+    (group,) = imported("t.csv", some, columns_of("t.csv", some, **how))
+    return group.records
+
+
+def test_a_plain_table_is_read_as_its_owner_means_it() -> None:
+    found = records(TABLE)
+    assert [(one.facts.effective_batch, one.facts.learning_rate, one.accuracy, one.train_s) for one in found] == [
+        (32, 0.1, 0.9, 60.0),
+        (64, 0.2, 0.8, 40.0),
+        (65, 0.3, 0.85, 30.0),
+    ]
+    assert [one.parameters["weight_decay"] for one in found] == [0.0, 0.1, 0.1]
+    assert found[0].facts.train_s_source == "measured"
+
+
+@given(
+    st.sampled_from(NAMES["batch"] + NAMES["effective_batch"]),
+    st.sampled_from(NAMES["learning_rate"]),
+    st.sampled_from(("val_acc", "eval/accuracy", "valid_acc", "accuracy", "val/top1")),
+    st.sampled_from([name for name in NAMES["seconds"] if name not in ("minutes", "hours")]),
+    st.sampled_from(("", "config.", "hparams/", "args.")),
+    st.permutations(range(4)),
+)
+def test_names_and_order_do_not_matter(batch: str, rate: str, metric: str, time: str, before: str, order: list[int]) -> None:
+    names = [before + batch, before + rate, metric, time]
+    rows = []
+    for row in TABLE:
+        values = [row["bs"], row["lr"], row["val_acc"], row["runtime"]]
+        rows.append({names[place]: values[place] for place in order})
+    plain = records([{key: value for key, value in row.items() if key != "wd"} for row in TABLE])
+    assert [one.values for one in records(rows)] == [one.values for one in plain]
+    assert [one.facts.effective_batch for one in records(rows)] == [one.facts.effective_batch for one in plain]
+
+
+def test_a_batch_is_multiplied_by_what_its_name_leaves_out() -> None:
+    rows = [
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3, "world_size": 2, "lr": rate, "eval_loss": 1 / rate}
+        for rate in (0.1, 0.2)
+    ]
+    assert [one.facts.effective_batch for one in records(rows)] == [48, 48]
+
+
+def test_a_batch_that_may_or_may_not_count_its_passes_is_asked_about() -> None:
+    rows = [{"batch_size": 8, "gradient_accumulation_steps": 4, "lr": rate, "eval_loss": 1 / rate} for rate in (0.1, 0.2)]
+    with pytest.raises(StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps\. Write --map"):
+        records(rows)
+    assert records(rows, mapped={"batch_size": "effective_batch"})[0].facts.effective_batch == 8
+    assert records(rows, mapped={"batch_size": "micro_batch"})[0].facts.effective_batch == 32
+
+
+@pytest.mark.parametrize(
+    ("extra", "meaning"),
+    [
+        ({"val_f1": [0.1, 0.2, 0.3]}, "metric"),
+        ({"learning_rate": [1, 2, 3]}, "learning_rate"),
+        ({"elapsed": [1, 2, 3]}, "seconds"),
+    ],
+)
+def test_two_names_for_one_thing_are_refused(extra: dict[str, list[float]], meaning: str) -> None:
+    rows = [{**row, **{name: values[place] for name, values in extra.items()}} for place, row in enumerate(TABLE)]
+    with pytest.raises(UnclearColumnsError) as told:
+        records(rows)
+    assert told.value.meaning == meaning
+    assert set(extra) <= set(told.value.names)
+    (name,) = extra
+    assert records(rows, mapped={name: meaning})
+
+
+def test_the_same_column_twice_is_one() -> None:
+    assert records([{**row, "learning_rate": row["lr"]} for row in TABLE])[1].facts.learning_rate == 0.2
+
+
+def test_a_metric_whose_direction_is_unknown_is_asked_about() -> None:
+    rows = [{"bs": 8, "lr": rate, "val_score": rate} for rate in (0.1, 0.2)]
+    with pytest.raises(StudyFileError, match="Write --minimize or --maximize"):
+        records(rows)
+    assert records(rows, direction="minimize")
+
+
+def test_losses_are_minimized_and_accuracies_maximized() -> None:
+    for name, direction in (("val_loss", "minimize"), ("eval/perplexity", "minimize"), ("valid_bleu", "maximize")):
+        some = runs([{"bs": 8, "lr": rate, name: rate} for rate in (0.1, 0.2)])
+        assert columns_of("t", some).direction == direction
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"lr": 0.1, "acc": 0.5}, {"lr": 0.2, "acc": 0.6}], "expected a column of batch sizes, got none"),
+        ([{"bs": 1, "acc": 0.5}, {"bs": 2, "acc": 0.6}], "expected a column of learning rates, got none"),
+        ([{"bs": 1, "lr": 0.5}, {"bs": 2, "lr": 0.6}], "expected a metric, such as val_loss or accuracy"),
+        (
+            [{"bs": "many", "lr": 0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}],
+            "t.csv:2: bs: expected a number, got 'many'",
+        ),
+        ([{"bs": 2.5, "lr": 0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}], "t.csv:2: bs: expected a whole number"),
+        (
+            [{"bs": 2, "lr": -0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}],
+            "t.csv:2: lr: expected a number above 0, got -0.5",
+        ),
+        ([{"bs": 2, "lr": "0,5", "acc": 0.1}, {"bs": 2, "lr": "0,6", "acc": 0.2}], "t.csv:3: lr: expected a number, got '0,6'"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(rows: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(StudyFileError) as told:
+        records(rows)
+    assert said in str(told.value)
+
+
+def test_a_mapping_to_nothing_known_is_refused() -> None:
+    with pytest.raises(StudyFileError, match=r"got 'learning_rat'. Did you mean 'learning_rate'"):
+        records(TABLE, mapped={"lr": "learning_rat"})
+    with pytest.raises(StudyFileError, match=r"expected a name of the source, got 'lrr'. Did you mean 'lr'"):
+        records(TABLE, mapped={"lrr": "learning_rate"})
+
+
+@pytest.mark.parametrize("spelling", sorted(NOT_FINITE))
+def test_a_metric_that_is_no_number_diverged(spelling: str) -> None:
+    value = cell(spelling)
+    assert isinstance(value, float) and math.isnan(value)
+    rows = [*TABLE, {**TABLE[0], "val_acc": value}]
+    assert [one.outcome for one in records(rows)] == ["complete"] * 3 + ["diverged"]
+
+
+@pytest.mark.parametrize("spelling", sorted(MISSING))
+def test_a_metric_that_is_missing_is_no_result(spelling: str) -> None:
+    assert cell(f" {spelling.upper()} ") is None
+    assert len(records([*TABLE, {key: value for key, value in TABLE[0].items() if key != "val_acc"}])) == 3
+
+
+def test_a_setting_with_another_seed_is_a_repeat() -> None:
+    rows = [{**TABLE[0], "seed": 0}, {**TABLE[1], "seed": 0}, {**TABLE[0], "seed": 1, "val_acc": 0.91}]
+    assert [one.facts.repeats for one in records(rows)] == [None, None, 0]
+    assert [one.facts.seed for one in records(rows)] == [0, 0, 1]
+
+
+def test_other_data_are_another_experiment_unless_said_otherwise() -> None:
+    some = runs([{**row, "dataset": name} for name in ("cifar", "mnist", "cifar") for row in TABLE])
+    groups = imported("t", some, columns_of("t", some))
+    assert [(one.name, len(one.records)) for one in groups] == [("cifar", 6), ("mnist", 3)]
+    (whole,) = imported("t", some, columns_of("t", some, same=True))
+    assert whole.spec.searched()["dataset"].contains("mnist")
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [("finished", "complete"), ("crashed", "error"), ("FAILED", "error"), ("running", None), ("pruned", None)],
+)
+def test_a_run_that_failed_or_still_runs_is_no_result(status: str, outcome: str | None) -> None:
+    found = records([*TABLE[1:], {**TABLE[0], "state": status}, {**TABLE[0], "bs": 7, "state": "finished"}])
+    assert (found[2].outcome if len(found) == 4 else None) == outcome
+
+
+def test_secrets_are_not_shown() -> None:
+    columns = columns_of("t", runs([{**row, "api_key": "hush", "hub_token": "hush"} for row in TABLE]))
+    assert {one.why for one in columns.columns if one.name in ("api_key", "hub_token")} == {"may be a secret"}
+    assert "hush" not in str(columns)
+
+
+@given(st.floats(0.001, 1e6))
+def test_durations_are_read_back(length: float) -> None:
+    whole = round(length)
+    hours, rest = divmod(whole, 3600)
+    assert seconds(f"{hours}h {rest // 60}m {rest % 60}s") == whole
+    assert seconds(f"{hours}:{rest // 60:02}:{rest % 60:02}") == whole
+    assert seconds(length) == length
+
+
+def test_what_refers_to_itself_ends() -> None:
+    nested: dict[str, Any] = {"lr": 0.1}
+    nested["again"] = nested
+    assert dict(flat(nested))["again.again.lr"] == 0.1
+
+
+TEXTS = {
+    "comma.csv": "bs,lr,val_acc\n8,0.1,0.5\n\n16,0.2,0.6\n",
+    "semicolon.csv": "bs;lr;val_acc\n8;0,1;0,5\n16;0,2;0,6\n",
+    "tab.tsv": "bs\tlr\tval_acc\n8\t0.1\t0.5\n16\t0.2\t0.6\n",
+    "mark.csv": "\ufeffbs,lr,val_acc\r\n8,0.1,50%\r\n16,0.2,60%\r\n",
+    "lines.jsonl": '{"config": {"bs": 8, "optimizer": {"lr": 0.1}}, "summary": {"val_acc": 0.5}}\n'
+    '{"config": {"bs": 16, "optimizer": {"lr": 0.2}}, "summary": {"val_acc": 0.6}}\n',
+    "list.json": '[{"bs": 8, "lr": 0.1, "val_acc": 0.5}, {"bs": 16, "lr": 0.2, "val_acc": 0.6}]',
+    "columns.json": '{"bs": [8, 16], "lr": [0.1, 0.2], "val_acc": [0.5, 0.6]}',
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_tables_of_many_kinds_are_one(name: str, encoding: str, tmp_path: Path) -> None:
+    if encoding == "utf-16" and "json" in name:
+        pytest.skip("JSON is UTF-8")
+    path = tmp_path / name
+    path.write_bytes(TEXTS[name].removeprefix("\ufeff" if encoding == "utf-16" else "").encode(encoding))
+    some = runs_of(str(path))
+    (group,) = imported(name, some, columns_of(name, some))
+    found = [(one.facts.effective_batch, one.facts.learning_rate, one.accuracy) for one in group.records]
+    assert found == [(8, 0.1, 0.5), (16, 0.2, 0.6)]
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({name: [row[name] for row in TABLE] for name in TABLE[0]}), tmp_path / "t.parquet")
+    assert [dict(run.values) for run in runs_of(str(tmp_path / "t.parquet"))] == TABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.csv", b"", "expected runs, got none"),
+        ("t.csv", b"bs,lr,bs\n1,2,3\n", "t.csv:1: expected a header of different names, got bs twice"),
+        ("t.csv", b"bs lr\n1 2\n", "expected several columns, got one, 'bs lr'. Separate them by commas."),
+        ("t.csv", b"bs,lr\n1,2\n1,2,3\n", "t.csv:3: expected 2 cells as in the header, got 3"),
+        ("t.csv", b"PK\x03\x04nonsense", "got a spreadsheet. Save it as CSV (UTF-8)."),
+        ("t.csv", b"bs,lr\n\0\0\0\n", "got a binary file"),
+        ("t.xlsx", b"PK", "expected CSV, got a spreadsheet (.xlsx). Save it as CSV (UTF-8)."),
+        ("t.json", b"[{", "t.json:1: expected JSON:"),
+        ("t.json", b'"text"', "expected a list of runs, got str"),
+        ("t.jsonl", b'{"bs": 1}\n{"bs": \n', "t.jsonl:2: expected JSON:"),
+        ("t.jsonl", b"[1]\n", "t.jsonl:1: expected an object with a run's settings and results, got list"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_line(name: str, text: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(StudyFileError) as told:
+        runs_of(str(tmp_path / name))
+    assert said in str(told.value)
+
+
+def test_what_is_no_source_is_refused_by_name(tmp_path: Path) -> None:
+    for source, said in (
+        ("no.csv", "there is no such file"),
+        ("wandbb:me/project", "got 'wandbb'. Did you mean 'wandb'?"),
+        (str(tmp_path), "expected a folder that holds runs"),
+    ):
+        with pytest.raises(StudyFileError) as told:
+            runs_of(source)
+        assert said in str(told.value)
+    assert not is_source("study.yaml") and is_source("runs.csv") and is_source("mlflow:digits")
+
+
+def test_memory_does_not_grow_with_the_number_of_runs(tmp_path: Path) -> None:
+    path, told = tmp_path / "many.csv", list[str]()
+    path.write_text("bs,lr,val_acc\n" + "".join(f"{8 + place % 90},0.1,0.{place % 10}\n" for place in range(120_000)))
+    some = runs_of(str(path), told.append)
+    assert 10_000 <= len(some) <= 20_000
+    assert told[0] == "100,000 runs read"
+    assert told[1].startswith("120,000 runs: one in 8 is used")
+    assert len({run.place for run in some}) == len(some)

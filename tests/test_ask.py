@@ -1,0 +1,161 @@
+"""`bsearch ask`, `import` and `init --from`, as their users type them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bsearch.cli import main
+from click.testing import CliRunner, Result
+
+EXPONENT = 0.5
+
+
+def written(path: Path, count: int, *, seed: int = 0, **constant: Any) -> Path:
+    """A table of runs whose best rate is 0.02 at batch 16, and grows with the root of the batch."""
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["run", "bs", "lr", "epochs", "val_acc", "runtime (min)", "seed", *constant])
+        for place in range(count):
+            batch = round(math.exp(rng.uniform(math.log(16), math.log(1024))))
+            rate, epochs = math.exp(rng.uniform(math.log(0.003), math.log(1))), int(rng.choice([2, 5, 10]))
+            away = math.log(rate / (0.02 * (batch / 16) ** EXPONENT))
+            accuracy = 0.95 - 0.02 * away**2 - 0.2 / epochs - 0.3 * batch / 1000 / epochs + 0.003 * rng.standard_normal()
+            minutes = epochs * (10 + 2000 / batch) / 60
+            row = [f"r{place}", batch, f"{rate:.5f}", epochs, f"{max(accuracy, 0.1):.4f}", f"{minutes:.3f}", place % 3]
+            rows.writerow([*row, *constant.values()])
+    return path
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(main, [*words])
+
+
+def test_runs_say_what_they_can(tmp_path: Path) -> None:
+    done = typed("ask", str(written(tmp_path / "runs.csv", 60, gpu="a100")))
+    assert done.exit_code == 0, done.output
+    for part in (
+        "bs             effective_batch",
+        "higher is better",
+        "60 runs (60 complete)",
+        "sqrt holds, constant and linear not",
+        "critical batch: ",
+        "noise: cannot be said: no setting was trained more than once",
+        "0 blew up",
+        "next runs that would add most (60 runs):",
+    ):
+        assert part in done.output, done.output
+
+
+def test_a_document_holds_intervals_that_hold_the_truth(tmp_path: Path) -> None:
+    done = typed("ask", str(written(tmp_path / "runs.csv", 60)), "--json")
+    (group,) = json.loads(done.stdout)["groups"]
+    found = group["verdicts"]["best rate"]["data"]
+    assert found["exponent"]["low"] <= EXPONENT <= found["exponent"]["high"]
+    for rate in found["rates"]:
+        true = 0.02 * (rate["effective_batch"] / 16) ** EXPONENT
+        assert rate["learning_rate"]["low"] / 1.3 <= true <= 1.3 * rate["learning_rate"]["high"]
+    assert len(group["verdicts"]["next runs"]["data"]["settings"]) == 5
+
+
+def test_one_number_in_one_line(tmp_path: Path) -> None:
+    path = str(written(tmp_path / "runs.csv", 60))
+    done = typed("ask", path, "--batch", "500")
+    assert done.output.count("\n") == 1
+    assert done.output.startswith("best rate: 0.1")
+    assert "at batch 500" in done.output
+    assert "the fit does not extrapolate beyond the batches tried" in typed("ask", path, "--batch", "5000").output
+
+
+def test_few_runs_are_met_with_silence(tmp_path: Path) -> None:
+    done = typed("ask", str(written(tmp_path / "runs.csv", 4)))
+    assert done.exit_code == 0
+    assert "best rate: cannot be said: 20 complete runs are needed, there are 4" in done.output
+    assert "next runs: cannot be said" in done.output
+
+
+@pytest.mark.parametrize("column", ["bs", "lr"])
+def test_one_batch_or_one_rate_alone_says_why_it_is_silent(column: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "runs.csv", 40)
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    place = rows[0].index(column)
+    for row in rows[1:]:
+        row[place] = "32" if column == "bs" else "0.1"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    done = typed("ask", str(path))
+    assert done.exit_code == 0, done.output
+    assert (
+        f"best rate: cannot be said: {'the batches differ too little' if column == 'bs' else 'expected rates'}" in done.output
+    )
+
+
+def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
+    path, database = written(tmp_path / "runs.csv", 40), tmp_path / "old.db"
+    done = typed("import", str(path), "--study", str(database))
+    assert done.exit_code == 0, done.output
+    assert "study runs: 40 runs" in done.output
+    url = f"sqlite:///{database}"
+    document = json.loads(typed("show", url, "--json", "--all").stdout)
+    assert len(document["all"]) == 40
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, trial in zip(rows, document["all"], strict=True):
+        assert (trial["effective_batch"], trial["learning_rate"]) == (int(row["bs"]), float(row["lr"]))
+        assert (trial["val_acc"], trial["train_s"]) == (float(row["val_acc"]), pytest.approx(60 * float(row["runtime (min)"])))
+    assert "exponent 0." in typed("rules", url).output
+    again = typed("import", str(path), "--study", str(database))
+    assert (again.exit_code, "exists already; name another" in again.output) == (2, True)
+    # The study answers as its runs did.
+    answer = typed("ask", str(path), "--batch", "300").output
+    assert typed("ask", url, "--batch", "300").output == answer
+
+
+def test_nothing_is_written_where_times_are_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("bs,lr,val_acc\n8,0.1,0.5\n16,0.2,0.6\n")
+    done = typed("import", str(path), "--study", str(tmp_path / "old.db"))
+    assert done.exit_code == 2
+    assert "expected the seconds of every complete run" in done.output
+    assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
+    assert "front: cannot be said: the runs do not have their seconds" in typed("ask", str(path)).output
+
+
+def test_a_page_is_written_of_runs(tmp_path: Path) -> None:
+    done = typed("ask", str(written(tmp_path / "runs.csv", 40)), "--report", str(tmp_path / "page.html"))
+    assert done.exit_code == 0, done.output
+    assert "<html" in (tmp_path / "page.html").read_text()[:200]
+
+
+def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "runs.csv", 60)
+    done = typed("init", "next", "--from", "runs.csv")
+    assert done.exit_code == 0, done.output
+    from bsearch.spaces.study.file import read_study
+
+    spec = read_study(tmp_path / "next" / "study.yaml")
+    assert spec.warm_start == ("../runs.csv",)
+    assert (spec.space.rule.value, spec.objectives.metric.name) == ("sqrt", "val_acc")  # type: ignore[union-attr]
+    prior = spec.space.reference_rate.prior
+    assert prior is not None
+    assert prior.best == pytest.approx(0.02 * (spec.space.reference_batch / 16) ** EXPONENT, rel=0.4)
+    assert len(spec.baseline) == 1
+
+
+def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("bs,lr,val_acc,val_f1\n8,0.1,0.5,0.1\n16,0.2,0.6,0.7\n")
+    for words in (("ask", str(path)), ("import", str(path)), ("init", str(tmp_path / "new"), "--from", str(path))):
+        done = typed(*words)
+        assert done.exit_code == 2
+        assert "expected one metric, got val_acc, val_f1. Write --metric val_acc, or another." in done.output
+    assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
+    assert typed("ask", str(path), "--metric", "val_f1").exit_code == 0
