@@ -15,7 +15,7 @@ from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
 from ..search.store.url import shown_url
 from ..spaces.boundary.files import file_name, write_file
-from ..spaces.boundary.storage import is_url, storage_of
+from ..spaces.boundary.storage import is_url, sqlite_url, storage_of
 from ..spaces.domain import share
 from ..spaces.errors import BsearchError, Fault, StudyFileError, TaskError
 from ..spaces.front import ParetoFront
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
+    from ..search.laws.verdicts import Verdict
     from ..search.run.driver import StudyResult
     from ..search.run.events import Event
     from ..search.run.runner import Runner
@@ -114,6 +115,56 @@ class Study:
             folder = task.parent if task.suffix == ".py" else Path.cwd()
             return cls(stored, resolve_study(stored.spec, folder, stored.url), Path("results").absolute())
         return cls(stored, read_study(Path(text), storage=storage), Path(text).parent.absolute() / "results")
+
+    @classmethod
+    def of(
+        cls,
+        runs: str | Path | pandas.DataFrame | Iterable[Mapping[str, Any]],
+        to: str | Path,
+        *,
+        metric: str | None = None,
+        direction: Literal["minimize", "maximize"] | None = None,
+        meanings: Mapping[str, str] | None = None,
+        same: bool = False,
+    ) -> Study:
+        """A study made of runs that were trained without bsearch, as `bsearch import` makes one.
+
+        Args:
+            runs: a source as `bsearch ask` reads it, a DataFrame with a run in each row, or mappings of names to values.
+            to: the SQLite file to write.
+            metric: the name of the result by which runs are compared, where several could be meant.
+            direction: of it, where its name does not tell.
+            meanings: what names mean, such as `{"step size": "learning_rate"}`.
+            same: runs of several tasks, data sets or models are one experiment.
+
+        Raises:
+            StudyFileError: they cannot be read, names are unclear, or times are missing.
+            StorageError: the file exists, or cannot be written.
+        """
+        from ..search.sources.columns import columns_of
+        from ..search.sources.imported import imported
+        from ..search.sources.read import runs_in, runs_of
+        from ..search.sources.store import written
+
+        where = str(runs) if isinstance(runs, str | Path) else "runs"
+        some = runs_of(where) if isinstance(runs, str | Path) else runs_in(runs)
+        mapped = {**(meanings or {}), **({metric: "metric"} if metric else {})}
+        groups = imported(where, some, columns_of(where, some, mapped=mapped, direction=direction, same=same))
+        if len(groups) > 1:
+            names = "; ".join(one.name for one in groups[:8])
+            raise StudyFileError(f"{where}: expected one experiment, got {names}. Give the runs of one, or same=True.")
+        (name,) = written(Path(to), where, groups)
+        return cls.open(sqlite_url(Path(to).absolute()), name)
+
+    def verdicts(self, batches: Iterable[int] = ()) -> list[Verdict]:
+        """What the trials say, as `bsearch ask` prints it: the front, the best rate, the critical batch, and what is silent.
+
+        Args:
+            batches: at which the best rate is asked for.
+        """
+        from ..search.laws.verdicts import verdicts
+
+        return verdicts(self._stored, batches=tuple(batches))
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ import click
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..spaces.boundary.storage import is_url, sqlite_url
-from ..spaces.errors import StudyFileError, plain
+from ..spaces.errors import plain
 from ..spaces.readable import from_here, shell_word
 from .group import epilog, main
 from .options import json_option, name_option
@@ -176,22 +176,12 @@ def import_(
     on a front: `bsearch ask` reads those.
     """
     from ..search.report.terminal.verdicts import columns_table
-    from ..search.sources.store import stored
+    from ..search.sources.store import written
 
     columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
     terminal().print(columns_table(columns))
-    if untimed := [one.name or source for one in groups if not one.timed]:
-        raise StudyFileError(
-            f"{source}: expected the seconds of every complete run, since a study's front is of seconds against a metric; got "
-            f"none of some ({', '.join(untimed[:5])}). Write --map NAME=seconds, or ask them: bsearch ask {shell_word(source)}"
-        )
     path = target or Path(f"{_study_name(source)}.db")
-    if path.exists():
-        raise click.UsageError(f"--study: {from_here(path.absolute())} exists already; name another")
-    with TemporaryDirectory(dir=path.absolute().parent, prefix=".import-") as folder:  # so that no half of it stays
-        written = Path(folder) / "runs.db"
-        names = stored(sqlite_url(written), groups)
-        written.replace(path)
+    names = written(path, source, groups)
     for one, name in zip(groups, names, strict=True):
         click.echo(plain(f"study {name}: {len(one.records)} runs{f', {one.name}' if one.name else ''}"))
     click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
@@ -218,12 +208,12 @@ def _write_report(path: Path, group: Imported) -> None:
     from ..search.laws.best_rate import with_rates
     from ..search.report.page.page import report_page
     from ..search.report.page.study_data import StudyData
-    from ..search.sources.store import stored
+    from ..search.sources.store import written
     from ..search.store.stored import StoredStudy
     from ..spaces.boundary.files import write_file
 
     with TemporaryDirectory() as folder:
-        url = sqlite_url(Path(folder) / "runs.db")
-        (name,) = stored(url, [group])
-        page = report_page(StudyData.of(with_rates(StoredStudy.open(url, name)), {}))
+        database = Path(folder) / "runs.db"
+        (name,) = written(database, "runs", [group])
+        page = report_page(StudyData.of(with_rates(StoredStudy.open(sqlite_url(database), name)), {}))
     click.echo(f"wrote {from_here(write_file(path, page).absolute())}", err=True)

@@ -112,7 +112,7 @@ def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
         assert (trial["val_acc"], trial["train_s"]) == (float(row["val_acc"]), pytest.approx(60 * float(row["runtime (min)"])))
     assert "exponent 0." in typed("rules", url).output
     again = typed("import", str(path), "--study", str(database))
-    assert (again.exit_code, "exists already; name another" in again.output) == (2, True)
+    assert (again.exit_code, "exists already; name another" in again.output) == (2, True), again.output
     # The study answers as its runs did.
     answer = typed("ask", str(path), "--batch", "300").output
     assert typed("ask", url, "--batch", "300").output == answer
@@ -150,6 +150,21 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     assert len(spec.baseline) == 1
 
 
+def test_python_reads_them_too(tmp_path: Path) -> None:
+    import bsearch
+
+    path = written(tmp_path / "runs.csv", 60)
+    with path.open(newline="") as file:
+        rows = [{name: float(value) if name != "run" else value for name, value in row.items()} for row in csv.DictReader(file)]
+    for place, runs in enumerate((path, rows)):
+        study = bsearch.Study.of(runs, to=tmp_path / f"{place}.db")
+        answers = {one.about: one for one in study.verdicts([500])}
+        assert "at batch 500" in answers["best rate"].text
+        assert len(study.trials) == 60
+    with pytest.raises(bsearch.StudyFileError, match="exists already"):
+        bsearch.Study.of(path, to=tmp_path / "0.db")
+
+
 def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("bs,lr,val_acc,val_f1\n8,0.1,0.5,0.1\n16,0.2,0.6,0.7\n")
@@ -159,3 +174,17 @@ def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -
         assert "expected one metric, got val_acc, val_f1. Write --metric val_acc, or another." in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
     assert typed("ask", str(path), "--metric", "val_f1").exit_code == 0
+
+
+OLD = Path(__file__).parent.parent / "examples" / "old-runs"
+
+
+@pytest.mark.parametrize(
+    ("source", "runs", "holds"),
+    [("digits.csv", 48, "sqrt and linear hold"), ("cifar10.jsonl", 60, "sqrt holds"), ("lightning_logs", 24, "4 blew up")],
+)
+def test_the_examples_answer(source: str, runs: int, holds: str) -> None:
+    done = typed("ask", str(OLD / source))
+    assert done.exit_code == 0, done.output
+    assert f": {runs} runs (" in done.output
+    assert holds in done.output

@@ -267,7 +267,8 @@ def _named(words: Sequence[str]) -> Meaning:
         for count in range(min(len(some), 6), 0, -1):
             text = "_".join(some[-count:])
             for meaning, names in NAMES.items():
-                if text in names:
+                # Data, models and optimizers have names too.
+                if text in names and (meaning != "run" or count == len(some)):
                     return meaning
     return ""
 

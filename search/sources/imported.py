@@ -122,7 +122,7 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     if metric is None and not failed:
         left_out[f"without {cut(name or 'metric', 40)}"] += 1
         return None
-    values = {mine: value for theirs, mine in parameters.items() if (value := _value(run, theirs)) is not None}
+    values = {mine: _plain(value) for theirs, mine in parameters.items() if (value := _value(run, theirs)) is not None}
     if len(values) < len(parameters):
         left_out["without all parameters"] += 1
         return None
@@ -143,6 +143,14 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
         failed,
         values,
     )
+
+
+def _plain(value: Scalar) -> Scalar:
+    """A number of text as a number, and a whole one as an integer: 8.0 layers are 8."""
+    plain = number(value)
+    if plain is None or not math.isfinite(plain):
+        return value
+    return int(plain) if plain.is_integer() and abs(plain) < 2**53 else plain
 
 
 def _batch(run: Run, columns: Columns, faults: list[Fault]) -> int | None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, near_miss
 from .readers.tables import SUFFIXES
-from .runs import Run
+from .runs import Run, flat
 
 _READERS = ("wandb", "mlflow", "optuna", "tensorboard", "trainer", "lightning", "tune")
 # What a folder holds, at any depth, and the reader for it; the first that is found.
@@ -42,6 +43,15 @@ def runs_of(source: str, say: Callable[[str], None] = lambda text: None) -> list
     if not runs:
         raise StudyFileError(Fault("", "expected runs, got none", source))
     return runs
+
+
+def runs_in(rows: Any) -> list[Run]:
+    """Runs of a DataFrame with a run in each row, where NaN stands for no value, or of mappings of names to values."""
+    frame = hasattr(rows, "to_dict")
+    each = (dict(flat(row)) for row in (rows.to_dict("records") if frame else rows))
+    # Only NaN differs from itself.
+    known = ({name: value for name, value in row.items() if not frame or value == value} for row in each)
+    return [Run(f"run {place}", values=row) for place, row in enumerate(known)]
 
 
 def is_source(text: str) -> bool:

@@ -107,7 +107,10 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
         values["reference_rate"] = _reference_rate(spec, values, record)
         needed = {name: domain for name, domain in searched.items() if applies(domain.when, values) and name not in _RULES}
         parameters = {name: _fitting(domain, values.get(name)) for name, domain in needed.items()}
-        if wrong := [name for name, domain in needed.items() if not domain.contains(parameters[name])]:
+        wrong = [name for name, domain in needed.items() if not domain.contains(parameters[name])]
+        # What a run does not tell, such as a weight decay that was never varied, may have been this study's.
+        told = {name: values[name] for name in (*record.parameters, "reference_rate") if name in fixed and name not in _RULES}
+        if wrong := wrong or [name for name, value in told.items() if not _is(value, fixed[name])]:
             outside[wrong[0]] += 1
             continue
         parameters |= {name: values[name] for name in _RULES & searched.keys() if name in values}
@@ -121,6 +124,11 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
 
 
 _RULES = frozenset({"rule", "exponent"})
+
+
+def _is(value: Any, other: Any) -> bool:
+    numbers = all(isinstance(one, int | float) for one in (value, other))
+    return math.isclose(value, other, rel_tol=1e-3) if numbers else bool(value == other)
 
 
 def _fitting(domain: Domain, value: Any) -> Any:

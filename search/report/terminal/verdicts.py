@@ -36,7 +36,8 @@ def columns_table(columns: Columns) -> Table:
         better = f"{'lower' if columns.direction == 'minimize' else 'higher'} is better" if one.meaning == "metric" else ""
         why = "; ".join(filter(None, (better, one.why)))
         table.add_row(Text(one.name), _MEANS.get(one.meaning, one.meaning), Text(why))
-    varied = [one for one in left_out if not one.why.startswith("the same in every run")]
+    # An end of a curve stands for its extremes too.
+    varied = [one for one in left_out if not one.why.startswith("the same in every run") and not one.name.endswith("est)")]
     for one in varied[:_MOST_LEFT_OUT]:
         table.add_row(Text(one.name), Text("left out", style="dim"), Text(one.why, style="dim"))
     if rest := len(left_out) - len(varied[:_MOST_LEFT_OUT]):

@@ -1,0 +1,105 @@
+"""A study file made of imported runs: their space, the rule that they support, their best setting, and what to expect."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...spaces.domain import Range
+from ...spaces.errors import StudyFileError
+from ...spaces.learning_rate import RULE_EXPONENTS
+from ...spaces.record import TrialRecord
+from ...spaces.study.spec import StudySpec
+from ..analysis.blow_ups import told_apart
+from .best_rate import best_rates
+
+# Of the runs, by the metric: what they have in common is expected of the best.
+_BEST = 0.2
+# With fewer complete runs, nothing is expected.
+_FEWEST = 15
+# A prior reaches at least this factor, or this share of its range.
+_LEAST_FACTOR, _LEAST_SHARE = 3.0, 0.2
+
+
+def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, source: str) -> dict[str, Any]:
+    """The keys of a study file, in its order.
+
+    Args:
+        spec, records: of imported runs.
+        task: of the new study.
+        source: the runs', for `warm_start`.
+    """
+    direction = spec.objectives.metric.direction
+    complete = [record for record in told_apart(records, direction) if record.outcome == "complete"]
+    rule, batch, prior = _rule(records, complete, direction)
+    exponent = RULE_EXPONENTS[rule]
+    best = sorted(complete, key=lambda record: -spec.objectives.metric.sign * (record.accuracy or 0.0))
+    near = best[: math.ceil(_BEST * len(best))] if len(best) >= _FEWEST else []
+
+    def reference(record: TrialRecord) -> float:
+        rate, own = record.facts.learning_rate or 1.0, record.facts.effective_batch or 1
+        return _rounded(rate * (batch / own) ** exponent)
+
+    rates = [reference(record) for record in complete]
+    space: dict[str, Any] = {}
+    for name, domain in spec.domains().items():
+        if name == "reference_rate":
+            space[name] = {"low": min(rates), "high": max(rates), "at_batch": batch}
+            if prior is not None and min(rates) < prior["best"] < max(rates):
+                space[name]["prior"] = prior
+        elif name == "rule":
+            space[name] = rule
+        elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
+            space[name] = _domain(name, domain, near)
+    first = best[0]
+    baseline: dict[str, Any] = {"effective_batch": first.facts.effective_batch, "reference_rate": reference(first)}
+    baseline |= {name: value for name, value in first.parameters.items() if name not in baseline}
+    return {
+        "study": f"{spec.study}-next",
+        "task": task,
+        "space": space,
+        "objectives": {"metric": spec.objectives.metric.model_dump()},
+        "budget": {"trials": 20},
+        "baseline": [baseline],
+        "warm_start": [source],
+    }
+
+
+def _rule(
+    records: Sequence[TrialRecord], complete: Sequence[TrialRecord], direction: Any
+) -> tuple[str, int, dict[str, Any] | None]:
+    """The rule nearest to what the runs support, the batch in their middle, and the best rate there."""
+    batch = round(math.exp(statistics.fmean(math.log(record.facts.effective_batch or 1) for record in complete)))
+    try:
+        found = best_rates("runs", records, [batch], direction)
+    except StudyFileError:
+        return "sqrt", batch, None
+    rule = min(RULE_EXPONENTS, key=lambda rule: abs(RULE_EXPONENTS[rule] - found.exponent.value))
+    at = next(rate for rate in found.rates if rate.effective_batch == batch)
+    if at.edge:
+        return rule, batch, None
+    rate = at.learning_rate
+    return rule, batch, {"best": _rounded(rate.value), "within": _rounded(max(rate.high / rate.value, _LEAST_FACTOR))}
+
+
+def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
+    """As it was searched, with what is expected; a single value as it is."""
+    written: Mapping[str, Any] = domain.model_dump(mode="json", exclude_defaults=True)
+    if not isinstance(domain, Range):
+        return written.get("value", written.get("choices", written))
+    found = dict(written)
+    values = [value for record in near if isinstance(value := record.parameters.get(name), int | float)]
+    if values and name not in ("effective_batch", "epochs"):
+        middle, ends = statistics.median(values), statistics.quantiles(values, n=10) if len(values) > 1 else values
+        if domain.log:
+            within = max(*(end / middle for end in ends), *(middle / end for end in ends), _LEAST_FACTOR)
+        else:
+            within = max(*(abs(end - middle) for end in ends), _LEAST_SHARE * (domain.high - domain.low))
+        found["prior"] = {"best": _rounded(middle), "within": _rounded(within)}
+    return found
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
