@@ -31,7 +31,7 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.ask_tell import Search
 from bsearch.search.suggest.suggester import suggester_of
 from bsearch.search.suggest.trial_history import PriorTrial
-from problems import Problem, Share, head, problems, random_value, row
+from problems import Laws, Problem, Share, head, problems, random_value, row
 
 AFTER = (5, 10, 25)
 RUNS = 40
@@ -123,14 +123,18 @@ def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
         factors: list[float] = []
         held: list[bool] = []
         slopes: list[bool] = []
+        critical: list[bool | None] = []
         for problem, truth in zip(family, truths, strict=True):
             batches = list(truth)
             slope = np.polyfit(np.log(batches), np.log(list(truth.values())), 1)[0]
             for seed in range(seeds):
                 asked += 1
-                answer = next(
-                    one for one in verdicts(imported_runs(problem, count, seed), batches=batches) if one.about == "best rate"
-                )
+                answers = {one.about: one for one in verdicts(imported_runs(problem, count, seed), batches=batches)}
+                if isinstance(problem, Laws):
+                    # The data to a level grow as batch + critical, so batch 8 needs half of what critical + 16 does.
+                    estimate = answers["critical batch"].data.get("estimate")
+                    critical.append(estimate and estimate[0] <= problem.critical + 16 <= estimate[2])
+                answer = answers["best rate"]
                 if not answer.data:
                     silent += 1
                     continue
@@ -147,6 +151,9 @@ def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
                 f"{np.mean(held):.0%} of {len(held)}",
                 f"{np.mean(slopes):.0%}",
             ]
+        if critical:
+            told = [one for one in critical if one is not None]
+            texts.append(f"{np.mean(told) if told else 0:.0%} of {len(told)}/{len(critical)}")
         print("".join(f"{text:>22}" for text in texts), flush=True)
 
 
@@ -163,7 +170,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if options.command == "verdicts":
-        print("".join(f"{text:>22}" for text in ("", "silent", "off by a factor", "rates held", "exponents held")))
+        print(
+            "".join(
+                f"{text:>22}" for text in ("", "silent", "off by a factor", "rates held", "exponents held", "critical held")
+            )
+        )
         for name in options.problems:
             verdicts_of(problems(name), options.seeds, name)
         return

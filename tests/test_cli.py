@@ -61,7 +61,7 @@ COMMANDS = [
     "dashboard",
 ]
 COMMANDS += ["submit", "jobs", "report", "train", "track", "fit-batch", "scale-up"]
-COMMANDS += ["doctor", "verify", "completion"]
+COMMANDS += ["doctor", "verify", "completion", "ask", "import"]
 JOBS = ["jobs status", "jobs logs", "jobs stop"]
 
 

@@ -1,6 +1,6 @@
 """What the names in a source mean: found by themselves, shown before anything is believed, and corrected by `--map`.
 
-A name means something by its last words: `train/optimizer.lr` is a learning rate. Where two names could mean the same and
+A name means something by its last part: `config/optimizer.lr` is a learning rate. Where two names could mean the same and
 differ, none is taken: the user says which.
 """
 
@@ -42,8 +42,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         *("walltime", "elapsed_s", "train_time", "training_time", "total_time", "wall_clock", "seconds", "hours", "minutes"),
         *("elapsed_time", "time"),
     ),
-    "started": ("started", "start_time", "started_at", "created_at", "start"),
-    "ended": ("ended", "end_time", "ended_at", "finished_at", "heartbeat_at", "end"),
+    "started": ("started", "start_time", "started_at", "created_at", "start", "datetime_start"),
+    "ended": ("ended", "end_time", "ended_at", "finished_at", "heartbeat_at", "end", "datetime_complete"),
     "epochs": ("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs", "nb_epochs", "total_epochs", "epoch"),
     "steps": ("max_steps", "steps", "global_step", "num_steps", "total_steps", "train_steps", "iterations", "iters", "step"),
     "samples": ("samples", "samples_seen", "samples_budget", "total_samples", "num_samples", "train_samples", "examples_seen"),
@@ -79,6 +79,13 @@ _OTHER_RESULTS = frozenset(
     {"train", "training", "samples_per_second", "steps_per_second", "memory", "mem", "flos", "throughput", "grad", "norm"}
     | {"timestamp", "version", "path", "dir", "url", "host", "hostname", "user", "git", "commit"}
 )
+# What stands before a name without changing it.
+_BEFORE = frozenset(
+    {"config", "cfg", "args", "arg", "hparams", "hparam", "params", "param", "hyperparameters", "settings", "trainer"}
+    | {"optimizer", "optim", "opt", "sgd", "adam", "adamw", "train", "training"}
+)
+# Of evaluations they mean something else.
+_OF_TRAINING = frozenset({"seconds", "batch", "micro_batch", "effective_batch", "samples", "steps", "epochs"})
 # What is no value of the training itself: predictions, extremes of curves, rates.
 _DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "rung"})
 _OTHER_RESULTS |= _DERIVED
@@ -88,8 +95,10 @@ _SETTINGS = frozenset(
     | {"optimizer", "schedule", "scheduler", "nesterov", "label_smoothing", "clip_norm", "clip", "l2", "l1", "heads", "rank"}
     | {"alpha", "gamma", "precision", "augment", "augmentation", "ema", "eps", "size", "dim", "rule", "temperature", "decay"}
 )
+_PLACES = frozenset({"dir", "path", "folder", "file", "url", "uri", "id", "name", "version", "commit", "git", "host", "user"})
 # More different texts than this are names of runs rather than choices.
 _MOST_CHOICES = 12
+_UNITS = frozenset({"s", "sec", "secs", "seconds", "min", "mins", "minutes", "h", "hours", "ms"})
 _WRITTEN = ("metric", "parameter", "group", "nothing")
 
 Meaning = str
@@ -218,11 +227,11 @@ class _Found:
         words = words_of(name)
         if words == ["rule"] or words[:2] == ["reference", "rate"]:
             return Column(name, "nothing", "the learning rate is the optimizer's own")
-        meaning = _named(words)
+        meaning = _named(name)
         result = _OTHER_RESULTS & set(words)
-        derived = _DERIVED & set(words) or (meaning == "seconds" and (_VALIDATION | {"test"}) & set(words))
-        of_training = meaning in ("seconds", "batch", "micro_batch", "effective_batch", "samples", "steps", "epochs")
-        if meaning and not derived and (of_training or not result):
+        derived = _DERIVED & set(words) or (meaning in _OF_TRAINING and (_VALIDATION | {"test", "find"}) & set(words))
+        derived = derived or name == "_step" or any(isinstance(value, bool) for value in self.values[name])
+        if meaning and not derived and (meaning in _OF_TRAINING or not result):
             wrong_role = role == "setting" and meaning in ("seconds", "status", "started", "ended")
             wrong_role |= role == "result" and meaning in ("learning_rate", "seed", "batch", "devices", "accumulation")
             if not wrong_role:
@@ -242,6 +251,8 @@ class _Found:
             return Column(name, "nothing", f"{self.runs - len(values)} of {self.runs} runs do not have it")
         known = role == "setting" or set(words) & _SETTINGS or "_".join(words[-2:]) in _SETTINGS
         if any(isinstance(value, str) for value in values):
+            if len(set(map(str, values))) == len(values) or set(words) & _PLACES:
+                return Column(name, "nothing", "a name or a place")
             if (several := len(set(map(str, values)))) > _MOST_CHOICES:
                 return Column(name, "nothing", f"text, {several} different ones")
             return Column(name, "parameter" if known else "nothing", "" if known else "not a known setting")
@@ -258,24 +269,33 @@ def words_of(name: str) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", apart.lower()) if word] or ["?"]
 
 
-def _named(words: Sequence[str]) -> Meaning:
-    """The meaning whose name the last words are; a unit may follow."""
-    last = (
-        words[:-1] if len(words) > 1 and words[-1] in ("s", "sec", "seconds", "min", "minutes", "h", "hours", "ms") else words
-    )
-    for some in (words, last):
-        for count in range(min(len(some), 6), 0, -1):
-            text = "_".join(some[-count:])
+def _named(name: str) -> Meaning:
+    """The meaning that a name's last part has, without what people write before it, or a unit after it.
+
+    Only whole parts count: `min_lr` is no learning rate, and `warmup_steps` are no steps.
+    """
+    part = words_of(re.split(r"[./]", name.strip("./"))[-1])
+    for without_unit in (False, True):
+        if without_unit and (len(part) < 2 or part[-1] not in _UNITS):
+            continue
+        words = part[:-1] if without_unit else part
+        for first in range(len(words)):
+            text = "_".join(words[first:])
             for meaning, names in NAMES.items():
                 # Data, models and optimizers have names too.
-                if text in names and (meaning != "run" or count == len(some)):
+                if text in names and (meaning != "run" or words_of(name) == words):
                     return meaning
+            if words[first] not in _BEFORE:
+                break
     return ""
 
 
 def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Column]:
     """One name a meaning: what the user says, then settings, then the name listed first; where values differ, none."""
     taken = list(columns)
+    if micro := next((column.name for column in taken if column.meaning == "micro_batch"), None):
+        # Such as Trainer's train_batch_size, that of one device too.
+        taken = [Column(one.name, "nothing", f"instead of it, {micro}") if one.meaning == "batch" else one for one in taken]
     for meaning in NAMES:
         places = [place for place, column in enumerate(taken) if column.meaning == meaning]
         said = [place for place in places if taken[place].name in found.mapped]

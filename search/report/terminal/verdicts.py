@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from ....spaces.errors import cut
 from ...laws.verdicts import Verdict
 from ...store.stored import StoredStudy
 from .tables import column
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _MOST_LEFT_OUT = 15
 # The most members of a front that are shown.
 _MOST_MEMBERS = 12
+_LONGEST = 40
 # What a meaning is called, where that is no name of its own.
 _MEANS = {"batch": "effective_batch", "nothing": "left out"}
 
@@ -92,11 +94,11 @@ def _front_table(study: StoredStudy) -> Table:
         column(table, name, "left" if name == "run" else "right")
     for member in shown:
         values = member.facts.effective_batch, member.facts.learning_rate, *(member.parameters.get(name) for name in searched)
-        place = (member.facts.message or "").removeprefix("imported from ") or str(member.number)
+        place = (member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] or str(member.number)
         cells = [
             f"{value:.4g}" if isinstance(value, float) else str(value) for value in (member.train_s, member.accuracy, *values)
         ]
-        table.add_row(place, *cells)
+        table.add_row(Text(cut(place, _LONGEST)), *cells)
     return table
 
 

@@ -129,9 +129,11 @@ def _arguments(places: tuple[Path, ...]) -> dict[str, Any]:
             with archive.open(entry) as file:
                 state: dict[str, Any] = _Unpickler(file).load().state
         ranks = state.get("distributed_state")
-        world = {"world_size": ranks.state.get("num_processes")} if isinstance(ranks, _Inert) and ranks.state else {}
-        own = {name: _plain(value) for name, value in state.items() if name == "_n_gpu" or not name.startswith("_")}
-        return own | world
+        processes = ranks.state.get("num_processes") if isinstance(ranks, _Inert) and ranks.state else None
+        # DataParallel splits a process's batch over its GPUs; with one process each, and on a CPU, that is one.
+        gpus, processes = state.get("_n_gpu"), processes if isinstance(processes, int) else 1
+        own = {name: _plain(value) for name, value in state.items() if not name.startswith("_")}
+        return own | {"world_size": processes * max(gpus if isinstance(gpus, int) else 1, 1)}
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to call for
         message = f"expected TrainingArguments as torch.save writes them: {cut(repr(error), 200)}. Move it away."
         raise StudyFileError(Fault("", message, str(path))) from None

@@ -176,7 +176,7 @@ def test_trainings_of_the_trainer_are_read_by_their_folders(tmp_path: Path) -> N
     expected = {
         "learning_rate": 0.01, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2,
         "weight_decay": 0.01, "warmup_steps": 1, "seed": 7, "lr_scheduler_type": "cosine", "eval_strategy": "epoch",
-        "world_size": 1, "_n_gpu": 0, "max_steps": 4, "train_batch_size": 4,
+        "world_size": 1, "max_steps": 4, "train_batch_size": 4,
     }  # fmt: skip
     assert {name: second.settings[name] for name in expected} == expected
     assert (first.settings["learning_rate"], first.settings["num_train_epochs"]) == (0.02, 3)
