@@ -53,6 +53,7 @@ def test_runs_say_what_they_can(tmp_path: Path) -> None:
         assert part in done.output, done.output
 
 
+@pytest.mark.slow
 def test_a_document_holds_intervals_that_hold_the_truth(tmp_path: Path) -> None:
     done = typed("ask", str(written(tmp_path / "runs.csv", 60)), "--json")
     (group,) = json.loads(done.stdout)["groups"]
@@ -80,6 +81,7 @@ def test_few_runs_are_met_with_silence(tmp_path: Path) -> None:
     assert "next runs: cannot be said" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["bs", "lr"])
 def test_one_batch_or_one_rate_alone_says_why_it_is_silent(column: str, tmp_path: Path) -> None:
     path = written(tmp_path / "runs.csv", 40)
@@ -97,6 +99,7 @@ def test_one_batch_or_one_rate_alone_says_why_it_is_silent(column: str, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
     path, database = written(tmp_path / "runs.csv", 40), tmp_path / "old.db"
     done = typed("import", str(path), "--study", str(database))
@@ -128,6 +131,7 @@ def test_nothing_is_written_where_times_are_unknown(tmp_path: Path) -> None:
     assert "front: cannot be said: the runs do not have their seconds" in typed("ask", str(path)).output
 
 
+@pytest.mark.slow
 def test_a_page_is_written_of_runs(tmp_path: Path) -> None:
     done = typed("ask", str(written(tmp_path / "runs.csv", 40)), "--report", str(tmp_path / "page.html"))
     assert done.exit_code == 0, done.output
@@ -150,6 +154,7 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     assert len(spec.baseline) == 1
 
 
+@pytest.mark.slow
 def test_python_reads_them_too(tmp_path: Path) -> None:
     import bsearch
 
@@ -179,6 +184,7 @@ def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -
 OLD = Path(__file__).parent.parent / "examples" / "old-runs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "runs", "holds"),
     [("digits.csv", 48, "sqrt and linear hold"), ("cifar10.jsonl", 60, "sqrt holds"), ("lightning_logs", 24, "4 blew up")],
