@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..search.sources.imported import Imported
     from ..search.store.stored import StoredStudy
 
+# What `init --from` writes beside a study file.
+OLD_RUNS = "old-runs.jsonl"
 Direction = Literal["minimize", "maximize"]
 
 
@@ -170,7 +172,7 @@ def as_study(found: Imported, url: str = "") -> StoredStudy:
 def import_(
     source: str, target: Path | None, mapped: tuple[str, ...], metric: str | None, minimize: bool | None, same: bool
 ) -> None:
-    """Make a study of runs that you already have, which `show`, `report`, `rules` and `warm_start` then read.
+    """Make a study of runs that you already have, which `show`, `report`, `rules` and `export` then read.
 
     Each group of runs that differ in task, data or model becomes a study of its own. A run without its seconds cannot be placed
     on a front: `bsearch ask` reads those.
@@ -187,20 +189,21 @@ def import_(
     click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
 
 
-def study_text(source: str, folder: Path, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool) -> str:
-    """A study file made of a source's runs, as text: of several groups, of the largest."""
+def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool) -> dict[str, str]:
+    """A study file made of a source's runs, and those runs in bsearch's own words: of several groups, the largest."""
     import yaml
 
-    from ..search.laws.from_runs import study_of_runs
+    from ..search.laws.from_runs import run_document, study_of_runs
     from ..search.report.terminal.verdicts import columns_table
 
     columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
     terminal(as_json=True).print(columns_table(columns))
-    named = os.path.relpath(source, folder) if Path(source).exists() else source
-    keys = study_of_runs(groups[0].spec, groups[0].records, "tasks.py:MyTask", named)
+    spec, records = groups[0].spec, groups[0].records
+    keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
-    head = f"# Made of {len(groups[0].records)} runs of {named}{of} by `bsearch init --from`: look through it.\n"
-    return head + yaml.safe_dump(keys, sort_keys=False, width=120)
+    head = plain(f"# Made of {len(records)} runs of {source}{of} by `bsearch init --from`: look through it.\n")
+    rows = (json.dumps(run_document(record, spec)) for record in records)
+    return {"study.yaml": head + yaml.safe_dump(keys, sort_keys=False, width=120), OLD_RUNS: "\n".join(rows) + "\n"}
 
 
 def _write_report(path: Path, group: Imported) -> None:

@@ -18,7 +18,7 @@ from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import StudySpec
-from .ask import source_options, study_text
+from .ask import OLD_RUNS, files_of_runs, source_options
 from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
     choice_options,
@@ -316,17 +316,16 @@ def init(
     from ..spaces.boundary.files import write_file
 
     names = ("study.yaml", "tasks.py")
-    existing = [name for name in names if os.path.lexists(folder / name)]
+    existing = [name for name in (*names, *([OLD_RUNS] if source else [])) if os.path.lexists(folder / name)]
     if existing:
         raise StudyFileError(
             f"{folder}: already contains {' and '.join(existing)}; nothing was written. Choose another folder."
         )
-    written = None if source is None else study_text(source, folder, mapped, metric, minimize, same)
-    for name in names:
-        content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
-        content = content if written is None or name != "study.yaml" else written
+    starter = {name: resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8") for name in names}
+    written = {} if source is None else files_of_runs(source, mapped, metric, minimize, same)
+    for name, content in {**starter, **written}.items():
         click.echo(f"wrote {write_file(folder / name, content)}")
-    if written is not None:
+    if written:
         click.echo("Next: put your own training code into tasks.py, which learns scikit-learn's digits as it stands.")
     inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
     click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")

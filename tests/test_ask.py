@@ -128,7 +128,7 @@ def test_nothing_is_written_where_times_are_unknown(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "expected the seconds of every complete run" in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
-    assert "front: cannot be said: the runs do not have their seconds" in typed("ask", str(path)).output
+    assert "front: cannot be said: not all runs have their seconds" in typed("ask", str(path)).output
 
 
 @pytest.mark.slow
@@ -143,10 +143,12 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     written(tmp_path / "runs.csv", 60)
     done = typed("init", "next", "--from", "runs.csv")
     assert done.exit_code == 0, done.output
+    from bsearch.search.suggest.warm_start import prior_trials
     from bsearch.spaces.study.file import read_study
 
     spec = read_study(tmp_path / "next" / "study.yaml")
-    assert spec.warm_start == ("../runs.csv",)
+    assert spec.warm_start == ("old-runs.jsonl",)
+    assert len(prior_trials(spec, {}, lambda parameters: (1.0,))) == 60
     assert (spec.space.rule.value, spec.objectives.metric.name) == ("sqrt", "val_acc")  # type: ignore[union-attr]
     prior = spec.space.reference_rate.prior
     assert prior is not None

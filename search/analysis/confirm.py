@@ -54,9 +54,6 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     freedom, (accuracy, errors) = noise.freedom, noise.means(scores)
     probabilities = front_probabilities(taken, accuracy, errors, freedom)
 
-    def takes_less(index: int, other: int) -> bool:
-        return bool((taken[index] <= taken[other]).all() and (taken[index] < taken[other]).any())
-
     half_widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * errors
     averages = []
     for place, (record, group) in enumerate(zip(means, runs.values(), strict=True)):
@@ -64,11 +61,8 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
         # Of a difference of two means, by Welch and Satterthwaite.
         shared = variance**2 / np.maximum(errors**4 / freedom + errors[place] ** 4 / freedom[place], 1e-300)
         better = stdtr(shared, (accuracy[place] - accuracy) / np.sqrt(variance)) > CONFIDENCE
-        ties = [
-            means[other].number
-            for other in range(len(means))
-            if takes_less(other, place) and accuracy[other] < accuracy[place] and not better[other]
-        ]
+        takes_less = (taken <= taken[place]).all(axis=1) & (taken < taken[place]).any(axis=1)
+        ties = [means[other].number for other in np.flatnonzero(takes_less & (accuracy < accuracy[place]) & ~better)]
         mean = sign * float(accuracy[place])
         facts = replace(
             record.facts,

@@ -67,6 +67,23 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
     }
 
 
+def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
+    """A run in bsearch's own words, as a line of a table that `warm_start` reads without a doubt about names."""
+    facts, parameters = record.facts, dict(record.parameters)
+    for name in ("effective_batch", "reference_rate"):
+        parameters.pop(name, None)
+    settings = {
+        "effective_batch": facts.effective_batch,
+        "learning_rate": facts.learning_rate,
+        "seed": facts.seed,
+        **parameters,
+    }
+    results = {spec.objectives.metric.name: record.accuracy, "train_s": facts.measured_train_s}
+    status = {"complete": "finished", "diverged": "diverged"}.get(record.outcome, "failed")
+    known = ({name: value for name, value in values.items() if value is not None} for values in (settings, results))
+    return {"run": record.number, "status": status, **dict(zip(("config", "summary"), known, strict=True))}
+
+
 def _rule(
     records: Sequence[TrialRecord], complete: Sequence[TrialRecord], direction: Any
 ) -> tuple[str, int, dict[str, Any] | None]:

@@ -25,7 +25,7 @@ from .samples_by_batch import EPOCHS, LEAST_TRIALS, samples_by_batch
 
 # The level at which trainings of several lengths are compared: reached by this share of them.
 _REACHED = 0.3
-# The most runs in a fit of lengths.
+# The most runs in a fit of lengths, and of importances.
 _MOST = 300
 # Runs to try next.
 NEXT = 5
@@ -72,7 +72,7 @@ def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] =
 
 def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> Verdict:
     if not timed:
-        return Verdict("front", "the runs do not have their seconds, so which were fast is unknown", silent=True)
+        return Verdict("front", "not all runs have their seconds, so which were fast is unknown", silent=True)
     settings, members = len({record.setting for record in complete}), [record.number for record in study.front.trials]
     others = settings - len(members)
     text = (
@@ -180,7 +180,7 @@ def _blow_ups(study: StoredStudy) -> Verdict:
 
 
 def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
-    found = parameter_importances(study)
+    found = parameter_importances(replace(study, records=tuple(_some(study.records))))
     if not found:
         count = max(len(study.spec.searched()), 2)
         message = f"five complete runs for each of {count} parameters are needed, there are {len(complete)}"

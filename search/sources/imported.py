@@ -6,27 +6,64 @@ The rate is the one that the optimizer got, so the rule is `constant`: an import
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, cut
 from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.study.space import Space
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import OutcomeKind
-from .columns import Columns, words_of
+from .columns import Columns
+from .names import words_of
 from .runs import Run, Scalar
 from .values import moment, number, seconds, unit_of
 
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
-_FAILED = ("failed", "crashed", "killed", "error", "fail", "aborted", "cancelled", "canceled", "oom")
-_RUNNING = ("running", "pending", "scheduled", "queued", "waiting", "pruned", "stopped", "paused", "infeasible", "interrupted")
+_ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "diverged")
+_FAILED = (
+    "failed",
+    "crashed",
+    "killed",
+    "error",
+    "fail",
+    "aborted",
+    "cancelled",
+    "canceled",
+    "oom",
+    "out_of_memory",
+    "timeout",
+)
+_RUNNING = (
+    "running",
+    "pending",
+    "scheduled",
+    "queued",
+    "waiting",
+    "pruned",
+    "stopped",
+    "paused",
+    "infeasible",
+    "interrupted",
+    "false",
+)
+# A run that came less far than this share of what the farthest of them did, in terms of its plan, was stopped early.
+_STOPPED = 0.9
+# Names of study files whose values have rules there: own ones only where they keep them.
+_RULES: Mapping[str, Callable[[float], bool]] = {
+    "weight_decay": lambda value: value >= 0,
+    "beta1": lambda value: 0 <= value < 1,
+    "beta2": lambda value: 0 <= value < 1,
+}
 # Parameters of a table that bsearch has a word of its own for, by their last words.
 _OWN = {"weight_decay": "weight_decay", "wd": "weight_decay", "beta1": "beta1", "beta2": "beta2"}
 _MOST_FAULTS = 100
+_LONGEST_S = 3e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +75,7 @@ class Imported:
         records: in the source's order; runs of one setting with other seeds are repeats.
         left_out: why runs are no trials, and how many.
         parameters: bsearch's names of the columns that are parameters.
-        timed: whether every complete run has its seconds; else those are samples, which only compare.
+        untimed: places of complete runs without their seconds; with any, all of them compare by samples.
     """
 
     name: str
@@ -46,7 +83,11 @@ class Imported:
     records: tuple[TrialRecord, ...]
     left_out: Mapping[str, int]
     parameters: Mapping[str, str]
-    timed: bool
+    untimed: tuple[str, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        return not self.untimed
 
 
 def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "runs") -> list[Imported]:
@@ -56,17 +97,40 @@ def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "ru
         StudyFileError: values that cannot be what their columns are, each by its place.
     """
     groups: dict[str, list[Run]] = {}
-    named = columns.named("group")
-    for run in runs:
+    named, repeated = columns.named("group"), Counter[str]()
+    for run in _once(where, runs, columns, repeated):
         groups.setdefault(", ".join(str(_value(run, name)) for name in named), []).append(run)
     faults: list[Fault] = []
-    found = [_group(where, group, columns, study, name, faults) for name, group in groups.items()]
+    found = [_group(group, columns, study, name, repeated, faults) for name, group in groups.items()]
     if faults:
         raise StudyFileError(faults[:_MOST_FAULTS])
     complete = [one for one in found if one is not None]
     if not complete:
         raise StudyFileError(Fault("", f"expected runs that ended, got {len(runs)} that did not", where))
     return sorted(complete, key=lambda one: -len(one.records))
+
+
+def _once(where: str, runs: Sequence[Run], columns: Columns, repeated: Counter[str]) -> Iterator[Run]:
+    """Each run once: rows that are equal are one.
+
+    Raises:
+        StudyFileError: rows of one run differ, as where a table has one for each epoch.
+    """
+    seen: dict[object, Run] = {}
+    identity = columns.one("run")
+    for run in runs:
+        everything = (*run.settings.items(), *run.values.items(), *run.results.items())
+        named = _value(run, identity)
+        key = everything if named is None else named
+        before = seen.setdefault(key, run)
+        if before is run:
+            yield run
+        elif (*before.settings.items(), *before.values.items(), *before.results.items()) == everything:
+            repeated["again, with the same values"] += 1
+        else:
+            hint = f"Keep the last row of each, or write --map {identity}=nothing where it names no run."
+            message = f"expected one row of each run, got {cut(str(named), 60)!r} at {before.place} and {run.place}. {hint}"
+            raise StudyFileError(Fault(str(identity), message, where))
 
 
 def _value(run: Run, name: str | None) -> Scalar | None:
@@ -95,26 +159,60 @@ class _Row:
     parameters: dict[str, Scalar]
 
 
-def _group(where: str, runs: list[Run], columns: Columns, study: str, name: str, faults: list[Fault]) -> Imported | None:
-    left_out: Counter[str] = Counter()
-    parameters = _parameter_names(columns)
-    rows = [row for run in runs if (row := _row(run, columns, parameters, left_out, faults)) is not None]
+def _group(
+    runs: list[Run], columns: Columns, study: str, name: str, left_out: Counter[str], faults: list[Fault]
+) -> Imported | None:
+    left_out = Counter(left_out)
+    parameters = _parameter_names(columns, runs)
+    rows = [row for run in _whole(runs, columns, left_out) if (row := _row(run, columns, parameters, left_out, faults))]
     finished = [row for row in rows if row.metric is not None and math.isfinite(row.metric)]
     if faults or not rows or not finished:
         return None
-    timed = all(row.seconds is not None for row in finished)
+    untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
-    return Imported(name, spec, tuple(_records(rows, timed)), dict(left_out), parameters, timed)
+    return Imported(name, spec, tuple(_records(rows, not untimed)), dict(left_out), parameters, untimed)
+
+
+def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Iterator[Run]:
+    """Runs that came as far as they were planned to, as the farthest did, in epochs or steps."""
+    shares: list[list[float]] = [[] for _ in runs]
+    for column in columns.columns:
+        if column.meaning != "reached":
+            continue
+        plan = column.why.removeprefix("of ")
+        each = [_share(_value(run, column.name), _value(run, plan)) for run in runs]
+        farthest = max((share for share in each if share is not None), default=0.0)
+        for place, share in enumerate(each):
+            if share is not None and farthest > 0:
+                shares[place].append(share / farthest)
+    for run, found in zip(runs, shares, strict=True):
+        if found and max(found) < _STOPPED:
+            left_out["stopped before its end"] += 1
+        else:
+            yield run
+
+
+def _share(reached: Scalar | None, planned: Scalar | None) -> float | None:
+    far, whole = number(reached), number(planned)
+    if far is None or whole is None or not whole > 0 or not math.isfinite(far):
+        return None
+    return 1.0 if far + 1 >= whole else far / whole  # some count from 0
 
 
 def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Counter[str], faults: list[Fault]) -> _Row | None:
-    state = (run.status or str(_value(run, columns.one("status")) or "")).lower()
-    if state in _RUNNING or run.results.get("pruned") is True:
+    state = _state(run, columns)
+    if state == "running" or run.results.get("pruned") is True:
         left_out["not ended"] += 1
         return None
+    if state not in ("", "ended", "failed"):
+        left_out[f"of a status that is not known, {cut(state, 40)!r}"] += 1
+        return None
     name = columns.one("metric")
-    metric = number(_value(run, name))
-    failed = state in _FAILED
+    written = _value(run, name)
+    metric, failed = number(written), state == "failed"
+    if metric is None and isinstance(written, str) and not failed:
+        faults.append(Fault(str(name), f"expected a number, got {cut(written, 60)!r}", run.place))
+        return None
     batch, rate = _batch(run, columns, faults), _positive(run, columns.one("learning_rate"), faults)
     if batch is None or rate is None:
         left_out["without batch or rate"] += 1
@@ -122,19 +220,23 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     if metric is None and not failed:
         left_out[f"without {cut(name or 'metric', 40)}"] += 1
         return None
-    values = {mine: _plain(value) for theirs, mine in parameters.items() if (value := _value(run, theirs)) is not None}
+    each = {mine: _plain(value) for theirs, mine in parameters.items() if (value := _value(run, theirs)) is not None}
+    values = {mine: value for mine, value in each.items() if value == value}  # NaN is no value
     if len(values) < len(parameters):
         left_out["without all parameters"] += 1
         return None
-    epochs, steps = (_positive(run, columns.one(one), faults) for one in ("epochs", "steps"))
-    samples = _positive(run, columns.one("samples"), faults) or (None if steps is None else steps * batch)
+    # A count of 0 or -1 stands for no plan.
+    epochs, steps, samples, devices = (
+        _count(_value(run, columns.one(one))) for one in ("epochs", "steps", "samples", "devices")
+    )
     if epochs is not None and epochs.is_integer():
         epochs = int(epochs)
+    samples = samples or (None if steps is None else steps * batch)
     return _Row(
         run,
         batch,
         rate,
-        int(number(_value(run, columns.one("devices"))) or 1),
+        int(devices or 1),
         metric,
         _seconds(run, columns),
         epochs,
@@ -143,6 +245,28 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
         failed,
         values,
     )
+
+
+def _state(run: Run, columns: Columns) -> str:
+    """`ended`, `failed`, `running`, nothing where the source does not say, or a status that is not known."""
+    name = columns.one("status")
+    value: Scalar | None = run.status or _value(run, name)
+    if value is None or value == "":
+        return ""
+    if name is not None and not run.status and "exit" in name.lower():
+        return "ended" if number(value) == 0 else "failed"
+    text = re.sub(r"[^a-z0-9_]+", " ", str(value).lower().rpartition(".")[2]).strip()
+    word = text.partition(" ")[0]
+    if text in _RUNNING or word in _RUNNING:
+        return "running"
+    if text in _ENDED:
+        return "ended"
+    return "failed" if word in _FAILED else text
+
+
+def _count(value: Scalar | None) -> float | None:
+    plain = number(value)
+    return None if plain is None or not 0 < plain < math.inf else plain
 
 
 def _plain(value: Scalar) -> Scalar:
@@ -162,9 +286,9 @@ def _batch(run: Run, columns: Columns, faults: list[Fault]) -> int | None:
     elif name is None:
         factors = [columns.one("batch")]
     batch = 1.0
-    for place, factor in enumerate(factors):
+    for factor in factors:
         value = _positive(run, factor, faults)
-        if value is None and place == 0:
+        if value is None and factor is not None:
             return None
         batch *= value or 1.0
     if batch != round(batch) or batch > 2**53:
@@ -195,27 +319,25 @@ def _seconds(run: Run, columns: Columns) -> float | None:
     name = columns.one("seconds")
     if name is not None:
         found = seconds(_value(run, name), unit_of(name))
-        return found if found is not None and 0 < found < math.inf else None
+        # As much as this is a date.
+        return found if found is not None and 0 < found < _LONGEST_S else None
     began, ended = (moment(_value(run, columns.one(one))) for one in ("started", "ended"))
     return None if began is None or ended is None or not ended > began else ended - began
 
 
-def _parameter_names(columns: Columns) -> dict[str, str]:
+def _parameter_names(columns: Columns, runs: Sequence[Run]) -> dict[str, str]:
     """bsearch's name of each parameter, by the source's."""
     found: dict[str, str] = {}
     for name in columns.named("parameter"):
         words = words_of(name)
         own = _OWN.get("_".join(words[-2:])) or _OWN.get(words[-1])
-        mine = own if own and own not in found.values() else "_".join(words)
-        while mine in found.values() or mine in _TAKEN:
-            mine += "_"
+        values = [number(_value(run, name)) for run in runs]
+        keeps = own is not None and all(value is not None and _RULES[own](value) for value in values)
+        mine = own if own and keeps else "_".join(words)
+        while mine in found.values() or (mine in Space.model_fields and not keeps):
+            mine, keeps = f"{mine}_", False
         found[name] = mine
     return found
-
-
-_TAKEN = frozenset(
-    {"effective_batch", "reference_rate", "rule", "exponent", "epochs", "accumulation", "devices", "noise_batch"}
-)
 
 
 def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mapping[str, str]) -> StudySpec:

@@ -31,6 +31,7 @@ def written(path: Path, where: str, groups: Sequence[Imported]) -> list[str]:
             f"{where}: expected the seconds of every complete run, since a study's front is of seconds against a metric; got "
             f"none for some{of}. Say which name holds them, as in --map NAME=seconds; `bsearch ask` reads runs without."
         )
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.absolute().parent, prefix=".import-") as folder:
         names = _written(sqlite_url(Path(folder) / "runs.db"), groups)
         (Path(folder) / "runs.db").replace(path)

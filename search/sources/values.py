@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
+from functools import lru_cache
 
 from .runs import Scalar
 
@@ -15,10 +16,13 @@ _NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,4}
 _COMMA = re.compile(r"[+-]?\d{1,300},\d{1,300}([eE][+-]?\d{1,4})?")
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
-_PART = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?(ms|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)", re.IGNORECASE)
+_WORDS = "ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d"
+_EARLIEST = 3e8  # no run is from before 1979
+_PART = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,15}})?) ?({_WORDS})(?![a-z])", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d{1,6}) days? )?(\d{1,6}):(\d{2})(?::(\d{2}(?:\.\d{1,9})?))?")
 
 
+@lru_cache(1 << 16)  # tables repeat themselves
 def cell(text: str, *, decimal_comma: bool = False) -> Scalar | None:
     """What a cell holds; None where it is empty, NaN where a training's value was no number.
 
@@ -55,7 +59,12 @@ def number(value: Scalar | None) -> float | None:
     """
     if isinstance(value, str):
         value = cell(value)
-    return None if value is None or isinstance(value, bool | str) else float(value)
+    if value is None or isinstance(value, bool | str):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
@@ -66,6 +75,8 @@ def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
 
     >>> seconds("1h 20m"), seconds("01:20:00"), seconds("2:30"), seconds(2, 60.0), seconds("1 day 00:00:01")
     (4800.0, 4800.0, 150.0, 120.0, 86401.0)
+    >>> seconds("3.2min"), seconds("2 hours"), seconds("1:30", 3600.0)
+    (192.0, 7200.0, 5400.0)
     """
     plain = number(value)
     if plain is not None:
@@ -74,6 +85,8 @@ def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
         return None
     if clock := _CLOCK.fullmatch(value.strip()):
         days, first, second, third = clock.groups()
+        if not third and unit_s == _UNITS["h"]:
+            third = "0"  # hours and minutes
         hours, minutes, rest = (first, second, third) if third else ("0", first, second)
         return float(days or 0) * 86400 + float(hours) * 3600 + float(minutes) * 60 + float(rest)
     parts = list(_PART.finditer(value))
@@ -98,13 +111,15 @@ def unit_of(name: str) -> float:
 
 
 def moment(value: Scalar | None) -> float | None:
-    """A date or a time stamp, in seconds since 1970; None where it is none.
+    """A date or a time stamp, in seconds since 1970; None where it is none, such as a small number.
 
     >>> moment("2026-11-27T08:00:00Z") - moment("2026-11-27 07:00:00+00:00")
     3600.0
     """
     plain = number(value)
     if plain is not None:
+        if plain < _EARLIEST:
+            return None
         return plain / 1000 if plain > 1e11 else plain  # MLflow's are milliseconds
     try:
         return datetime.fromisoformat(value.strip()).timestamp() if isinstance(value, str) and len(value) < 40 else None

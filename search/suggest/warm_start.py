@@ -95,8 +95,11 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
         raise StudyFileError(
             f"{source}: expected runs with {metric.name}, this study's metric; got {', '.join(sorted(names)[:12])}"
         )
-    columns = columns_of(source, runs, mapped=dict([next(iter(mapped.items()))]), direction=metric.direction, same=True)
-    (group,) = imported(source, runs, columns)
+    columns = columns_of(source, runs, mapped=dict([next(iter(mapped.items()))]), direction=metric.direction)
+    group, *others = imported(source, runs, columns)
+    if others:
+        several = "; ".join(one.name for one in (group, *others[:7]))
+        raise StudyFileError(f"{source}: expected runs of one experiment, got {several}. Keep those of this study's.")
     searched, fixed = spec.searched(), spec.fixed()
     outside: Counter[str] = Counter()
     inside = 0

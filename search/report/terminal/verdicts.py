@@ -66,6 +66,9 @@ def group_parts(
     yield Text(f"\n{source}{name}: {len(study.records)} runs ({counts})", style="bold")
     if imported is not None and imported.left_out:
         yield Text("left out: " + ", ".join(f"{count} {why}" for why, count in imported.left_out.items()), style="dim")
+    if imported is not None and 0 < len(imported.untimed) < len(study.records):
+        first = imported.untimed[0]
+        yield Text(f"{len(imported.untimed)} of them do not have their seconds, such as {first}", style="dim")
     front = next((answer for answer in answers if answer.about == "front"), None)
     if front is not None and not front.silent:
         yield _front_table(study)

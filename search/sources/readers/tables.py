@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from ....spaces.errors import Fault, StudyFileError, cut
-from ..runs import Run, Scalar, flat
+from ..names import is_metric
+from ..runs import Run, curve_results, flat
 from ..values import cell
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet")
@@ -42,12 +45,13 @@ def read(source: str) -> Iterator[Run]:
 
 def _csv(path: Path) -> Iterator[Run]:
     encoding = _encoding(path)
-    with path.open(newline="", encoding=encoding) as file:
+    with path.open(newline="", encoding=encoding, errors="replace") as file:
         head = file.read(65536)
         file.seek(0)
         delimiter = _delimiter(path, head)
         reader = csv.reader(file, delimiter=delimiter)
         header: list[str] = []
+        percent: dict[str, bool] = {}
         try:
             for row in reader:
                 if not any(text.strip() for text in row):
@@ -61,8 +65,12 @@ def _csv(path: Path) -> Iterator[Run]:
                         f"expected {len(header)} cells as in the header, got {len(row)}. Quote cells that hold {delimiter!r}."
                     )
                     raise StudyFileError(Fault("", message, str(path), reader.line_num))
-                cells = ((name, cell(text, decimal_comma=delimiter == ";")) for name, text in zip(header, row, strict=False))
-                yield Run(place, values={name: value for name, value in cells if value is not None})
+                cells = {name: cell(text, decimal_comma=delimiter == ";") for name, text in zip(header, row, strict=False)}
+                for name, text in zip(header, row, strict=False):
+                    if isinstance(cells[name], float | int) and percent.setdefault(name, "%" in text) != ("%" in text):
+                        message = f"expected all or none of its numbers with %, got {cut(text.strip(), 40)!r}"
+                        raise StudyFileError(Fault(name, message, str(path), reader.line_num))
+                yield Run(place, values={name: value for name, value in cells.items() if value is not None})
         except csv.Error as error:
             raise StudyFileError(Fault("", f"expected a CSV table: {error}", str(path), reader.line_num)) from None
 
@@ -119,6 +127,9 @@ def _json(path: Path) -> Iterator[Run]:
         if len(lists) == 1:
             document = lists[0]
         elif document and all(isinstance(value, list) for value in document.values()):
+            if len(lengths := {len(value) for value in document.values()}) > 1:
+                message = f"expected columns of one length, got {sorted(lengths)}"
+                raise StudyFileError(Fault("", message, str(path)))
             document = [dict(zip(document, row, strict=False)) for row in zip(*document.values(), strict=False)]
     if not isinstance(document, list):
         raise StudyFileError(Fault("", f"expected a list of runs, got {type(document).__name__}", str(path)))
@@ -140,14 +151,33 @@ def _document(path: Path, place: int, document: Any) -> Run:
         message = f"expected an object with a run's settings and results, got {type(document).__name__}"
         raise StudyFileError(Fault("", message, str(path), place))
     rest = dict(document)
-    parts: list[dict[str, Scalar]] = []
+    parts: list[dict[str, Any]] = []
     for names in (
         ("config", "params", "parameters", "hparams", "settings"),
         ("summary", "metrics", "results", "summary_metrics"),
     ):
         found = next((name for name in names if isinstance(rest.get(name), Mapping)), None)
-        parts.append({} if found is None else dict(flat(rest.pop(found))))
-    return Run(f"{path.name}:{place}", parts[0], parts[1], dict(flat(rest)))
+        parts.append({} if found is None else rest.pop(found))
+    curves: dict[str, float] = {}
+    for part in (parts[1], rest):
+        for name in [name for name, value in part.items() if _is_curve(name, value, part is rest)]:
+            curves |= curve_results(name, part.pop(name))
+    return Run(f"{path.name}:{place}", dict(flat(parts[0])), dict(flat(parts[1])) | curves, dict(flat(rest)))
+
+
+def _is_curve(name: str, value: Any, unsaid: bool) -> bool:
+    """Whether a list is a metric over time; one that may be a setting, such as betas, only by its name."""
+    numbers = isinstance(value, list) and len(value) > 1 and all(type(one) in (int, float) for one in value)
+    return numbers and (not unsaid or is_metric(name))
+
+
+def _plain(value: Any) -> Any:
+    """A decimal as a number, a duration in seconds, a date as text."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _parquet(path: Path) -> Iterator[Run]:
@@ -162,6 +192,6 @@ def _parquet(path: Path) -> Iterator[Run]:
         for batch in table.iter_batches():
             for row in batch.to_pylist():
                 number += 1
-                yield Run(f"{path.name}:{number}", values=dict(flat(row)))
+                yield Run(f"{path.name}:{number}", values=dict(flat({name: _plain(value) for name, value in row.items()})))
     except (ArrowException, ValueError) as error:
         raise StudyFileError(Fault("", f"expected a Parquet table: {cut(str(error), 200)}", str(path))) from None

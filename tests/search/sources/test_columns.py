@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.search.sources.columns import NAMES, UnclearColumnsError, columns_of
+from bsearch.search.sources.columns import UnclearColumnsError, columns_of
 from bsearch.search.sources.imported import imported
+from bsearch.search.sources.names import NAMES
 from bsearch.search.sources.read import is_source, runs_of
 from bsearch.search.sources.runs import Run, flat
 from bsearch.search.sources.values import MISSING, NOT_FINITE, cell, seconds
@@ -167,7 +168,8 @@ def test_a_setting_with_another_seed_is_a_repeat() -> None:
 
 
 def test_other_data_are_another_experiment_unless_said_otherwise() -> None:
-    some = runs([{**row, "dataset": name} for name in ("cifar", "mnist", "cifar") for row in TABLE])
+    rows = [{**row, "dataset": name} for name in ("cifar", "mnist") for row in TABLE]
+    some = runs([*rows, *({**row, "bs": row["bs"] + 1, "dataset": "cifar"} for row in TABLE)])
     groups = imported("t", some, columns_of("t", some))
     assert [(one.name, len(one.records)) for one in groups] == [("cifar", 6), ("mnist", 3)]
     (whole,) = imported("t", some, columns_of("t", some, same=True))
@@ -181,6 +183,118 @@ def test_other_data_are_another_experiment_unless_said_otherwise() -> None:
 def test_a_run_that_failed_or_still_runs_is_no_result(status: str, outcome: str | None) -> None:
     found = records([*TABLE[1:], {**TABLE[0], "state": status}, {**TABLE[0], "bs": 7, "state": "finished"}])
     assert (found[2].outcome if len(found) == 4 else None) == outcome
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome"),
+    [
+        # What a training was planned for, and how far it came.
+        ([{"max_epochs": 10, "epoch": 9}, {"max_epochs": 10, "epoch": 2}], "1 stopped before its end"),
+        ([{"max_epochs": 3, "epoch": 2}, {"max_epochs": 6, "epoch": 5}], ""),
+        ([{"max_steps": 300, "global_step": 300}, {"max_steps": 300, "global_step": 100}], "1 stopped before its end"),
+        ([{"max_steps": -1, "global_step": 300}, {"max_steps": -1, "global_step": 100}], ""),
+        ([{"done": True}, {"done": False}], "1 not ended"),
+        ([{"exit_code": 0}, {"exit_code": 137}], ""),
+        ([{"status": "TIMEOUT"}, {"status": "finished"}], ""),
+        ([{"status": "TrialState.PRUNED"}, {"status": "TrialState.COMPLETE"}], "1 not ended"),
+        ([{"status": "CANCELLED by 1000"}, {"status": "COMPLETED"}], ""),
+        ([{"status": "odd"}, {"status": "COMPLETED"}], "1 of a status that is not known, 'odd'"),
+    ],
+)
+def test_how_far_a_run_came_is_minded(rows: list[dict[str, Any]], outcome: str) -> None:
+    some = runs([{**row, **TABLE[place]} for place, row in enumerate(rows)])
+    (group,) = imported("t", some, columns_of("t", some))
+    assert ", ".join(f"{count} {why}" for why, count in group.left_out.items()) == outcome
+    ended = [row.get("exit_code", 0) or row.get("status") in ("TIMEOUT", "CANCELLED by 1000") for row in rows]
+    assert sum(record.outcome == "error" for record in group.records) == sum(map(bool, ended))
+
+
+def test_the_same_run_twice_is_one_and_rows_of_one_run_are_refused() -> None:
+    named = [{**row, "run_id": f"r{place}"} for place, row in enumerate(TABLE)]
+    assert len(records([*named, *named])) == len(records([*TABLE, *TABLE])) == 3
+    with pytest.raises(StudyFileError, match=r"expected one row of each run, got 'r0' at t\.csv:2 and t\.csv:5"):
+        records([*named, {**named[0], "val_acc": 0.1}])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_rate"),
+    [
+        *(
+            (name, True)
+            for name in ("lr", "config/lr", "params.lr", "params_lr", "optimizer.params.lr", "train.lr", "optim_lr")
+        ),
+        *(
+            (name, False)
+            for name in ("min_lr", "final_lr", "decoder.lr", "head_lr", "train/lr", "metrics.lr", "lr_decay", "best_lr")
+        ),
+    ],
+)
+def test_what_is_a_learning_rate_and_what_is_none(name: str, is_rate: bool) -> None:
+    some = runs([{name: row["lr"], "bs": row["bs"], "val_acc": row["val_acc"]} for row in TABLE])
+    if is_rate:
+        assert columns_of("t", some).one("learning_rate") == name
+    else:
+        with pytest.raises(StudyFileError, match="expected a column of learning rates, got none"):
+            columns_of("t", some)
+
+
+@pytest.mark.parametrize(
+    ("names", "metric"),
+    [
+        (("loss", "valacc"), "valacc"),
+        (("train_loss", "val_psnr"), "val_psnr"),
+        (("loss", "test_acc"), None),
+        (("loss_weight", "test_acc"), "test_acc"),
+        (("tr_loss", "test_acc"), "test_acc"),
+        (("eval_loss", "eval_samples_per_second"), "eval_loss"),
+        (("val_loss", "val_loss (lowest)"), "val_loss"),
+        (("val/loss", "val/acc"), None),
+    ],
+)
+def test_which_result_is_the_metric(names: tuple[str, str], metric: str | None) -> None:
+    some = runs([{"bs": row["bs"], "lr": row["lr"], names[0]: row["lr"], names[1]: row["val_acc"]} for row in TABLE])
+    if metric is None:
+        with pytest.raises(UnclearColumnsError):
+            columns_of("t", some)
+    else:
+        assert columns_of("t", some, direction="maximize").one("metric") == metric
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "length"),
+    [
+        ("runtime", "3.2min", 192.0),
+        ("duration", "5 minutes", 300.0),
+        ("duration", "30 sec", 30.0),
+        ("Duration", "2 hours", 7200.0),
+        ("runtime", "1h 20min", 4800.0),
+        ("Time (h)", "1:30", 5400.0),
+        ("duration", "0 days 00:01:23.4", 83.4),
+        ("time", 1714567890, None),
+        ("runtime", "soon", None),
+    ],
+)
+def test_what_a_duration_is(name: str, value: Any, length: float | None) -> None:
+    found = records([{"bs": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"], name: value} for row in TABLE])
+    assert [record.facts.measured_train_s for record in found] == [length and pytest.approx(length)] * 3
+
+
+def test_parameters_that_study_files_have_rules_for_are_the_sources_own() -> None:
+    rows = [{**row, "schedule": "step", "warmup": 290 + place, "weight_decay": -0.1 * place} for place, row in enumerate(TABLE)]
+    rows[0]["schedule"] = "cosine2"
+    assert {"schedule_", "warmup_", "weight_decay_"} <= records(rows)[0].parameters.keys()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, -1, 0, "two"])
+def test_counts_that_are_none_are_no_counts(value: Any) -> None:
+    rows = [{**row, "world_size": value, "epochs": value, "seed": value} for row in TABLE]
+    assert records(rows, mapped={"bs": "effective_batch"})[0].facts.devices == 1
+
+
+def test_percents_and_shares_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("bs,lr,acc\n8,0.1,88.8\n16,0.1,95.7%\n")
+    with pytest.raises(StudyFileError, match=r"t\.csv:3: acc: expected all or none of its numbers with %, got '95\.7%'"):
+        runs_of(str(tmp_path / "t.csv"))
 
 
 def test_secrets_are_not_shown() -> None:
