@@ -180,10 +180,11 @@ def _blow_ups(study: StoredStudy) -> Verdict:
 
 
 def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
-    found = parameter_importances(replace(study, records=tuple(_some(study.records))))
+    settings = [record for record in complete if not record.is_repeat]
+    found = parameter_importances(replace(study, records=tuple(_some(settings))))
     if not found:
         count = max(len(study.spec.searched()), 2)
-        message = f"five complete runs for each of {count} parameters are needed, there are {len(complete)}"
+        message = f"five settings for each of {count} parameters are needed, there are {len(settings)}"
         return Verdict("parameters", message if count > 1 else "one parameter alone was varied", silent=True)
     names = {"reference_rate": "learning_rate"}
     text = ", ".join(f"{names.get(name, name)} {share:.0%}" for name, share in found.items())
