@@ -67,7 +67,7 @@ class Tables:
         self.lock = StudyLock(url, self.engine, self.retry_policy)
         self.writes: WriteBuffer | None = None
         self._migrate(create)
-        self._file = self._identity()
+        self._on_disk = self._is_on_disk()
 
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
@@ -202,22 +202,13 @@ class Tables:
         """Whether the SQLite file has been deleted while open: writes are lost from then on. A connection that was opened since
         has made an empty one in its place.
         """
-        now = self._identity()
-        if self._file is None or now == self._file:
-            return False
-        # The number of a file may change where nothing was deleted, as on some network and container file systems.
-        return now is None or not has_table(str(self.engine.url.database), schema.studies.name)
+        # Neither a file's number nor its dates tell: a new file often has the deleted one's number.
+        return self._on_disk and not (self._is_on_disk() and has_table(str(self.engine.url.database), schema.studies.name))
 
-    def _identity(self) -> tuple[int, int] | None:
-        """The device and number of a SQLite database's file; None where there is none."""
+    def _is_on_disk(self) -> bool:
+        """Whether this is an SQLite database whose file exists."""
         database = self.engine.url.database
-        if self.engine.dialect.name != "sqlite" or database in (None, "", ":memory:"):
-            return None
-        try:
-            found = Path(str(database)).stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+        return self.engine.dialect.name == "sqlite" and database not in (None, "", ":memory:") and Path(str(database)).exists()
 
     # Trials
 

@@ -7,6 +7,8 @@ import math
 import os
 import pickle
 import sqlite3
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -417,27 +419,33 @@ def test_trials_that_are_damaged_are_refused(tmp_path: Path) -> None:
     assert f"{tmp_path}: expected files of Tune's: " in refused(tune.read, tmp_path)
 
 
+EXPERIMENT = """
+import sys
+import ray
+from ray import tune
+
+def train(config):
+    for step in range(3):
+        if config["lr"] > 0.5 and step == 1:
+            raise ArithmeticError
+        tune.report({"loss": config["lr"] + 1 / (1 + step), "eval": {"acc": step / 4}})
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+space = {"lr": tune.grid_search([0.25, 0.75]), "optimizer": {"name": "adam"}}
+tune.Tuner(train, param_space=space, run_config=tune.RunConfig(name="mine", storage_path=sys.argv[1], verbose=0)).fit()
+ray.shutdown()
+"""
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_experiment_of_tune_is_read(tmp_path: Path) -> None:
-    import ray
-    from ray import tune as ray_tune
-
-    def train(config: dict[str, Any]) -> None:
-        for step in range(3):
-            if config["lr"] > 0.5 and step == 1:
-                raise ArithmeticError
-            ray_tune.report({"loss": config["lr"] + 1 / (1 + step), "eval": {"acc": step / 4}})
-
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        ray_tune.Tuner(
-            train,
-            param_space={"lr": ray_tune.grid_search([0.25, 0.75]), "optimizer": {"name": "adam"}},
-            run_config=ray_tune.RunConfig(name="mine", storage_path=str(tmp_path), verbose=0),
-        ).fit()
-    finally:
-        ray.shutdown()
+    # A process of its own: Ray reads tokens once per process.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", EXPERIMENT, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     good, bad = sorted(tune.read(str(tmp_path)), key=lambda run: run.settings["lr"])
     assert [run.settings for run in (good, bad)] == [{"lr": lr, "optimizer.name": "adam"} for lr in (0.25, 0.75)]
     assert (good.status, bad.status) == ("finished", "failed")
