@@ -78,8 +78,9 @@ QUICK := not (slow or $(HEAVY) or $(LONG))
 test: install
 	$(TWO) -m "$(QUICK)"
 
+AT_ONCE ?= 2
 test-lowest test-newest: test-%: $(VENV)/%/.installed
-	$(VENV)/$*/bin/pytest -n 2 --dist loadfile --hypothesis-profile few -m "$(QUICK)"
+	$(VENV)/$*/bin/pytest -n $(AT_ONCE) --dist loadfile --hypothesis-profile few -m "$(QUICK)"
 
 test-all: test test-rest test-lowest
 
