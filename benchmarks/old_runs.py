@@ -129,12 +129,13 @@ def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
             slope = np.polyfit(np.log(batches), np.log(list(truth.values())), 1)[0]
             for seed in range(seeds):
                 asked += 1
-                answers = {one.about: one for one in verdicts(imported_runs(problem, count, seed), batches=batches)}
+                study = imported_runs(problem, count, seed)
                 if isinstance(problem, Laws):
+                    answers = {one.about: one for one in verdicts(study)}
                     # The data to a level grow as batch + critical, so batch 8 needs half of what critical + 16 does.
                     estimate = answers["critical batch"].data.get("estimate")
                     critical.append(estimate and estimate[0] <= problem.critical + 16 <= estimate[2])
-                answer = answers["best rate"]
+                (answer,) = verdicts(study, batches=batches)
                 if not answer.data:
                     silent += 1
                     continue

@@ -160,7 +160,7 @@ class Study:
         """What the trials say, as `bsearch ask` prints it: the front, the best rate, the critical batch, and what is silent.
 
         Args:
-            batches: at which the best rate is asked for.
+            batches: at which the best rate is asked for, and nothing else.
         """
         from ..search.laws.verdicts import verdicts
 

@@ -91,8 +91,6 @@ def ask(
     for study, one in groups:
         timed = one is None or one.timed
         answers = verdicts(study, timed=timed, batches=batches)
-        if batches:
-            answers = [answer for answer in answers if answer.about == "best rate"]
         documents.append(verdict_document(study, one, answers))
         for part in () if as_json else group_parts(source, study, one, answers, several=len(groups) > 1, short=bool(batches)):
             console.print(part)

@@ -55,10 +55,12 @@ def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] =
 
     Args:
         timed: whether their times are known; where not, they compare by samples.
-        batches: at which the best rate is asked for.
+        batches: at which the best rate is asked for, and nothing else.
     """
     complete = [record for record in study.records if record.outcome == "complete" and record.accuracy is not None]
     rates, silence = _rates(study, complete, batches)
+    if batches:
+        return [_best_rate(rates, silence, batches)]
     return [
         _front(study, complete, timed),
         _best_rate(rates, silence, batches),
