@@ -269,7 +269,9 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
         got = ", ".join(cut(name, 40) for name in list(found.roles)[:12]) or "nothing"
         text = next((name for name in free if is_metric(name)), None)
         hint = "Write --metric NAME, the result by which runs are compared."
-        if text is not None:
+        if reached := next((name for name in found.roles if {"target", "to_target"} & {words_of(name)[0], name}), None):
+            hint = f"For runs to a target, such as {cut(reached, 40)}, there is bsearch fit-batch. {hint}"
+        elif text is not None:
             hint = f"{cut(text, 40)} holds no numbers, such as {cut(repr(found.values[text][0]), 40)}. {hint}"
         raise StudyFileError(Fault("", f"expected a metric, such as val_loss or accuracy; got {got}. {hint}", where))
     return distinct[0]
