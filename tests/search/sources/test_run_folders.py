@@ -438,7 +438,7 @@ ray.shutdown()
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_experiment_of_tune_is_read(tmp_path: Path) -> None:
     # A process of its own: Ray reads tokens once per process.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
