@@ -326,6 +326,9 @@ def init(
     for name, content in {**starter, **written}.items():
         click.echo(f"wrote {write_file(folder / name, content)}")
     if written:
-        click.echo("Next: put your own training code into tasks.py, which learns scikit-learn's digits as it stands.")
+        click.echo(
+            f"First put your training code into {shell_word(folder / 'tasks.py')}: its score returns the study's metric, and"
+        )
+        click.echo("it reads the study's parameters as setup.parameters[name]. As it stands it is a template.")
     inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
-    click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")
+    click.echo(f"{'Then' if written else 'Next'}: {inside}bsearch check study.yaml && bsearch run study.yaml")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...spaces.domain import Range
+from ...spaces.domain import Choices, Range
 from ...spaces.errors import StudyFileError
 from ...spaces.learning_rate import RULE_EXPONENTS
 from ...spaces.record import TrialRecord
@@ -33,28 +33,29 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
     """
     direction = spec.objectives.metric.direction
     complete = [record for record in told_apart(records, direction) if record.outcome == "complete"]
-    rule, batch, prior = _rule(records, complete, direction)
-    exponent = RULE_EXPONENTS[rule]
+    rules, batch, prior = _rules(records, complete, direction)
+    exponent = RULE_EXPONENTS[rules[0]]
     best = sorted(complete, key=lambda record: -spec.objectives.metric.sign * (record.accuracy or 0.0))
     near = best[: math.ceil(_BEST * len(best))] if len(best) >= _FEWEST else []
 
     def reference(record: TrialRecord) -> float:
         rate, own = record.facts.learning_rate or 1.0, record.facts.effective_batch or 1
-        return _rounded(rate * (batch / own) ** exponent)
+        return float(rate * (batch / own) ** exponent)
 
     rates = [reference(record) for record in complete]
     space: dict[str, Any] = {}
     for name, domain in spec.domains().items():
         if name == "reference_rate":
-            space[name] = {"low": min(rates), "high": max(rates), "at_batch": batch}
+            space[name] = {"low": _outward(min(rates), -1), "high": _outward(max(rates), 1), "at_batch": batch}
             if prior is not None and min(rates) < prior["best"] < max(rates):
                 space[name]["prior"] = prior
         elif name == "rule":
-            space[name] = rule
+            space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
             space[name] = _domain(name, domain, near)
     first = best[0]
-    baseline: dict[str, Any] = {"effective_batch": first.facts.effective_batch, "reference_rate": reference(first)}
+    baseline: dict[str, Any] = {"effective_batch": first.facts.effective_batch}
+    baseline |= {"reference_rate": _rounded(reference(first)), "rule": rules[0]}
     baseline |= {name: value for name, value in first.parameters.items() if name not in baseline}
     return {
         "study": f"{spec.study}-next",
@@ -84,26 +85,30 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
     return {"run": record.number, "status": status, **dict(zip(("config", "summary"), known, strict=True))}
 
 
-def _rule(
+def _rules(
     records: Sequence[TrialRecord], complete: Sequence[TrialRecord], direction: Any
-) -> tuple[str, int, dict[str, Any] | None]:
-    """The rule nearest to what the runs support, the batch in their middle, and the best rate there."""
+) -> tuple[list[str], int, dict[str, Any] | None]:
+    """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
     batch = round(math.exp(statistics.fmean(math.log(record.facts.effective_batch or 1) for record in complete)))
     try:
         found = best_rates("runs", records, [batch], direction)
     except StudyFileError:
-        return "sqrt", batch, None
-    rule = min(RULE_EXPONENTS, key=lambda rule: abs(RULE_EXPONENTS[rule] - found.exponent.value))
+        return ["sqrt", "linear"], batch, None
+    nearest = sorted(RULE_EXPONENTS, key=lambda rule: abs(RULE_EXPONENTS[rule] - found.exponent.value))
+    rules = [rule for rule in nearest if found.holds[rule]] if found.trusted else nearest[:2]
+    rules = rules or nearest[:1]
     at = next(rate for rate in found.rates if rate.effective_batch == batch)
     if at.edge:
-        return rule, batch, None
+        return rules, batch, None
     rate = at.learning_rate
-    return rule, batch, {"best": _rounded(rate.value), "within": _rounded(max(rate.high / rate.value, _LEAST_FACTOR))}
+    return rules, batch, {"best": _rounded(rate.value), "within": _rounded(max(rate.high / rate.value, _LEAST_FACTOR))}
 
 
 def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
     """As it was searched, with what is expected; a single value as it is."""
     written: Mapping[str, Any] = domain.model_dump(mode="json", exclude_defaults=True)
+    if isinstance(domain, Choices) and all(type(value) is int for value in domain.choices):
+        return {"choices": list(domain.choices), "changes_cost": True}  # a size: each has step times of its own
     if not isinstance(domain, Range):
         return written.get("value", written.get("choices", written))
     found = dict(written)
@@ -116,6 +121,13 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
             within = max(*(abs(end - middle) for end in ends), _LEAST_SHARE * (domain.high - domain.low))
         found["prior"] = {"best": _rounded(middle), "within": _rounded(within)}
     return found
+
+
+def _outward(value: float, sign: int) -> float:
+    """Three digits, rounded so that the value stays inside."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    whole = math.floor(value / unit) if sign < 0 else math.ceil(value / unit)
+    return float(f"{whole * unit:.3g}")
 
 
 def _rounded(value: float) -> float:

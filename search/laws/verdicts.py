@@ -76,10 +76,9 @@ def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> 
     if not timed:
         return Verdict("front", "not all runs have their seconds, so which were fast is unknown", silent=True)
     settings, members = len({record.setting for record in complete}), [record.number for record in study.front.trials]
-    others = settings - len(members)
     text = (
-        f"{len(members)} of {settings} settings are on the front; each of the other {others} was beaten by one that took no "
-        f"longer and had no worse {study.front.metric}"
+        f"{len(members)} of {settings} are on the front; the other {settings - len(members)} were each beaten by one that was "
+        "as fast and at least as good"
     )
     return Verdict("front", text, len(complete), data={"members": members})
 
@@ -151,17 +150,19 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
     if critical is None:
         return Verdict(about, f"too few runs reach {level} to compare lengths at it", len(complete), silent=True)
     if math.isinf(critical.low):
-        text = f"larger than {found.batches[-1]}, the largest tried: up to it, less than twice the data reach {level}"
+        text = f"beyond {found.batches[-1]}, the largest tried: no batch needs twice the data to reach {level}"
     else:
-        interval = f"{_whole(critical.value)} [{_whole(critical.low)}, {_whole(critical.high)}]"
-        text = f"{interval}: from it on, {level} takes twice the data that the best batch needs"
+        at = f"at least {critical.low:.0f}" if math.isinf(critical.high) else f"{critical.value:.0f}"
+        interval = "" if math.isinf(critical.high) else f" [{critical.low:.0f}, {critical.high:.0f}]"
+        text = f"{at}{interval}, the batch that needs twice the data of the best one to reach {level}"
     return Verdict(about, text, len(complete), data={"estimate": [critical.low, critical.value, critical.high], "level": level})
 
 
 def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
-    groups: dict[int, list[float]] = {}
+    groups: dict[object, list[float]] = {}
     for record in complete:
-        groups.setdefault(record.setting, []).append(record.accuracy or 0.0)
+        setting = (*sorted((name, str(value)) for name, value in record.parameters.items()), record.facts.samples_budget)
+        groups.setdefault(setting, []).append(record.accuracy or 0.0)
     several = [group for group in groups.values() if len(group) > 1]
     free = sum(len(group) - 1 for group in several)
     if not free:
@@ -169,7 +170,7 @@ def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     squares = sum(float(np.var(group)) * len(group) for group in several)
     low, high = (math.sqrt(squares / chi2.ppf(end, free)) for end in (0.95, 0.05))
     std = math.sqrt(squares / free)
-    text = f"runs of one setting differ by a standard deviation of {std:.2g} [{low:.2g}, {high:.2g}] ({len(several)} settings)"
+    text = f"standard deviation {std:.2g} [{low:.2g}, {high:.2g}] between runs of one setting, from {len(several)} of them"
     return Verdict("noise", text, sum(map(len, several)), data={"std": [low, std, high], "settings": len(several)})
 
 
@@ -177,7 +178,7 @@ def _blow_ups(study: StoredStudy) -> Verdict:
     blown = [record.number for record in study.records if record.facts.blew_up]
     diverged = sum(record.outcome == "diverged" for record in study.records) - len(blown)
     failed = sum(record.outcome == "error" for record in study.records)
-    text = f"{len(blown)} blew up at a finite {study.front.metric}, {diverged} diverged, {failed} failed"
+    text = f"{len(blown) + diverged} diverged, {len(blown)} of them at a finite {study.front.metric}; {failed} failed"
     return Verdict("blow-ups", text, len(study.records), data={"blew_up": blown, "diverged": diverged, "failed": failed})
 
 
@@ -190,7 +191,12 @@ def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
         return Verdict("parameters", message if count > 1 else "one parameter alone was varied", silent=True)
     names = {"reference_rate": "learning_rate"}
     text = ", ".join(f"{names.get(name, name)} {share:.0%}" for name, share in found.items())
-    return Verdict("parameters", f"of the metric's variance, by itself: {text}", len(complete), data=found)
+    return Verdict(
+        "parameters",
+        f"share of the variance of {study.front.metric} that each explains alone: {text}",
+        len(complete),
+        data=found,
+    )
 
 
 def _next(study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates | None, timed: bool) -> Verdict:
@@ -243,10 +249,6 @@ def _some(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 
 def _rounded(value: Any) -> Any:
     return float(f"{value:.3g}") if isinstance(value, float) else value
-
-
-def _whole(value: float) -> str:
-    return "more than tried" if math.isinf(value) else f"{value:.0f}"
 
 
 def _shown(estimate: Estimate) -> str:

@@ -117,7 +117,7 @@ def columns_of(
     taken = [
         Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one for one in taken
     ]
-    taken = [Column(one.name, "metric", "as you say" * (metric in mapped)) if one.name == metric else one for one in taken]
+    taken = [Column(one.name, "metric", "as you chose" * (metric in mapped)) if one.name == metric else one for one in taken]
     columns = Columns(tuple(taken), direction or _direction(where, found, metric))
     _needed(where, columns, found)
     return columns
@@ -167,7 +167,7 @@ class _Found:
     def column(self, name: str) -> Column:
         """What one name means, by itself."""
         if name in self.mapped:
-            return Column(name, self.mapped[name], "as you say")
+            return Column(name, self.mapped[name], "as you chose")
         role, values = self.roles[name], self.values[name]
         if is_secret(name) or name.endswith("_token"):
             return Column(name, "nothing", "may be a secret")

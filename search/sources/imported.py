@@ -63,6 +63,8 @@ _RULES: Mapping[str, Callable[[float], bool]] = {
 # Parameters of a table that bsearch has a word of its own for, by their last words.
 _OWN = {"weight_decay": "weight_decay", "wd": "weight_decay", "beta1": "beta1", "beta2": "beta2"}
 _MOST_FAULTS = 100
+# Whole numbers that take no more values than this are choices.
+_FEW = 8
 _LONGEST_S = 3e8
 
 
@@ -72,7 +74,7 @@ class Imported:
 
     Args:
         name: of the group: the values of the columns that tell it from others; empty where there is one group.
-        records: in the source's order; runs of one setting with other seeds are repeats.
+        records: in the source's order; runs of one setting with other seeds are trials of their own.
         left_out: why runs are no trials, and how many.
         parameters: bsearch's names of the columns that are parameters.
         untimed: places of complete runs without their seconds; with any, all of them compare by samples.
@@ -147,6 +149,7 @@ class _Row:
     """A run in bsearch's terms."""
 
     run: Run
+    name: str
     batch: int
     rate: float
     devices: int
@@ -232,8 +235,10 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     if epochs is not None and epochs.is_integer():
         epochs = int(epochs)
     samples = samples or (None if steps is None else steps * batch)
+    named = _value(run, columns.one("run"))
     return _Row(
         run,
+        "" if named is None else f"{cut(str(named), 60)}, ",
         batch,
         rate,
         int(devices or 1),
@@ -342,13 +347,13 @@ def _parameter_names(columns: Columns, runs: Sequence[Run]) -> dict[str, str]:
 
 def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mapping[str, str]) -> StudySpec:
     space: dict[str, Any] = {
-        "effective_batch": _domain([row.batch for row in rows]),
+        "effective_batch": _range([row.batch for row in rows]),
         "reference_rate": {**_range([row.rate for row in rows]), "at_batch": 256},
         "rule": "constant",
     }
     lengths = [row.epochs for row in rows if row.epochs is not None]
     if len(lengths) == len(rows):
-        space["epochs"] = _domain(lengths)
+        space["epochs"] = _range(lengths)
     for mine in parameters.values():
         space[mine] = _domain([row.parameters[mine] for row in rows])
     metric = columns.one("metric") or "metric"
@@ -377,6 +382,9 @@ def _domain(values: Sequence[Scalar]) -> Any:
     distinct = list(dict.fromkeys(values))
     if len(distinct) == 1:
         return distinct[0]
+    whole = all(type(value) is int for value in distinct)
+    if whole and len(distinct) <= _FEW and 3 * len(distinct) <= len(values):
+        return {"choices": sorted(distinct)}  # such as widths of 32, 64 and 128
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return _range(values)  # type: ignore[arg-type]
     return {"choices": distinct}
@@ -388,14 +396,12 @@ def _range(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _records(rows: Sequence[_Row], timed: bool) -> Iterator[TrialRecord]:
-    """Trials; a run of a setting that an earlier one has repeats it, where both completed."""
-    first: dict[tuple[object, ...], int] = {}
+    """Trials. Runs of one setting stay runs of their own: what is shown of each is what its file says."""
     now = datetime.now().isoformat(timespec="milliseconds")
     for place, row in enumerate(rows):
         parameters: dict[str, Any] = {"effective_batch": row.batch, "reference_rate": row.rate, **row.parameters}
         if row.epochs is not None:
             parameters["epochs"] = row.epochs
-        key = (*sorted((name, str(value)) for name, value in parameters.items()), row.samples)
         complete = row.metric is not None and math.isfinite(row.metric) and not row.failed
         taken = row.seconds if timed else (row.samples or row.epochs or 1.0)
         facts = TrialFacts(
@@ -406,17 +412,14 @@ def _records(rows: Sequence[_Row], timed: bool) -> Iterator[TrialRecord]:
             epochs=row.epochs,
             samples_budget=None if row.samples is None else round(row.samples),
             seed=row.seed,
-            repeats=first.get(key) if complete else None,
             train_s=taken,
             train_s_source="measured",
             measured_train_s=row.seconds,
-            message=f"imported from {row.run.place}",
+            message=f"imported from {row.name}{row.run.place}",
         )
         outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)
         yield TrialRecord.of(place, outcome, parameters, facts, values, started_at=now, ended_at=now)
-        if complete:
-            first.setdefault(key, place)
 
 
 __all__ = ["IMPORTED", "Imported", "imported", "metric_name"]

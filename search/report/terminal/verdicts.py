@@ -30,7 +30,7 @@ _MEANS = {"batch": "effective_batch", "nothing": "left out"}
 def columns_table(columns: Columns) -> Table:
     """A source's names and what they mean; those that are the same in every run only counted, and many that are left out."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("name", "taken for", ""):
+    for name in ("name", "read as", ""):
         table.add_column(name, overflow="fold")
     taken = [one for one in columns.columns if one.meaning != "nothing"]
     left_out = [one for one in columns.columns if one.meaning == "nothing"]
@@ -61,7 +61,7 @@ def group_parts(
             yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
         return
     outcomes = Counter(record.outcome for record in study.records)
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    counts = ", ".join(f"{count} {'failed' if outcome == 'error' else outcome}" for outcome, count in outcomes.items())
     name = f": {imported.name}" if imported is not None and several else ""
     yield Text(f"\n{source}{name}: {len(study.records)} runs ({counts})", style="bold")
     if imported is not None and imported.left_out:
@@ -78,7 +78,7 @@ def group_parts(
             for setting in answer.data["settings"]:
                 yield Text("  " + ", ".join(f"{name}={value}" for name, value in setting.items()))
         elif answer.silent:
-            yield Text(f"{answer.about}: cannot be said: {answer.text}", style="dim")
+            yield Text(f"{answer.about}: unknown: {answer.text}", style="dim")
         else:
             yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
 

@@ -161,10 +161,13 @@ def test_a_metric_that_is_missing_is_no_result(spelling: str) -> None:
     assert len(records([*TABLE, {key: value for key, value in TABLE[0].items() if key != "val_acc"}])) == 3
 
 
-def test_a_setting_with_another_seed_is_a_repeat() -> None:
+def test_runs_of_one_setting_stay_what_their_file_says() -> None:
     rows = [{**TABLE[0], "seed": 0}, {**TABLE[1], "seed": 0}, {**TABLE[0], "seed": 1, "val_acc": 0.91}]
-    assert [one.facts.repeats for one in records(rows)] == [None, None, 0]
-    assert [one.facts.seed for one in records(rows)] == [0, 0, 1]
+    assert [(one.accuracy, one.facts.seed, one.facts.repeats) for one in records(rows)] == [
+        (0.9, 0, None),
+        (0.8, 0, None),
+        (0.91, 1, None),
+    ]
 
 
 def test_other_data_are_another_experiment_unless_said_otherwise() -> None:
