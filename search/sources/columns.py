@@ -189,6 +189,12 @@ class _Found:
             return role != "setting"
         if any(isinstance(value, bool) for value in values):
             return False
+        if (
+            meaning == "batch"
+            and len(values) > 2
+            and all(number(value) == place for place, value in enumerate(values, int(number(values[0]) or 0)))
+        ):
+            return False  # the numbers of batches
         if role == "setting":
             return meaning not in ("seconds", "started", "ended")
         return role != "result" or meaning not in ("learning_rate", "seed", "batch", "devices", "accumulation")
@@ -304,6 +310,10 @@ def _needed(where: str, columns: Columns, found: _Found) -> None:
         hint = f"Write --map {plain[0]}=effective_batch where it is the batch of a whole step, or --map {plain[0]}=micro_batch."
         message = f"expected to know whether {plain[0]} counts {' and '.join(parts)}. {hint}"
         faults.append(Fault("", message, where))
+    nodes = next((name for name in found.roles if words_of(name)[-1] == "nodes" and name not in found.mapped), None)
+    if nodes and columns.named("micro_batch") and any((number(value) or 1) > 1 for value in found.values[nodes]):
+        hint = f"Write --map {nodes}=nothing where the devices are those of all nodes, or give the batch of a whole step."
+        faults.append(Fault("", f"expected to know whether the devices are those of all {nodes}. {hint}", where))
     if faults:
         raise StudyFileError(faults)
 

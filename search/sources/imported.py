@@ -323,7 +323,11 @@ def _positive(run: Run, name: str | None, faults: list[Fault]) -> float | None:
 def _seconds(run: Run, columns: Columns) -> float | None:
     name = columns.one("seconds")
     if name is not None:
-        found = seconds(_value(run, name), unit_of(name))
+        value = _value(run, name)
+        chosen = any(column.name == name and column.why for column in columns.columns)
+        if words_of(name) == ["time"] and isinstance(value, str) and ":" in value and not chosen:
+            return None  # perhaps a time of day
+        found = seconds(value, unit_of(name))
         # As much as this is a date.
         return found if found is not None and 0 < found < _LONGEST_S else None
     began, ended = (moment(_value(run, columns.one(one))) for one in ("started", "ended"))

@@ -274,6 +274,7 @@ def test_which_result_is_the_metric(names: tuple[str, str], metric: str | None) 
         ("Time (h)", "1:30", 5400.0),
         ("duration", "0 days 00:01:23.4", 83.4),
         ("time", 1714567890, None),
+        ("time", "14:32:10", None),
         ("runtime", "soon", None),
     ],
 )
@@ -292,6 +293,20 @@ def test_parameters_that_study_files_have_rules_for_are_the_sources_own() -> Non
 def test_counts_that_are_none_are_no_counts(value: Any) -> None:
     rows = [{**row, "world_size": value, "epochs": value, "seed": value} for row in TABLE]
     assert records(rows, mapped={"bs": "effective_batch"})[0].facts.devices == 1
+
+
+def test_numbers_of_batches_are_no_batch_sizes() -> None:
+    some = runs(
+        [{"batch": place, "bs": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"]} for place, row in enumerate(TABLE)]
+    )
+    assert columns_of("t", some).one("batch") == "bs"
+
+
+def test_nodes_that_may_multiply_a_batch_are_asked_about() -> None:
+    rows = [{**row, "micro_batch_size": row["bs"], "num_nodes": 2} for row in TABLE]
+    with pytest.raises(StudyFileError, match="whether the devices are those of all num_nodes"):
+        records(rows)
+    assert records(rows, mapped={"num_nodes": "nothing"})[0].facts.effective_batch == 32
 
 
 def test_percents_and_shares_are_not_mixed(tmp_path: Path) -> None:
