@@ -37,6 +37,7 @@ def typed(*words: str) -> Result:
     return CliRunner().invoke(main, [*words])
 
 
+@pytest.mark.slow
 def test_runs_say_what_they_can(tmp_path: Path) -> None:
     done = typed("ask", str(written(tmp_path / "runs.csv", 60, gpu="a100")))
     assert done.exit_code == 0, done.output

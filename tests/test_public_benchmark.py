@@ -39,6 +39,7 @@ def benchmark() -> Iterator[SimpleNamespace]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_search_whose_rows_are_there_is_not_run_again(
     benchmark: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

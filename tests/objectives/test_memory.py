@@ -331,6 +331,7 @@ def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch
         assert largest is not None and law.peak_bytes(largest) <= limit < probe.counted("train", largest + 1).total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_count", ["0", "1"])
 def test_a_gpu_is_traced_with_its_own_optimizer_defaults(by_count: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of tensors at once hold more than one tensor after the other."""

@@ -142,6 +142,7 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
     assert told_apart(told_apart(records, "minimize"), "minimize") == told_apart(records, "minimize")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [1, 3])
 @settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 999), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.2))
@@ -161,6 +162,7 @@ def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, sh
         assert away(rate.effective_batch, rate.learning_rate.value) < cliff
 
 
+@pytest.mark.slow
 @settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 999))
 @example(seed=158)

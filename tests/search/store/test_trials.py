@@ -306,6 +306,7 @@ def optunas_trials(draw: st.DrawFn) -> optuna.trial.FrozenTrial:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(several=st.lists(optunas_trials(), min_size=1, max_size=6))
 def test_an_older_databases_trials_are_those_that_optuna_reads(

@@ -157,6 +157,7 @@ def best_found(prior: tuple[float, float] | None, trials: int, seed: int) -> flo
     return max(values)
 
 
+@pytest.mark.slow
 def test_a_right_one_helps_early_and_a_wrong_one_is_forgotten() -> None:
     seeds = range(4)
     right, none, wrong = (
