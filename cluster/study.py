@@ -138,8 +138,8 @@ class Study:
             same: runs of several tasks, data sets or models are one experiment.
 
         Raises:
-            StudyFileError: they cannot be read, names are unclear, or times are missing.
-            StorageError: the file exists, or cannot be written.
+            StudyFileError: they cannot be read, names are unclear, times are missing, or the file exists.
+            StorageError: it cannot be written.
         """
         from ..search.sources.columns import columns_of
         from ..search.sources.imported import imported

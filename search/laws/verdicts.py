@@ -36,7 +36,7 @@ class Verdict:
     """An answer, or silence.
 
     Args:
-        about: `runs`, `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`.
+        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`.
         text: the answer, or why there is none.
         runs: that it stands on.
         silent: the runs cannot say.
@@ -186,9 +186,9 @@ def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     settings = [record for record in complete if not record.is_repeat]
     found = parameter_importances(replace(study, records=tuple(_some(settings))))
     if not found:
-        count = max(len(study.spec.searched()), 2)
+        count = len(study.spec.searched())
         message = f"five settings for each of {count} parameters are needed, there are {len(settings)}"
-        return Verdict("parameters", message if count > 1 else "one parameter alone was varied", silent=True)
+        return Verdict("parameters", message if count > 1 else "fewer than two were varied", silent=True)
     names = {"reference_rate": "learning_rate"}
     text = ", ".join(f"{names.get(name, name)} {share:.0%}" for name, share in found.items())
     return Verdict(

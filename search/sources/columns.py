@@ -6,7 +6,7 @@ Where two names could mean the same and differ, none is taken: the user says whi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -222,7 +222,7 @@ def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Colu
         # Such as Trainer's train_batch_size, that of one device too.
         taken = [Column(one.name, "nothing", f"instead of it, {micro}") if one.meaning == "batch" else one for one in taken]
     taken = _with_reached(taken, found)
-    for meaning in NAMES.keys() - {"reached"}:
+    for meaning in NAMES:
         places = [place for place, column in enumerate(taken) if column.meaning == meaning]
         said = [place for place in places if taken[place].name in found.mapped]
         if len(places) < 2:
@@ -254,7 +254,7 @@ def _with_reached(columns: Sequence[Column], found: _Found) -> list[Column]:
 
 
 def _rank(meaning: Meaning, name: str, found: _Found) -> tuple[bool, int, int]:
-    """Which name is meant first: a setting before a result, what varies, and the earlier in the list."""
+    """Which name is meant first: a setting before a result, then the one listed earlier."""
     text = "_".join(words_of(name))
     order = [place for place, known in enumerate(NAMES[meaning]) if text.endswith(known)]
     return found.roles[name] != "setting", min(order, default=99), len(text)
@@ -316,9 +316,3 @@ def _needed(where: str, columns: Columns, found: _Found) -> None:
         faults.append(Fault("", f"expected to know whether the devices are those of all {nodes}. {hint}", where))
     if faults:
         raise StudyFileError(faults)
-
-
-def shown_columns(columns: Columns) -> Iterator[tuple[str, str, str]]:
-    """Rows of the table that is shown: name, meaning, remark."""
-    for column in columns.columns:
-        yield column.name, "left out" if column.meaning == "nothing" else column.meaning, column.why

@@ -13,7 +13,7 @@ from typing import Literal
 Meaning = str
 Role = Literal["setting", "result", ""]
 
-# The settings and results that verdicts need. `reached` is how far a training came, where that is not what was planned.
+# The settings and results that verdicts need.
 NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "effective_batch": (
         *("effective_batch", "effective_batch_size", "global_batch_size", "global_batch", "total_batch_size"),
@@ -59,7 +59,6 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "seed": ("seed", "random_seed", "rng_seed", "random_state", "trial_seed"),
     "status": ("status", "state", "run_status", "outcome", "exit_code", "done", "finished", "completed"),
     "run": ("run", "run_id", "id", "run_name", "name", "trial", "trial_id", "number", "uuid"),
-    "reached": (),
 }
 # Names of how far a training came; of a plan only where there is no other.
 REACHED = frozenset({"epoch", "step", "global_step", "training_iteration"})
