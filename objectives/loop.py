@@ -32,7 +32,7 @@ from ..spaces.boundary.files import file_name
 from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
-from ..spaces.schedule import evaluation_points, rate_factor
+from ..spaces.schedule import next_point, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
@@ -47,6 +47,7 @@ from .optimizers import load_whole_state, needs_closure, whole_state
 from .parallel.data_parallel import Ranks
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving
+from .state.time_left import TimeLeft
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
 from .task import Data, check_inner_optimizers, check_number_of_passes, check_optimizer, checked_data
@@ -185,6 +186,7 @@ class Loop(TrainingSamples):
             name: [float(group["lr"]) for group in optimizer.param_groups] for name, optimizer in self.optimizers.items()
         }
         self._number = self._seen = self._total = self._resumed_at = 0
+        self._time_left = TimeLeft(setup)
         self._elapsed_s = 0.0
         self.current: Step | None = None
         self._casts = False
@@ -266,22 +268,25 @@ class Loop(TrainingSamples):
         self.start()
         if self.ranks.rank:
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
-        points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > self._seen)
-        due = next(points, setup.samples_budget)
+        self._time_left, begun = TimeLeft(setup), self._number
+        due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
         loader = self.loader((run.plan for run in plans[self._number :]), self._seen)
         with self.hooked():
             self._clock.restart()
             while self._number < len(plans):
                 run = plans[self._number]
                 size = run.plan.effective_batch
-                fraction = (self._seen + size / 2) / setup.samples_budget
+                if setup.ends_by is not None:
+                    self._time_left.update(self._number - begun, self._seen, self.ranks)
+                    due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
+                fraction = (self._seen + size / 2) / self._time_left.samples
                 self.set_rates(fraction)
                 step = self._step(run.plan, loader, fraction)
                 self._seen += size
                 if self._seen >= due:
                     step.due()
                     self._measured = False
-                    due = next((point for point in points if point > self._seen), setup.samples_budget)
+                    due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
                 self._timing = self._clock.step(size)
                 self._timing.__enter__()
                 self.current, self._number = step, self._number + 1
@@ -301,6 +306,8 @@ class Loop(TrainingSamples):
                     )
                 if step.paused:
                     self._clock.restart()
+                if self._seen >= self._time_left.samples:
+                    break
                 if due_now := self._checkpoint.wanted(self._number, self.ranks):
                     self._save(self._clock.fork())
                     if due_now == LEAVE and self._number < len(plans):
@@ -474,6 +481,7 @@ class Loop(TrainingSamples):
             **self._clock.facts(),
             **self.units_facts(self._seen, self._elapsed_s),
             **({} if self.live is None else self.live.checked_facts(self.ranks)),
+            **self._time_left.facts(self._seen),
         }
         if any(True for _ in batch_norms(self.model)):
             facts["ghost_batch"] = self.setup.plan.largest_micro_batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..spaces.plan import BatchPlan
-from ..spaces.schedule import evaluation_points
+from ..spaces.schedule import next_point
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
 from .data.batches import Fetcher, SampleKeys, batches, in_order
 from .evaluation import Evaluation, undefined
@@ -26,6 +27,7 @@ from .parallel.fsdp2 import (
 )
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
+from .state.time_left import TimeLeft
 from .steps.loss_sum import LossSum
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .task import Task
@@ -107,19 +109,22 @@ class TrainingRun(Stepping):
         if seen:
             facts["resumed_at"] = seen
         loader = self.loader(plans[done:], seen)
-        points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
+        time_left, evaluations = TimeLeft(setup), setup.training.evaluations
 
         self.modes.train(self.model)
-        due, loss_steps = next(points), since.steps
+        due, loss_steps = next_point(time_left.points(evaluations), seen), since.steps
         loss_sum = LossSum(self.device, since.loss_sum)
         clock.restart()
         for number, plan in enumerate(plans[done:], start=done + 1):
             size = plan.effective_batch
+            if setup.ends_by is not None:
+                time_left.update(number - 1 - done, seen, self.ranks)
+                due = next_point(time_left.points(evaluations), seen)
             if self._measures_noise(plan):
                 self.noise.select(number, len(plans))
             else:
                 self.noise.active = False
-            fraction = (seen + size / 2) / setup.samples_budget
+            fraction = (seen + size / 2) / time_left.samples
             self.train_step(plan, loader, fraction, clock, loss_sum)
             seen += size
             loss_steps += 1
@@ -143,10 +148,14 @@ class TrainingRun(Stepping):
             if self.live is not None:
                 facts |= self.live.checked_facts(self.ranks)
             self.noise.read(self.ranks.mean)
+            began = time.monotonic()
             scores = self.evaluate()
+            time_left.evaluated(time.monotonic() - began)
+            is_over = seen >= time_left.samples
+            facts |= time_left.facts(seen)
             if names := ", ".join(undefined(scores)):
                 facts["undefined"] = names
-            if setup.model_folder is not None and seen >= setup.samples_budget:
+            if setup.model_folder is not None and is_over:
                 facts |= self._finished(setup.model_folder)
             measurement = Measurement(
                 samples_seen=seen,
@@ -158,17 +167,17 @@ class TrainingRun(Stepping):
             )
             checkpoint.add(measurement)
             leaves = self.ranks.max_over_ranks(float(asked_to_leave() and not self.ranks.rank)) > 0
-            if math.isfinite(train_loss) and seen < setup.samples_budget:
+            if math.isfinite(train_loss) and not is_over:
                 due_now = checkpoint.due(self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.waited_s()))
                 if due_now or leaves:
                     self._save(checkpoint, number, seen, clock, _SinceEvaluation())
             yield measurement
-            if not math.isfinite(train_loss):
+            if not math.isfinite(train_loss) or is_over:
                 return
-            if leaves and seen < setup.samples_budget:
+            if leaves:
                 raise Leaving
             loss_sum, loss_steps = LossSum(self.device), 0
-            due = next((point for point in points if point > seen), setup.samples_budget)
+            due = next_point(time_left.points(evaluations), seen)
             clock.restart()
 
     def _finished(self, folder: str) -> dict[str, Parameter]:
@@ -182,7 +191,7 @@ class TrainingRun(Stepping):
             with self.average.in_place():
                 self.task.save(model, Path(folder), self.setup)
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
-        if self.data.test is None:
+        if self.data.test is None or not self.setup.scores_test:
             return {}
         return {f"test_{name}": score for name, score in self.evaluate(fetcher=self.fetcher(self.data.test)).items()}
 

@@ -6,7 +6,7 @@ They do not depend on the number of steps: trials of 40 and of 4,000 steps follo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .boundary.given import number_of
 
@@ -61,3 +61,8 @@ def evaluation_points(samples_budget: int, evaluations: int) -> tuple[int, ...]:
     """
     points = {max(1, round(samples_budget * part / evaluations)) for part in range(1, evaluations + 1)}
     return tuple(sorted(points))
+
+
+def next_point(points: Sequence[int], seen: int) -> int:
+    """The first of the points after so many samples; the last where there is none."""
+    return next((point for point in points if point > seen), points[-1])

@@ -64,7 +64,10 @@ class TrialSetup:
         metric: name of the metric that trials are compared on.
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
-        model_folder: where `bsearch train` wants the trained model; None in a study's trials.
+        model_folder: where the trained model is wanted, as by `bsearch train`; None in the trials of most studies.
+        scores_test: where a model is wanted, whether the test set is scored with it.
+        ends_by: seconds since 1970 by which the training, its last evaluation and saving have to be over: it trains on fewer
+            samples rather than for longer. None: no such moment.
         parameters: the task's parameters by name.
     """
 
@@ -95,6 +98,8 @@ class TrialSetup:
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
     counts_energy: bool = False  # read the devices' own counters of energy
     model_folder: str | None = None
+    scores_test: bool = True
+    ends_by: float | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     @property

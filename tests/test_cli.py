@@ -369,7 +369,7 @@ def test_code_that_exits_or_fails_is_told_with_its_line(
         assert message in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(study_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(POINTS + "    def model(self, setup): print('hello'); return nn.Linear(2, 2)\n")
     path = study_file(task="tasks.py:Mine", budget={"trials": 1})

@@ -51,7 +51,7 @@ def ids(page: Path) -> set[str]:
 
 
 # The tutorial runs the same commands as these, and the notebook the same calls as python.md.
-TRIED_ELSEWHERE = ("README.md", "docs/own-model.md", "docs/devices.md", "docs/python.md")
+TRIED_ELSEWHERE = ("README.md", "docs/own-model.md", "docs/devices.md", "docs/python.md", "docs/own-loop.md")
 
 
 @pytest.mark.docs

@@ -65,6 +65,8 @@ _ATTEMPT_FIELDS = {
     "sharding",
     "folder",
     "model_folder",
+    "scores_test",
+    "ends_by",
 }
 
 

@@ -68,9 +68,17 @@ class FrontModel:
         last: fits to start from; updated in place.
         ended: trials that have ended in all, of which `observations` may be a selection.
         place: of batch and rate in the space, where they are searched; then what is known of them is the models' prior.
+        length: the coordinate of the training's length, where longer ones are expected to be better.
     """
 
-    def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
+    def __init__(
+        self,
+        observations: Observations,
+        last: Fits,
+        ended: int = 0,
+        place: BatchRate | None = None,
+        length: int | None = None,
+    ) -> None:
         paused = observations.paused
         self.log_taken = np.log(np.vstack([observations.taken, paused.seconds[:, None]]) if len(paused) else observations.taken)
         self.scale = AccuracyScale(np.append(observations.accuracy, paused.accuracy))
@@ -81,7 +89,7 @@ class FrontModel:
         self._last, self._ended = last, ended
         self._structures: dict[str, Structure] = {}
         if place is not None:
-            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"accuracy": AccuracyPrior(place)}
+            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"accuracy": AccuracyPrior(place, length)}
         self._set_accuracy(observations, place)
         self.accuracy_model = self._fit("accuracy", self.accuracy, self.own_noise)
         self._taken_models: list[GaussianProcess] = []  # where laws know what all trials take, they are never fitted

@@ -19,6 +19,7 @@ from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_poin
 from .doubt import Doubt
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
 from .optimum_prior import OptimumPrior
+from .outlook import EPOCHS, Outlook, outlook
 from .space_transform import SpaceTransform
 from .suggester import Proposal, Suggester
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
@@ -88,6 +89,7 @@ class FrontSuggester(Suggester):
         self._known_seconds = known_seconds
         self._seed = seed
         self._last: Fits = {}  # the previous fits, to start the next from
+        self._last_outlook: Fits = {}  # of outlooks, whose prior is another
 
     def suggest(
         self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
@@ -124,7 +126,7 @@ class FrontSuggester(Suggester):
         if not transform.space:
             return [dict(self._only) for _ in range(count)], None
         observations = self._observations(trials, ready)
-        known = self._known()
+        known = self._known(self.longest_s)
         rngs = (np.random.default_rng((self._seed, trial_number)) for trial_number in range(number, number + count))
         if self._too_few(observations):
             begun = len(observations.points) + len(observations.paused) + len(observations.pending)
@@ -159,6 +161,21 @@ class FrontSuggester(Suggester):
             gain = first + sum(improvement for _, improvement in islice(best, more - 1))
         return gain / now if now > 0 else None
 
+    def outlook(self, trials: Sequence[TrialRecord]) -> Outlook | None:
+        observations = self._observations(trials)
+        if not self.transform.space or self._too_few(observations):
+            return None
+        tried = [
+            (trial.number, trial.parameters)
+            for trial in trials
+            if trial.outcome == "complete" and self.transform.is_whole(trial.parameters)
+        ]
+        known, rng = self._known(), np.random.default_rng((self._seed, len(trials), 1))
+        with single_threaded_blas():
+            length = self.transform.place(EPOCHS) if EPOCHS in self.transform.space else None
+            model = self._model(observations, known, self._last_outlook, length)
+            return outlook(model, self.transform, self._only, known, tried, rng)
+
     def _observations(self, trials: Sequence[TrialRecord], ready: Sequence[Mapping[str, Any]] = ()) -> Observations:
         observations = self._history.observations(trials, self._prior_trials, ready)
         return observations if self._doubt is None else self._doubt.of(observations)
@@ -170,10 +187,12 @@ class FrontSuggester(Suggester):
         first += ANCHORS if place is not None and self._pauses else 0
         return len(observations.points) + len(observations.paused) < first
 
-    def _model(self, observations: Observations, known: KnownLogTaken) -> FrontModel:
+    def _model(
+        self, observations: Observations, known: KnownLogTaken, last: Fits | None = None, length: int | None = None
+    ) -> FrontModel:
         ended = len(observations.points) + len(observations.failed) + len(observations.paused)
         used = observations.subset_near_front(MOST_POINTS)
-        model = FrontModel(used, self._last, ended, self._place)
+        model = FrontModel(used, self._last if last is None else last, ended, self._place, length)
         model.condition_on_pending(observations.pending, known)
         return model
 
@@ -218,8 +237,12 @@ class FrontSuggester(Suggester):
             return lambda points: model.seconds_at(points, known(points)) ** _PER_TIME
         return None
 
-    def _known(self) -> KnownLogTaken:
-        """Logs of what training takes at points of the cube, by the law; None where there is none."""
+    def _known(self, longest_s: float = math.inf) -> KnownLogTaken:
+        """Logs of what training takes at points of the cube, by the law; None where there is none.
+
+        Args:
+            longest_s: what takes longer counts as what cannot be planned.
+        """
         law, transform, only = self._known_seconds, self.transform, self._only
         if law is None:
             return lambda points: None
@@ -227,7 +250,8 @@ class FrontSuggester(Suggester):
         def log_taken(points: Array) -> Array | None:
             each = [law({**only, **values}) for values in transform.decode_many(points)]
             taken = np.array(each, dtype=float).reshape(len(points), -1)
-            return np.asarray(np.log(np.where(np.isfinite(taken) & (taken > 0), taken, math.nan)))
+            planned = np.isfinite(taken) & (taken > 0) & (taken[:, :1] <= longest_s)
+            return np.asarray(np.log(np.where(planned, taken, math.nan)))
 
         return log_taken
 

@@ -5,21 +5,31 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives
 from .space_transform import SearchSpace
 from .trial_history import PriorTrial
 
+if TYPE_CHECKING:
+    from .outlook import Outlook
+
 # Searched parameters of a new trial, or the number of a paused one that should go on.
 Proposal = Mapping[str, Any] | int
 
 
 class Suggester(ABC):
-    """Proposes what to try next."""
+    """Proposes what to try next.
+
+    Attributes:
+        longest_s: no trial that is known to take longer is proposed.
+    """
+
+    longest_s = math.inf
 
     @abstractmethod
     def suggest(
@@ -35,6 +45,10 @@ class Suggester(ABC):
 
     def expected_gain(self, trials: Sequence[TrialRecord], more: int) -> float | None:
         """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown."""
+        return None
+
+    def outlook(self, trials: Sequence[TrialRecord]) -> Outlook | None:
+        """What one more training would reach, of the best settings and others; None while too little is known."""
         return None
 
     def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:

@@ -6,10 +6,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
+from ..deadline import checked_deadline
 from ..domain import Number, Section, Share, fault, one_of
 
 # Measures of speed.
 Speed = Literal["train_s", "device_s", "cost", "energy_j"]
+
+
+# The trials of a study that something else limits.
+UNLIMITED = 10_000
+
+
+def _deadline(value: str) -> str:
+    try:
+        return checked_deadline(value)
+    except ValueError as error:
+        raise fault(str(error)) from None
 
 
 class Budget(Section):
@@ -39,6 +51,39 @@ class Budget(Section):
         description="Seconds of step timing before the first trial; 0: training times are not known in advance, and each "
         "trial is timed by the clock.",
     )
+    by: Annotated[StrictStr, AfterValidator(_deadline)] | None = Field(
+        None,
+        description="When the study has to be done, final training included: a time of day, a date, or a duration since its "
+        "first start, such as `18:00`, `2026-11-28 09:00` or `2h`; null: it ends with the search.",
+    )
+    sure: Annotated[Share, Field(gt=0)] = Field(
+        0.95, description="Probability with which a training that is begun before the deadline is to be whole in time."
+    )
+    keep: StrictStr | None = Field(
+        None,
+        min_length=1,
+        description="Folder for the best model, relative to the study file, with `by`, `cost` or `until`; default: "
+        "`results/STUDY/model` with `by` and `until`.",
+    )
+    until: Number | None = Field(
+        None, description="Value of the metric at which the study is done, its model kept; null: none."
+    )
+
+    @model_validator(mode="after")
+    def _unlimited(self) -> Self:
+        if (self.by or self.keep) and "trials" not in self.model_fields_set:
+            object.__setattr__(self, "trials", UNLIMITED)
+        return self
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether the study ends with a trained model."""
+        return self.by is not None or self.keep is not None or self.until is not None
+
+    @property
+    def trains_at_end(self) -> bool:
+        """Whether the rest of its time, or of its money, is for a final training."""
+        return self.by is not None or (self.keep is not None and self.cost is not None)
 
 
 class Metric(Section):

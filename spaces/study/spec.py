@@ -133,7 +133,8 @@ class StudySpec(Section):
     @property
     def is_limited_by_time(self) -> bool:
         """Whether time limits the study rather than a number of trials: fast trials are then worth more to the sampler."""
-        limited = self.budget.hours is not None or self.budget.cost is not None
+        budget = self.budget
+        limited = budget.hours is not None or budget.cost is not None or budget.keeps_model
         return limited or self.stopping.kind == "pause"
 
     def place_of(self, name: str) -> str:
@@ -220,7 +221,7 @@ Disagreement = tuple[str, str]
 
 def disagreements(study: StudySpec) -> Iterator[Disagreement]:
     """All of a study's; none if its parts go together."""
-    parts = (_prices, _speeds, _samplers, _pausing, _recipe, _sharding, _repeats)
+    parts = (_prices, _speeds, _samplers, _pausing, _recipe, _sharding, _repeats, _deadlines)
     return chain.from_iterable(part(study) for part in parts)
 
 
@@ -354,3 +355,20 @@ def _repeats(study: StudySpec) -> Iterator[Disagreement]:
     repeats, trials = study.confirm.repeats, study.budget.trials
     if repeats >= trials:
         yield "confirm.repeats", f"expected fewer than budget.trials, {trials}; got {repeats}"
+
+
+def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
+    """What goes with a model that is trained by the end of the study."""
+    budget, by = study.budget, "budget.by" if study.budget.by else "budget.keep"
+    if budget.keep is not None and budget.by is None and budget.cost is None and budget.until is None:
+        yield "budget.keep", "expected budget.by, cost or until with it, which say when to stop; got none. Write by: 2h."
+    if not budget.trains_at_end:
+        return
+    if budget.by is not None and budget.hours is not None:
+        yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
+    if study.sampler != "front":
+        yield by, f"expected sampler: front, whose models say what a final training would reach; got {study.sampler}"
+    if study.stopping.kind == "pause":
+        yield "stopping", f"expected front or none with {by}, got pause. Write stopping: front."
+    if study.confirm.repeats:
+        yield "confirm.repeats", f"expected 0 with {by}, whose time goes to the search and the final training; got repeats."

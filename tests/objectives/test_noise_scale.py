@@ -170,7 +170,7 @@ def last_facts(made: TrialSetup, task: Any = None) -> dict[str, Any]:
     return {name: fact for name, fact in last.facts.items() if name not in clocks}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_in_passes_tells_and_one_whole_does_not() -> None:
     facts = last_facts(setup(64, 8, 64 * 200, 0.01))
     assert 0 <= facts["noise_scale_low"] < facts["noise_scale"] < facts["noise_scale_high"] < math.inf

@@ -39,7 +39,7 @@ def test_own_loops_and_studies_that_do_not_ask_are_not_measured() -> None:
     assert with_sharing(f"{TASKS}:own_loop", profile, loop, int).trials_per_device == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainings_side_by_side_have_their_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "_MEASURED_S", 0.3)
     monkeypatch.setattr("bsearch.spaces.laws.device.SHARING_PAYS", 0.0)

@@ -45,6 +45,7 @@ def outside(root: Path, inside: Path) -> set[Path]:
     return {path for path in root.rglob("*") if path != inside and inside not in path.parents and path not in inside.parents}
 
 
+@pytest.mark.long
 def test_no_parameter_names_a_file_outside_the_folder_of_figures(attack, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     inside = tmp_path / "a" / "b" / "study"
     path = study_in(inside, *NAMES)

@@ -40,7 +40,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(study_file: Callabl
     assert not (path.parent / "study.db").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_serves_its_numbers_and_stops_when_it_ends(study_file: Callable[..., Path]) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     path = study_file(

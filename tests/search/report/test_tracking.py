@@ -174,7 +174,7 @@ def test_tensorboard_and_wandb_have_every_trial_once(study: StoredStudy, tmp_pat
     assert len(read.Scalars("accuracy")) == 3
 
 
-@pytest.mark.frameworks
+@pytest.mark.long
 def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(study_file: Callable[..., Path]) -> None:
     pytest.importorskip("mlflow")
     path = study_file(

@@ -1,0 +1,79 @@
+"""How much of a training fits before the moment at which it has to be done."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ...spaces.schedule import evaluation_points
+from ...spaces.trial import TrialSetup
+
+if TYPE_CHECKING:
+    from ..parallel.data_parallel import Ranks
+
+# Steps between two readings of the clock, on which several devices agree.
+_EVERY = 8
+# The latest readings of the clock, which tell the speed; the first says nothing yet, since a training begins slowly.
+_READINGS = 12
+# What is left is not planned to the last second.
+_SPARE = 0.02
+_SPARE_S = 1.0
+
+
+class TimeLeft:
+    """The samples that a training still has time for: its budget, or less where it is slower than planned.
+
+    Evaluations and checkpoints on the way count as they were; the last evaluation and what follows it are set aside. The
+    schedule of the rate follows the samples, so a shortened training ends on the low rate that it was planned to end on (as in
+    Li, Yumer & Ramanan 2020, arXiv 1905.04753).
+
+    Attributes:
+        samples: the budget that fits now.
+    """
+
+    def __init__(self, setup: TrialSetup) -> None:
+        self._ends_by, self._whole, self._size = setup.ends_by, setup.samples_budget, setup.effective_batch
+        self.samples = setup.samples_budget
+        self._readings: deque[tuple[float, int]] = deque(maxlen=_READINGS)
+        self._closing_s = 0.0
+
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation took so long; the last one, the test and saving are expected to take as long each."""
+        self._closing_s = max(self._closing_s, 3 * seconds)
+
+    def update(self, steps: int, seen: int, ranks: Ranks) -> None:
+        """Read the clock after so many steps and samples, of which one or more are to come. Several devices go by the first's.
+
+        Never less than one more step, and never more than was planned.
+        """
+        if self._ends_by is None or (steps > _EVERY and steps % _EVERY):
+            return
+        self._readings.append((time.time(), seen))
+        self.samples = int(ranks.max_over_ranks(0.0 if ranks.rank else float(self._fits())))
+
+    def points(self, evaluations: int) -> tuple[int, ...]:
+        """Samples after which to evaluate."""
+        return evaluation_points(self.samples, evaluations)
+
+    def _fits(self) -> int:
+        (began, first), (now, seen) = self._readings[0], self._readings[-1]
+        if seen == first or seen >= self._whole:
+            return self.samples
+        middle, half = self._readings[len(self._readings) // 2]
+        per_sample = (now - began) / (seen - first)
+        if seen > half:
+            per_sample = max(per_sample, (now - middle) / (seen - half))  # it may have become slower
+        assert self._ends_by is not None
+        left_s = (self._ends_by - now - self._closing_s - _SPARE_S) / (1 + _SPARE)
+        steps = int(left_s / (per_sample * self._size))
+        if seen + steps * self._size >= self._whole:
+            return self._whole
+        return min(seen + max(steps, 1) * self._size, self._whole)
+
+    def facts(self, seen: int) -> dict[str, float]:
+        """For the last measurement: the share of what was planned, where it is less."""
+        return {"shortened_to": seen / self._whole} if self.samples <= seen < self._whole else {}
+
+
+__all__ = ["TimeLeft"]

@@ -1,0 +1,206 @@
+"""A study that ends with a trained model by a deadline: what the next training is for, and how long it may take.
+
+Each time a device is free there are two things to do with it. A trial of the search teaches where the best settings lie; a final
+training uses what is known by now, for as long as the time left allows. A trial is worth it while what it is expected to add to
+the final training is more than the final training loses by the time that it takes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ....spaces.record import TrialRecord
+from ...analysis.gaussian_process import Array
+from ...suggest.outlook import Outlook
+from ...suggest.suggester import Suggester
+from .eta import ClockFactors, Span
+
+# Trials of the search that are looked ahead at.
+_AHEAD = (1, 2, 4, 8, 16, 32)
+# What so many trials would find out is not all that they could: they measure with noise, and shorter trainings.
+_LEARNED = float(os.environ.get('LEARNED', '0.7'))
+# Before any trial has ended, training may take longer than known by this standard deviation, in logs; as good as so many trials.
+_SLOWER, _WORTH = 0.1, 3
+# No search trial takes more than this share of the time left.
+_LONGEST = float(os.environ.get('LONGEST', '0.5'))
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """Seconds by the clock of a training whose seconds are known, with how they vary.
+
+    Args:
+        slowdown: the clock's seconds of training for each known one, as far as trials have shown.
+        overhead_s: of an attempt, outside training.
+        spread: standard deviation of the log of what a training takes, over what is expected.
+        freedom: degrees of freedom of it.
+    """
+
+    slowdown: float = 1.0
+    overhead_s: float = 0.0
+    spread: float = _SLOWER
+    freedom: float = _WORTH
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> WallTime:
+        """As the attempts that ended have shown."""
+        ended = [span for span in spans if span.ended_s is not None and span.known_s and span.share > 0 and span.trained_s > 0]
+        logs = np.array([math.log(span.trained_s / (span.known_s * span.share)) for span in ended])  # type: ignore[operator]
+        # Few trials say little, so that the law counts as some of them.
+        middle = float(logs.sum() / (len(logs) + 1)) if len(logs) else 0.0
+        freedom = _WORTH + len(logs)
+        variance = (_WORTH * _SLOWER**2 + float(((logs - middle) ** 2).sum())) / freedom
+        return cls(math.exp(middle), ClockFactors.of(spans).overhead_s, math.sqrt(variance * (1 + 1 / (1 + len(logs)))), freedom)
+
+    def expected_s(self, known_s: Array | float) -> Array | float:
+        return np.multiply(known_s, self.slowdown) + self.overhead_s
+
+    def at_most_s(self, known_s: Array | float, sure: float) -> Array | float:
+        """What it takes at most, with probability `sure`."""
+        factor = math.exp(self.spread * float(stdtrit(self.freedom, sure)))
+        return np.multiply(known_s, self.slowdown * factor) + self.overhead_s * factor
+
+
+@dataclass(frozen=True)
+class Final:
+    """A training that is to be the study's model, or better than what is kept.
+
+    Args:
+        parameters: searched ones.
+        tried: the trial whose setting it is; None: nobody's.
+        known_s: seconds of training.
+        expected: its metric, higher is better.
+        gain: what it is expected to add to the best model there is.
+    """
+
+    parameters: dict[str, Any]
+    tried: int | None
+    known_s: float
+    expected: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do with a free device.
+
+    Args:
+        final: the best final training if it began after the search; None where none fits.
+        trials: of the search before it; 0: it begins now.
+    """
+
+    final: Final | None
+    trials: int
+
+
+def decide(outlook: Outlook, kept: Sequence[int], left_s: float, trial_s: float, wall: WallTime, sure: float) -> Decision:
+    """Search on, or train.
+
+    Args:
+        kept: trials whose models are there, or will be.
+        left_s: until the deadline.
+        trial_s: by the clock, of a trial of the search on this device; with others that search as well, of one of all.
+    """
+    at_most = np.asarray(wall.at_most_s(outlook.seconds, sure))
+    own = np.isin(outlook.tried, list(kept))
+    # Rows come with each trial's own length first.
+    first = np.zeros(len(own), dtype=bool)
+    first[np.unique(outlook.tried, return_index=True)[1]] = True
+    floors = outlook.reached[:, own & first]
+    floor = floors[:, int(np.argmax(floors.mean(axis=0)))] if floors.shape[1] else np.full(len(outlook.reached), -math.inf)
+    now, row = _trained(outlook, floor, at_most <= left_s)
+    best, ahead = now, 0
+    for trials in _AHEAD:
+        later_s = left_s - trials * trial_s
+        if later_s <= 0:
+            break
+        fits = at_most <= later_s
+        without, _ = _trained(outlook, floor, fits)
+        value = without + _LEARNED * (_searched(outlook, floor, fits, trials) - without)
+        if value > best:
+            best, ahead = value, trials
+    if row is None:
+        return Decision(None, ahead)
+    reached = float(outlook.reached[:, row].mean())
+    base = float(floor.mean())
+    final = Final(
+        outlook.parameters(row),
+        int(outlook.tried[row]) if outlook.tried[row] >= 0 else None,
+        float(outlook.seconds[row]),
+        reached,
+        now - base if math.isfinite(base) else math.inf,
+    )
+    return Decision(final, ahead)
+
+
+def _trained(outlook: Outlook, floor: Array, fits: Array) -> tuple[float, int | None]:
+    """The expected metric after the best training that fits, and its row."""
+    if not fits.any():
+        return float(floor.mean()), None
+    values = np.maximum(outlook.reached, floor[:, None]).mean(axis=0)
+    row = int(np.argmax(np.where(fits, values, -math.inf)))
+    return float(values[row]), row
+
+
+def _searched(outlook: Outlook, floor: Array, fits: Array, trials: int) -> float:
+    """The expected metric of the best training that fits, once so many more settings are known: chosen one by one for most."""
+    if not fits.any():
+        return float(floor.mean())
+    reached = outlook.reached[:, fits]
+    best = floor
+    for _ in range(trials + 1):
+        values = np.maximum(reached, best[:, None])
+        row = int(np.argmax(values.mean(axis=0)))
+        best = values[:, row]
+    return float(best.mean())
+
+
+class FinalPlanner:
+    """Decides what devices do until a deadline, as trials end.
+
+    Args:
+        sure: the probability with which a final training is to be done in time, as it is planned.
+    """
+
+    def __init__(self, suggester: Suggester, sure: float) -> None:
+        self._suggester, self._sure = suggester, sure
+        self._outlook: tuple[tuple[int, int], Outlook | None] = (-1, -1), None
+        self.decision = Decision(None, 0)
+
+    def next(
+        self, trials: Sequence[TrialRecord], wall: WallTime, left_s: float, trial_s: float, *, searches: bool = True
+    ) -> Final | Literal["search"] | None:
+        """What to do with a free device; None: nothing that fits is expected to do any good.
+
+        Args:
+            trials: of the study.
+            left_s: until the deadline.
+            trial_s: by the clock, between the ends of two trials of the search.
+            searches: whether the search may go on.
+        """
+        # The longest of which it is sure enough.
+        per_s = float(wall.at_most_s(1.0, self._sure) - wall.at_most_s(0.0, self._sure))
+        fits_s = (left_s - float(wall.at_most_s(0.0, self._sure))) / per_s
+        self._suggester.longest_s = max(fits_s, 0.0) * _LONGEST
+        outlook = self._seen(trials)
+        if outlook is None:
+            return "search" if searches and fits_s > 0 else None
+        ended = [trial.number for trial in trials if trial.outcome == "complete"]
+        self.decision = decide(outlook, ended, left_s, trial_s, wall, self._sure)
+        if searches and self.decision.trials:
+            return "search"
+        return self.decision.final
+
+    def _seen(self, trials: Sequence[TrialRecord]) -> Outlook | None:
+        """The outlook after these trials, which takes a moment."""
+        state = len(trials), sum(trial.has_ended for trial in trials)
+        if self._outlook[0] != state:
+            self._outlook = state, self._suggester.outlook(trials)
+        return self._outlook[1]

@@ -1,0 +1,94 @@
+"""What one more training would reach: settings that were tried and others, at every length, as the models see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..analysis.gaussian_process import Array
+from .front_model import LEAST_PROBABILITY, FrontModel, KnownLogTaken
+from .space_transform import SpaceTransform
+
+EPOCHS = "epochs"
+# Settings: the best of those that were tried, and others around them and anywhere; each at so many lengths.
+_TRIED, _AROUND, _ANYWHERE, _LENGTHS = 16, 24, 24, 7
+# Functions drawn from the posterior, which values are means over; of as many points as a covariance takes little time for.
+_DRAWS = 96
+_JITTER = 1e-6
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Possible trainings, and what they would reach.
+
+    Args:
+        points: (n, width), of the cube.
+        tried: (n,), the number of the trial that trained this setting, whatever its length; -1 where none has.
+        seconds: (n,), of training.
+        reached: (draws, n), metric, higher is better: joint draws from the posterior.
+    """
+
+    transform: SpaceTransform
+    only: Mapping[str, Any]
+    points: Array
+    tried: np.ndarray[Any, np.dtype[np.int64]]
+    seconds: Array
+    reached: Array
+
+    def parameters(self, row: int) -> dict[str, Any]:
+        """The searched parameters of a row."""
+        return self.transform.decode(self.points[row]) | dict(self.only)
+
+
+def outlook(
+    model: FrontModel,
+    transform: SpaceTransform,
+    only: Mapping[str, Any],
+    known: KnownLogTaken,
+    tried: Sequence[tuple[int, Mapping[str, Any]]],
+    rng: np.random.Generator,
+) -> Outlook:
+    """Trainings of the best settings and of others, each at several lengths where `epochs` is searched.
+
+    Args:
+        only: parameters of a single value.
+        tried: numbers and parameters of complete trials.
+    """
+    numbers = np.array([number for number, _ in tried], dtype=np.int64)
+    points = np.array([transform.encode(parameters) for _, parameters in tried]).reshape(-1, transform.width)
+    best = np.argsort(-model.accuracy_model.mean_at(points))[:_TRIED] if len(points) else np.zeros(0, dtype=np.int64)
+    around = points[rng.choice(best[:6], _AROUND)] if len(best) else np.zeros((0, transform.width))
+    around = np.clip(around + rng.normal(0, 0.1, around.shape) * (rng.random(around.shape) < 0.5), 0, 1)
+    others = transform.round_to_feasible(np.vstack([around, rng.random((_ANYWHERE, transform.width))]))
+    # Every trial at its own length, for what is kept so far is one of them.
+    rows = np.vstack([points[best], _at_lengths(transform, np.vstack([points[best], others]))])
+    lengths = (len(rows) - len(best)) // (len(best) + len(others))
+    places = np.concatenate([numbers[best], np.repeat(np.append(numbers[best], np.full(len(others), -1)), lengths)])
+    taken = known(rows)
+    seconds = model.seconds_at(rows, taken) if taken is None or np.isnan(taken).any() else np.exp(taken[:, 0])
+    planned = np.isfinite(seconds) if taken is None else np.isfinite(taken[:, 0])
+    if model.success is not None:
+        planned &= (model.success.mean_at(rows) >= LEAST_PROBABILITY) | (places >= 0)
+    rows, places, seconds = rows[planned], places[planned], seconds[planned]
+    mean, covariance = model.accuracy_model.joint(rows)
+    covariance[np.diag_indices_from(covariance)] += _JITTER * float(np.mean(np.diag(covariance)) + 1e-9)
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    drawn = mean + rng.standard_normal((_DRAWS, len(rows))) @ root.T
+    return Outlook(transform, only, rows, places, np.asarray(seconds), model.scale.back(drawn))
+
+
+def _at_lengths(transform: SpaceTransform, points: Array) -> Array:
+    """Points (n, width), each at every length (n · lengths, width), those of one point in a row."""
+    if EPOCHS not in transform.space:
+        return points
+    place = transform.place(EPOCHS)
+    copies = np.repeat(points, _LENGTHS, axis=0)
+    copies[:, place] = np.tile(np.linspace(0.0, 1.0, _LENGTHS), len(points))
+    return transform.round_to_feasible(copies)
+
+
+__all__ = ["EPOCHS", "Outlook", "outlook"]

@@ -1,0 +1,91 @@
+"""When a study has to be done: a time of day, a date, or so long after its first start."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, time, timedelta
+
+_EXPECTED = (
+    "expected a time of day such as 18:00, a date such as 2026-11-28 09:00, one with a time zone such as "
+    "2026-11-28T09:00+01:00, or a duration such as 2h, 90m or 1h30m"
+)
+_PART = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(d|h|min|m|s)(?=[\s\d]|$)\s*")
+_SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?")
+_LONGEST = timedelta(days=366)
+
+
+def duration_of(text: str) -> timedelta | None:
+    """The length of a duration; None where the text is none.
+
+    >>> duration_of("1h 30m"), duration_of("90min"), duration_of("18:00")
+    (datetime.timedelta(seconds=5400), datetime.timedelta(seconds=5400), None)
+    """
+    rest, total = text.strip(), 0.0
+    while match := _PART.match(rest):
+        total += float(match[1]) * _SECONDS[match[2]]
+        rest = rest[match.end() :]
+    return timedelta(seconds=total) if total and not rest else None
+
+
+def checked_deadline(text: str) -> str:
+    """The text, if it names a moment or a duration.
+
+    Raises:
+        ValueError: what was expected instead.
+    """
+    length = duration_of(text)
+    if length is None:
+        _moment(text)
+    elif length > _LONGEST:
+        raise ValueError(f"expected at most a year, got {text!r}")
+    return text
+
+
+def moment_of(text: str, now: datetime) -> datetime:
+    """The moment that a deadline names, with a time zone.
+
+    Args:
+        now: with the time zone of what has none of its own: a time of day is today's, a duration begins now.
+
+    Raises:
+        ValueError: it has passed, or names no moment.
+
+    >>> from datetime import timezone
+    >>> now = datetime(2026, 11, 27, 12, 0, tzinfo=timezone.utc)
+    >>> [moment_of(text, now).isoformat(" ", "minutes") for text in ("18:00", "2h", "2026-11-28 09:00")]
+    ['2026-11-27 18:00+00:00', '2026-11-27 14:00+00:00', '2026-11-28 09:00+00:00']
+    """
+    if (length := duration_of(text)) is not None:
+        return now + length
+    named = _moment(text)
+    at = datetime.combine(now.date(), named) if isinstance(named, time) else named
+    at = at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
+    if at <= now:
+        tomorrow = (now + timedelta(days=1)).date()
+        instead = f"{tomorrow} {text}" if isinstance(named, time) else "a later one"
+        raise ValueError(f"expected a time to come, but {text} has passed: it is {now:%H:%M}. Write {instead}.")
+    return at
+
+
+def names_zone(text: str) -> bool:
+    """Whether a deadline is the same on every machine, whatever its time zone."""
+    if duration_of(text) is not None:
+        return True
+    named = _moment(text)
+    return isinstance(named, datetime) and named.tzinfo is not None
+
+
+def _moment(text: str) -> time | datetime:
+    text = text.strip()
+    try:
+        if _CLOCK.fullmatch(text):
+            return time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
+        if len(text) > 10:
+            return datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    raise ValueError(f"{_EXPECTED}; got {text[:60]!r}")
+
+
+__all__ = ["checked_deadline", "duration_of", "moment_of", "names_zone"]
