@@ -19,7 +19,7 @@ from ..spaces.boundary.storage import is_url, sqlite_url, storage_of
 from ..spaces.domain import share
 from ..spaces.errors import BsearchError, Fault, StudyFileError, TaskError
 from ..spaces.front import ParetoFront
-from ..spaces.readable import count, from_here, number
+from ..spaces.readable import from_here, number, out_of
 from ..spaces.record import TrialRecord, counted
 from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import Framework, StudySpec
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..search.run.events import Event
     from ..search.run.runner import Runner
     from ..search.run.study_run import StudyRun
-    from ..search.run.train import Training
+    from ..search.run.training import Training
 
 
 class Trials(tuple[TrialRecord, ...]):
@@ -315,10 +315,10 @@ class Study:
         return Study(self._stored.reread(), self._spec, self._results)
 
     def __repr__(self) -> str:
-        done = count(counted(self._stored.records))
+        done = out_of(counted(self._stored.records), self.spec.budget.trials, " of ")
         metric = self._stored.front.metric
         best = "" if self.best is None else f", best {metric} {number(self.best.accuracy)}"
-        return f"<Study {self.name}: {done} of {self.spec.budget.trials} trials, {len(self.front)} on the front{best}>"
+        return f"<Study {self.name}: {done} trials, {len(self.front)} on the front{best}>"
 
     def _repr_html_(self) -> str:
         from html import escape

@@ -14,6 +14,7 @@ from rich.console import Console
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..search.store.url import shown_url
+from ..spaces.deadline import checked_deadline, duration_of
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
+@click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
+@click.option("--within", metavar="DURATION", help="The same, so long after the study's first start: 2h, 90m.")
+@click.option("--spend", type=click.FloatRange(min=0, min_open=True), help="The same, for so much by devices.prices.")
+@click.option("--until", type=float, metavar="VALUE", help="Stop as soon as the metric reaches this, and keep the model.")
+@click.option("--keep", metavar="FOLDER", help="Folder for that model; default: results/STUDY/model.")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option(
     "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
@@ -68,6 +74,11 @@ def run(
     settings: tuple[str, ...],
     name: str | None,
     trials: int | None,
+    by: str | None,
+    within: str | None,
+    spend: float | None,
+    until: float | None,
+    keep: str | None,
     new: bool,
     same_experiment: bool,
     serial: bool,
@@ -83,6 +94,7 @@ def run(
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
     file, spec = _study(study, options, trials, storage, settings)
+    spec = _with_deadline(spec, by, within, spend, until, keep)
     out = out and out.absolute()  # a task may change the working directory
     console = terminal(as_json)
     with located_faults(file):
@@ -109,6 +121,30 @@ def _study(
     if trials is not None:
         spec = spec.changed({"budget": {"trials": trials}})
     return file, spec
+
+
+def _with_deadline(
+    spec: StudySpec, by: str | None, within: str | None, spend: float | None, until: float | None, keep: str | None
+) -> StudySpec:
+    """The study with what the options say of its end."""
+    if by is not None and within is not None:
+        raise click.UsageError("expected --by or --within, got both")
+    for option, text, is_length in (("--by", by, False), ("--within", within, True)):
+        if text is None:
+            continue
+        try:
+            checked_deadline(text)
+        except ValueError as error:
+            raise click.UsageError(f"{option}: {error}") from None
+        if (duration_of(text) is not None) != is_length:
+            other = "--by" if is_length else "--within"
+            raise click.UsageError(f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}.")
+    folder = None if keep is None else str(Path(keep).absolute())
+    if spend is not None and folder is None and spec.budget.keep is None:
+        folder = str(_results(spec, spec.study) / "model")
+    budget = {"by": by or within, "cost": spend, "until": until, "keep": folder}
+    given = {key: value for key, value in budget.items() if value is not None}
+    return spec.changed({"budget": given}) if given else spec
 
 
 def _study_of_options(task: str, options: dict[str, str | None], storage: str | None, settings: tuple[str, ...]) -> StudySpec:
@@ -168,13 +204,15 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from ..search.report.page.draw import picture
     from ..search.report.page.figures import front_figure
     from ..search.report.page.study_data import StudyData
+    from ..search.report.terminal.deadline import model_lines
     from ..search.report.terminal.tables import outcome_counts
     from ..search.run.study_run import gain_sentence
-    from ..spaces.readable import count, seconds
+    from ..spaces.readable import UNLIMITED, count, seconds
     from ..spaces.record import counted
 
     stored = result.study
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
+    document |= {"model": None if result.model is None else str(result.model)} if spec.budget.keeps_model else {}
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
     done = counted(stored.records)
     console.print()
@@ -198,11 +236,13 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
         console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
-    elif done < spec.budget.trials:
+    elif done < spec.budget.trials != UNLIMITED:
         console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
     if result.gain is not None and not result.stopped.startswith("budget.min_gain"):
         sentence = gain_sentence(result.gain)
         console.print(f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high).")
+    for line in model_lines(result):
+        console.print(line)
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
 _EXPECTED = (
@@ -88,4 +89,41 @@ def _moment(text: str) -> time | datetime:
     raise ValueError(f"{_EXPECTED}; got {text[:60]!r}")
 
 
-__all__ = ["checked_deadline", "duration_of", "moment_of", "names_zone"]
+@dataclass(frozen=True)
+class Plan:
+    """What a study will do until its deadline, as it is shown. Moments are seconds since 1970.
+
+    Args:
+        search_until: when the search ends, about; None where it has ended.
+        tried: the trial whose setting is to be trained; None: one that none has tried.
+        epochs: of the final training; None where they are not searched.
+        train_s: seconds of it, by the clock.
+        done_by: when it is done, about.
+        sure: the probability that it is whole by the deadline.
+    """
+
+    search_until: float | None = None
+    tried: int | None = None
+    epochs: float | None = None
+    train_s: float | None = None
+    done_by: float | None = None
+    sure: float | None = None
+
+
+@dataclass(frozen=True)
+class StoredDeadline:
+    """A study's deadline as its database holds it.
+
+    Args:
+        given: as it was written.
+        ends_at, began_at: seconds since 1970.
+        plan: the latest; None while too little is known.
+    """
+
+    given: str
+    ends_at: float
+    began_at: float
+    plan: Plan | None = None
+
+
+__all__ = ["Plan", "StoredDeadline", "checked_deadline", "duration_of", "moment_of", "names_zone"]

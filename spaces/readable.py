@@ -7,6 +7,9 @@ import os
 import shlex
 from pathlib import Path
 
+# The trials of a study that something else limits.
+UNLIMITED = 10_000
+
 
 def seconds(value: float | None) -> str:
     """A duration in readable units.
@@ -53,6 +56,15 @@ def count(trials: float) -> str:
     ('12', '3.3')
     """
     return f"{trials:.1f}".removesuffix(".0")
+
+
+def out_of(counted: float, trials: int, word: str = "/") -> str:
+    """Trials so far, of those of the budget where it limits them.
+
+    >>> out_of(3.0, 20), out_of(3.0, 20, " of "), out_of(3.0, UNLIMITED)
+    ('3/20', '3 of 20', '3')
+    """
+    return count(counted) + ("" if trials == UNLIMITED else f"{word}{trials}")
 
 
 def readable_bytes(value: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.front import ParetoFront
 from ...spaces.plan import BatchPlan
-from ...spaces.readable import count, number
+from ...spaces.readable import number, out_of
 from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.spec import StudySpec
 from ..analysis.choice import fastest_within
@@ -83,7 +83,7 @@ def study_note(
 def _study_parts(
     name: str, spec: StudySpec, front: ParetoFront, done: float, summary: Sequence[str], study: str, page: str
 ) -> Iterator[str]:
-    yield f"## {escaped(name)}: {count(done)} of {spec.budget.trials} trials, {len(front.trials)} on the front"
+    yield f"## {escaped(name)}: {out_of(done, spec.budget.trials, ' of ')} trials, {len(front.trials)} on the front"
     if not front.trials:
         yield "No trial has finished yet, so there is no front. Reload the page later."
     else:

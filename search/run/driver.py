@@ -10,13 +10,17 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ...objectives.task_code import task_packages
+from ...spaces.deadline import StoredDeadline
 from ...spaces.errors import Fault, StorageError, StudyFileError, TerminatedError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
@@ -41,11 +45,15 @@ from ..suggest.warm_start import names_sources, prior_trials
 from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
+from .finish import Finish, finish_of
 from .opening import feasible_batches_sentence, step_time_summary
 from .profiles import StepTimes, step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Runner
 from .study_run import WORTH_OF, StudyRun
+from .training import kept
 
+# A training that ends by the deadline may be so late; then it is stopped.
+_LATE_S = 2.0
 # How long running attempts may take to write their checkpoints once the driver is told to stop, which must not take long:
 # Kubernetes and Ray's jobs kill after 30 s.
 LEAVES_S = 15.0
@@ -62,6 +70,8 @@ class StudyResult:
         failure: why it cannot continue; empty if it can.
         interrupted: the signal that ended it before its budget was met, if one did.
         elapsed_s: of this run.
+        model: the folder of the model that it keeps; None where it keeps none.
+        deadline: when it had to be done.
         gain: the share by which another `WORTH_OF` trials are expected to enlarge the front's hypervolume; None if unknown.
     """
 
@@ -71,6 +81,8 @@ class StudyResult:
     interrupted: signal.Signals | None
     elapsed_s: float
     gain: float | None = None
+    model: Path | None = None
+    deadline: StoredDeadline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,7 @@ class _OpenStudy:
     Args:
         step_times: the stored laws that time its trials; None before its first finished trial, {} where the clock does.
         driven_s: driver time of earlier runs.
+        began_at: when this run began, in seconds since 1970.
     """
 
     spec: StudySpec
@@ -88,6 +101,7 @@ class _OpenStudy:
     identity: Mapping[str, Any]
     step_times: StepTimes | None
     driven_s: float
+    began_at: float
 
 
 def run_study(
@@ -119,7 +133,7 @@ def run_study(
     retry_policy = RetryPolicy(spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S)
     tables = Tables(spec.storage, retry_policy=retry_policy)
     try:
-        study = _open(spec, tables, task_hash, notify, new=new, same_experiment=same_experiment)
+        study = _open(spec, tables, task_hash, notify, time.time(), new=new, same_experiment=same_experiment)
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
@@ -138,6 +152,7 @@ def _open(
     tables: Tables,
     task_hash: str,
     notify: Callable[[Event], None],
+    began_at: float,
     *,
     new: bool,
     same_experiment: bool,
@@ -165,12 +180,13 @@ def _open(
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
     driven_s = next((row.driver_s for row in tables.studies(spec.study) if row.name == name), 0.0)
-    return _OpenStudy(spec, tables, name, identity, step_times, driven_s)
+    return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at)
 
 
 def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult | None:
     """The result of a study whose budget is met and whose trials are all settled; None where there is something to do."""
-    if study.name not in {row.name for row in study.tables.studies()}:
+    row = next((row for row in study.tables.studies() if row.name == study.name), None)
+    if row is None:
         return None
     trials = stored_trials(study.tables.url, study.name)
     if any(not record.has_ended and record.outcome != "interrupted" for record in trials):
@@ -178,10 +194,18 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
     if done >= budget:
         notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
-    elif not (stopped := Spending(study.spec, {}, trials).over()):
+    elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
         return None
     _store(study)
     return StudyResult(StoredStudy.open(study.tables.url, study.name), stopped, "", interrupted=None, elapsed_s=0.0)
+
+
+def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
+    """That a study's deadline, as it is still written, has passed; else empty."""
+    if deadline is None or deadline.given != study.spec.budget.by or deadline.ends_at > study.began_at:
+        return ""
+    at = datetime.fromtimestamp(deadline.ends_at).astimezone()
+    return f"budget.by: {deadline.given} was {at:%Y-%m-%d %H:%M}, which has passed"
 
 
 def _store(study: _OpenStudy) -> None:
@@ -258,6 +282,19 @@ def _drive(
             # Another driver may have added to it before we held the lock.
             driven_s = next(row.driver_s for row in tables.studies(spec.study) if row.name == name)
             study = replace(study, driven_s=driven_s)
+            row = next(row for row in tables.studies(spec.study) if row.name == name)
+            finish = finish_of(
+                spec,
+                name,
+                row.deadline,
+                study.began_at,
+                suggester,
+                space,
+                law,
+                lambda training: kept(name, study.identity, spec.task, task_hash, training),
+                hourly=(price or 0.0) * runner.slots * max(spec.devices.counts),
+                driven_s=driven_s,
+            )
             run = StudyRun(
                 spec,
                 name,
@@ -271,6 +308,7 @@ def _drive(
                 notify,
                 driven_s,
                 owns_workers=runner.owns_workers,
+                finish=finish,
             )
             for text in _opening_messages(spec, profiles, feasible):
                 notify(Event("message", text=text))
@@ -279,7 +317,7 @@ def _drive(
                 run.check_worth()
             run.check_cost()  # counting what the trials of earlier drivers have cost
             watch(run)
-            with _heartbeat(run, tables), _interrupts(run, runner, tables.retry_policy) as interrupted:
+            with _heartbeat(run, tables, finish), _interrupts(run, runner, tables.retry_policy) as interrupted:
                 try:
                     runner.run(run)
                 except KeyboardInterrupt:
@@ -319,7 +357,9 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     """The result of a run that is over, from the database."""
     met = run.counted >= study.spec.budget.trials  # a stop during the last trial stopped nothing
     trials = study.tables.trials(study.name)
-    gain = suggester.expected_gain(run.trials, WORTH_OF)
+    if run.finish is not None:
+        run.finish.kept.clean()
+    gain = suggester.expected_gain(run.trials, WORTH_OF) if run.finish is None else None
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = with_rates(_stored(study, trials, study.driven_s + run.elapsed_s()))
     assert stored.rates is not None
@@ -331,6 +371,8 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
         interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
         gain=gain,
+        model=None if run.finish is None or run.finish.kept.score is None else run.finish.kept.folder,
+        deadline=None if run.finish is None else run.finish.deadline(),
     )
 
 
@@ -404,16 +446,20 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, A
 
 
 @contextmanager
-def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
+def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator[None]:
     """Heartbeats while the study runs; they also count its hours and its cost, and notice when the study is no longer ours and
     when what was reported could not be written.
     """
     over = threading.Event()
+    limit = None if finish is None else finish.limit
     limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - run.driven_s
 
     def beat() -> None:
         while True:
-            ended = over.wait(min(HEARTBEAT_S, max(0.05, limit_s - run.elapsed_s())))
+            left_s = limit_s - run.elapsed_s()
+            if limit is not None:
+                left_s = min(left_s, limit.left_s(run.driven_s + run.elapsed_s()) + _LATE_S)
+            ended = over.wait(min(HEARTBEAT_S, max(0.05, left_s)))
             ours = True
             # A database that is unavailable or full is not another driver; calls that need it meanwhile retry or raise.
             with suppress(DatabaseUnavailable, StorageError):
@@ -427,6 +473,8 @@ def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
             run.check_cost()
             if (error := tables.late_error()) is not None:
                 run.crash(error)
+            if limit is not None and limit.left_s(run.driven_s + run.elapsed_s()) <= -_LATE_S:
+                run.ending.reach(Stage.STOPPED, f"its time is up ({limit.given})")
             if run.elapsed_s() >= limit_s:
                 run.ending.reach(Stage.STOPPED, f"budget.hours: {run.spec.budget.hours:g} h are used up")
 

@@ -11,12 +11,12 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Literal
 
 from ...objectives.machine.processor import OtherPrograms
 from ...objectives.state.checkpoint_files import delete_checkpoint
-from ...spaces.errors import InfeasiblePlanError
+from ...spaces.errors import InfeasiblePlanError, OutputError
 from ...spaces.front import ParetoFront
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey
@@ -32,13 +32,14 @@ from ..suggest.space_transform import SearchSpace
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .decisions.after import Failed, History, Paused, Retry, after
-from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, taken_by
+from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
 from .decisions.ending import Ending, Stage
 from .decisions.eta import ClockFactors, Span
 from .decisions.planner import Planner
 from .decisions.spending import Spending, device_names, prices_of
 from .decisions.suggestion_queue import SuggestionQueue
 from .events import Event
+from .finish import Finish
 from .view import StudyView, span_of, study_view
 
 # Infeasible plans in a row after which the space is to blame.
@@ -57,6 +58,7 @@ class StudyRun:
         space: what is searched.
         profiles: of every kind of device, by parameters that change cost; the first kind's laws time all trials.
         owns_workers: attempts run on this machine, in processes that this one started.
+        finish: how it ends with a trained model; None: it ends with its search.
 
     Attributes:
         ending: how far the study has ended before its budget is met, and why. Runners check it often.
@@ -80,7 +82,10 @@ class StudyRun:
         driven_s: float = 0.0,
         *,
         owns_workers: bool = False,
+        finish: Finish | None = None,
     ) -> None:
+        self.finish = finish
+        self._search_is_over = False
         self.spec, self.name, self.device, self.trials = spec, name, device, trials
         self._planner = Planner(spec, name, profiles, device, task_hash)
         self._owns_workers = owns_workers
@@ -148,7 +153,11 @@ class StudyRun:
             suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict())
             attempts = self._attempts_at(trial)
             try:
-                return self._start(self._planner.first(suggestion, attempts))
+                attempt = self._planner.first(suggestion, attempts)
+                if self.finish is not None:
+                    final = bool(trial.facts.final)
+                    attempt.setup = self.finish.setup(attempt.setup, self.driven_s + self.elapsed_s(), final=final)
+                return self._start(attempt)
             except InfeasiblePlanError as error:
                 self._record_infeasible(suggestion, error)
                 if attempts:
@@ -161,13 +170,17 @@ class StudyRun:
         running = self._running
         to_train = sum(1.0 - self._shares.get(number, 0.0) for number in running)
         room = self.spec.budget.trials - self.counted - to_train
-        if room <= 0:
+        if room <= 0 and (self.finish is None or not self.finish.plans):
             return None
-        if self._interrupted:
-            return self._resumed(self._interrupted.popleft())
+        while self._interrupted:
+            number = self._interrupted.popleft()
+            if self._resumes(self.trials[number]):
+                return self._resumed(number)
         if self._baseline:
             index = self._baseline.popleft()
             return self.trials.begin(self._space.chosen(self.spec.baseline[index]), TrialFacts(baseline=index))
+        if self.finish is not None and self.finish.plans:
+            return self._next_by_deadline(self.finish, free, room)
         if (repeat := self._next_repeat()) is not None:
             return repeat
         if self.ending.stage >= Stage.NO_NEW_TRIALS:
@@ -178,6 +191,44 @@ class StudyRun:
         if isinstance(proposal, int):
             return self._resumed(proposal)
         return proposal if proposal is None or proposal == "wait" else self.trials.begin(proposal)
+
+    def _next_by_deadline(self, finish: Finish, free: int, room: float) -> TrialRecord | Literal["wait"] | None:
+        """A trial of the search, or a final training, whatever is worth more in the time that is left."""
+        driven_s, spans = self.driven_s + self.elapsed_s(), self._all_spans()
+        searches = room > 0 and self.ending.stage < Stage.NO_NEW_TRIALS and not self._search_is_over
+        step = finish.step(self.trials, spans, driven_s, searches=searches)
+        if step == "search":
+            proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
+            if proposal == "wait":
+                return "wait"
+            if isinstance(proposal, Mapping) and finish.fits(proposal, spans, driven_s):
+                self._save_plan(finish)
+                return self.trials.begin(proposal)
+            self._search_is_over = True
+            step = finish.step(self.trials, spans, driven_s, searches=False)
+        self._save_plan(finish)
+        if step is None or step == "search":
+            return None
+        return self.trials.begin(step.parameters, TrialFacts(final=True))
+
+    def _save_plan(self, finish: Finish) -> None:
+        deadline = finish.deadline()
+        if deadline is not None:
+            self.tables.save_deadline(self.name, asdict(deadline))
+
+    def _resumes(self, trial: TrialRecord) -> bool:
+        """Whether there is time for an interrupted trial; a final training takes what there is."""
+        finish = self.finish
+        if finish is None or finish.limit is None:
+            return True
+        driven_s = self.driven_s + self.elapsed_s()
+        if trial.facts.final:
+            return finish.limit.left_s(driven_s) > 0
+        return finish.fits(trial.parameters, self._all_spans(), driven_s)
+
+    def _all_spans(self) -> list[Span]:
+        running = [self._span(attempt, counts=1.0) for attempt in list(self._running.values())]
+        return [*self._spans, *running]
 
     @property
     def trains(self) -> bool:
@@ -258,7 +309,8 @@ class StudyRun:
         accuracy = self._sign * measurement.score(setup.metric)
         fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, accuracy)
-        return (should_stop and not self.trials[number].is_repeat) or self.ending.stage is Stage.STOPPED
+        stays = self.trials[number].is_repeat or self.trials[number].facts.final
+        return (should_stop and not stays) or self.ending.stage is Stage.STOPPED
 
     def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:
         """Record how an attempt ended, and do what follows from it.
@@ -324,10 +376,17 @@ class StudyRun:
             prediction = self._early_stopping.stopped_facts(number, self._sign)
             if prediction.stopped_fraction is not None:
                 outcome = Outcome("stopped", stopped_sentence(prediction))
+        if attempt.last is not None and "shortened_to" in attempt.last.facts:
+            shorten(attempt, attempt.last)
+            setup = attempt.setup
         shared = self.spec.devices.share < 1
         expected_s = self._planner.expected_s(attempt)
         result = result_of(attempt, outcome, expected_s, self.spec.objectives.speeds, self._price, shared)
         facts = result.facts | prediction | TrialFacts(spent=self.spending.of(number))
+        if facts.shortened_to is not None:
+            facts |= TrialFacts(epochs=setup.epochs, samples_budget=setup.samples_budget)
+        if outcome.kind == "complete":
+            self._keep(attempt)  # before the trial has ended, so that it is trained again if its model was not kept
         self.tables.end_attempt(setup, outcome)
         self._finish(number, replace(result, facts=facts))
         self._history = self._history.after_end(outcome)
@@ -343,6 +402,19 @@ class StudyRun:
         if self.spec.budget.min_gain is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
             self._worth_known_at = len(self.done)
             self.suggestions.submit(self.check_worth)
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Keep a complete trial's model, if that is wanted and it is the best."""
+        if self.finish is None or not attempt.measurements:
+            return
+        try:
+            reached = self.finish.offer(attempt.setup, attempt.measurements)
+        except OutputError as error:
+            self._say(f"trial {attempt.setup.number}: its model is not kept: {error}")
+            return
+        if reached:
+            value = f"{self.spec.objectives.metric.name} {self.spec.budget.until:g}"
+            self.ending.reach(Stage.STOPPED, f"budget.until: {value} is reached by trial {attempt.setup.number}")
 
     def _finish(self, number: int, result: TrialResult, *, again: bool = False) -> None:
         """End a trial: one transaction, with what its attempt has left to write.
@@ -422,6 +494,7 @@ class StudyRun:
             elapsed_s=self.elapsed_s(),
             driven_s=self.driven_s + self.elapsed_s(),
             counted=self.counted,
+            deadline=None if self.finish is None else self.finish.deadline(),
         )
 
     def elapsed_s(self) -> float:

@@ -2,71 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ...objectives.state.checkpoint_files import delete_checkpoint
-from ...objectives.task_code import task_kind
-from ...spaces.boundary.files import write_file
-from ...spaces.errors import OutputError, StudyFileError, TaskError, cut
+from ...spaces.errors import StudyFileError, TaskError
 from ...spaces.planning import optimizer_settings
-from ...spaces.readable import number
 from ...spaces.record import TrialRecord
 from ...spaces.trial import Measurement, Outcome, TrialSetup
-from ..store.stored import StoredStudy, codes
+from ..store.stored import StoredStudy
 from .runner import Runner
-
-RESULT, LOG = "training.json", "log.csv"
-_CHECKPOINT = "checkpoint.pt"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Training:
-    """One training of a chosen trial: its setup and, once it is over, what it measured and how it ended.
-
-    Args:
-        folder: where its model, log and settings are kept.
-    """
-
-    setup: TrialSetup
-    folder: Path
-    measurements: tuple[Measurement, ...] = ()
-    outcome: Outcome | None = None
-
-    def __repr__(self) -> str:
-        ended = "not trained yet" if self.outcome is None else self.outcome.kind.replace("_", " ")
-        score = "" if self.score is None else f", {self.setup.metric} {number(self.score)}"
-        why = f": {cut(self.outcome.message, 200)}" if self.outcome is not None and self.outcome.message else ""
-        return f"<Training of trial {self.setup.number}, seed {self.setup.seed}: {ended}{score}{why}, in {self.folder}>"
-
-    @property
-    def complete(self) -> bool:
-        return self.outcome is not None and self.outcome.kind == "complete"
-
-    @property
-    def score(self) -> float | None:
-        """The study's metric at its end; None where it did not get there."""
-        return self.measurements[-1].score(self.setup.metric) if self.complete else None
-
-    @property
-    def tests(self) -> dict[str, float]:
-        """Scores on the test set, if the task has one."""
-        facts = self.measurements[-1].facts if self.measurements else {}
-        return {name: float(value) for name, value in facts.items() if name.startswith("test_") and isinstance(value, float)}
-
-    @property
-    def files(self) -> list[str]:
-        """What its folder holds, without what a later attempt resumes from."""
-        return sorted(path.name for path in self.folder.iterdir() if path.name != _CHECKPOINT) if self.folder.is_dir() else []
+from .training import CHECKPOINT, RESULT, Training, kept, settings_of
 
 
 def planned_trainings(
@@ -95,7 +46,7 @@ def planned_trainings(
             number=record.number,
             attempt=0,
             training=setup.training.model_copy(update={"seed": seed}),
-            checkpoint=str(own.resolve() / _CHECKPOINT),
+            checkpoint=str(own.resolve() / CHECKPOINT),
             model_folder=str(own.resolve()),
         )
         trainings.append(_known(Training(changed, own)))
@@ -136,7 +87,7 @@ def _known(training: Training) -> Training:
     try:
         document = json.loads((training.folder / RESULT).read_text(encoding="utf-8"))
         # Read as a setup, so that a field that came later has its default.
-        same = _settings(TrialSetup.from_dict(document["setup"])) == _settings(training.setup)
+        same = settings_of(TrialSetup.from_dict(document["setup"])) == settings_of(training.setup)
         scores, tests = {training.setup.metric: document[training.setup.metric]}, document["tests"]
         last = Measurement(training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests)
     except FileNotFoundError:
@@ -148,12 +99,6 @@ def _known(training: Training) -> Training:
             f"--out: expected an empty folder, or one of this training, got {training.folder}. Choose another."
         )
     return replace(training, measurements=(last,), outcome=Outcome("complete"))
-
-
-def _settings(setup: TrialSetup) -> dict[str, Any]:
-    """What a training is, wherever it runs."""
-    elsewhere = ("checkpoint", "model_folder", "device", "cpus", "folder", "sharding")
-    return {name: value for name, value in setup.to_dict().items() if name not in elsewhere}
 
 
 def train(
@@ -192,7 +137,8 @@ def train(
                     report(training, reported)
                 else:
                     outcome = reported
-        return _kept(study, reference, task_hash, replace(training, measurements=tuple(measurements), outcome=outcome))
+        ended = replace(training, measurements=tuple(measurements), outcome=outcome)
+        return kept(study.name, study.identity, reference, task_hash, ended)
 
     if runner.slots == 1 or len(here) == 1:
         yield from map(run, here)
@@ -204,54 +150,6 @@ def train(
         # After Ctrl-C nothing is waited for: the runner ends its attempts.
         stopped.set()
         threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _kept(study: StoredStudy, reference: str, task_hash: str, training: Training) -> Training:
-    """The training, with its log and settings written beside its model.
-
-    Raises:
-        OutputError: the folder cannot be written, or a task's model is not there.
-    """
-    if not training.complete:
-        return training
-    if task_kind(reference) == "task" and not training.files:
-        raise OutputError(
-            f"{training.folder}: its model is not there, because it was trained on a machine that does not reach this folder. "
-            "Write --out with a folder that all machines share."
-        )
-    setup, last = training.setup, training.measurements[-1]
-    rows = [
-        {
-            "samples_seen": measurement.samples_seen,
-            "elapsed_s": measurement.elapsed_s,
-            "train_loss": measurement.train_loss,
-            **({} if measurement.accuracy is None else {"accuracy": measurement.accuracy}),
-            **measurement.scores,
-        }
-        for measurement in training.measurements
-    ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    document: dict[str, Any] = {
-        "study": study.name,
-        "trial": setup.number,
-        "task": reference,
-        "code": task_hash,
-        "code_of_study": list(codes(study.identity)),
-        "metric": setup.metric,
-        setup.metric: training.score,
-        "measured_train_s": last.elapsed_s,
-        "tests": training.tests,
-        "seed": setup.seed,
-        "setup": _settings(setup),
-    }
-    write_file(training.folder / LOG, text.getvalue())
-    write_file(training.folder / RESULT, json.dumps(document, indent=2) + "\n")
-    assert setup.checkpoint is not None
-    delete_checkpoint(setup.checkpoint)
-    return training
 
 
 def mean_interval(scores: Sequence[float]) -> tuple[float, float] | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...spaces.deadline import StoredDeadline
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
@@ -61,6 +63,7 @@ class StudyView:
         elapsed_s: of this run.
         eta_s: estimated seconds until the budget is met; None while there is no estimate.
         driver: who runs it, in words; empty where it is this process.
+        deadline: when it has to be done, and the plan until then.
     """
 
     name: str
@@ -73,6 +76,7 @@ class StudyView:
     elapsed_s: float
     eta_s: float | None
     driver: str = ""
+    deadline: StoredDeadline | None = None
 
 
 def study_view(
@@ -88,6 +92,7 @@ def study_view(
     driven_s: float,
     counted: float,
     driver: str = "",
+    deadline: StoredDeadline | None = None,
 ) -> StudyView:
     """The view of a study, the same from a run and from its database.
 
@@ -103,7 +108,7 @@ def study_view(
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
     to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
-    left_s = eta_s(spans, now_s, to_come)
+    left_s = eta_s(spans, now_s, to_come) if deadline is None else max(deadline.ends_at - time.time(), 0.0)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
     return StudyView(
@@ -120,6 +125,7 @@ def study_view(
         elapsed_s=elapsed_s,
         eta_s=left_s,
         driver=driver,
+        deadline=deadline,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args
 import sqlalchemy as sa
 from pydantic import TypeAdapter, ValidationError
 
+from ...spaces.deadline import StoredDeadline
 from ...spaces.errors import BsearchError, LeftOutWarning, StorageError, cut
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.step_time import StepTime
@@ -480,6 +481,17 @@ class StudyRow:
             return None
         try:
             return _validated("best_rates", StoredRates, _document(self.row, "best_rates", dict))  # type: ignore[no-any-return]
+        except _Unreadable as error:
+            left_out(self._what, error)
+            return None
+
+    @property
+    def deadline(self) -> StoredDeadline | None:
+        """When the study has to be done, and the plan until then; None where there is no such moment."""
+        if not self.row["deadline"]:
+            return None
+        try:
+            return _validated("deadline", StoredDeadline, _document(self.row, "deadline", dict))  # type: ignore[no-any-return]
         except _Unreadable as error:
             left_out(self._what, error)
             return None

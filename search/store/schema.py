@@ -15,7 +15,7 @@ from .url import shown_url
 # Of our own: Optuna owns `alembic_version`, and a second head there breaks `optuna.load_study`.
 VERSION_TABLE = "bsearch_alembic_version"
 # The newest revision in `migrations/versions`; a test keeps the two in step, so that reading a database imports no Alembic.
-HEAD = "0005"
+HEAD = "0006"
 
 
 class _Printed(sa.TypeDecorator[str]):
@@ -43,6 +43,7 @@ studies = sa.Table(
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the database's clock
     sa.Column("step_times", sa.Text),  # JSON of the step-time laws that time its trials, by parameters that change cost
     sa.Column("best_rates", sa.Text),  # JSON of the StoredRates fitted when it last ran
+    sa.Column("deadline", sa.Text),  # JSON of the StoredDeadline, where it has one
 )
 profiles = sa.Table(
     "bsearch_profile",

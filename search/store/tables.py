@@ -176,6 +176,13 @@ class Tables:
                 sa.update(schema.studies).where(schema.studies.c.name == study).values(best_rates=json.dumps(document))
             )
 
+    @retrying
+    def save_deadline(self, study: str, document: Mapping[str, Any]) -> None:
+        with transaction(self.url, self.engine) as connection:
+            connection.execute(
+                sa.update(schema.studies).where(schema.studies.c.name == study).values(deadline=json.dumps(document))
+            )
+
     def profile(self, about: str) -> DeviceProfile | None:
         """The device profile stored by an earlier run, by everything it depends on; None where there is none."""
         found = self._profiles(schema.profiles.c.key == _digest(about))

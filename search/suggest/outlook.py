@@ -29,6 +29,8 @@ class Outlook:
         tried: (n,), the number of the trial that trained this setting, whatever its length; -1 where none has.
         seconds: (n,), of training.
         reached: (draws, n), metric, higher is better: joint draws from the posterior.
+        best_so_far: (draws,), of the best complete trial, as it was trained.
+        unit: of the metric: its spread over good trials.
     """
 
     transform: SpaceTransform
@@ -37,6 +39,8 @@ class Outlook:
     tried: np.ndarray[Any, np.dtype[np.int64]]
     seconds: Array
     reached: Array
+    best_so_far: Array
+    unit: float
 
     def parameters(self, row: int) -> dict[str, Any]:
         """The searched parameters of a row."""
@@ -72,13 +76,17 @@ def outlook(
     planned = np.isfinite(seconds) if taken is None else np.isfinite(taken[:, 0])
     if model.success is not None:
         planned &= (model.success.mean_at(rows) >= LEAST_PROBABILITY) | (places >= 0)
+    complete = np.arange(len(rows)) < len(best)
     rows, places, seconds = rows[planned], places[planned], seconds[planned]
     mean, covariance = model.accuracy_model.joint(rows)
     covariance[np.diag_indices_from(covariance)] += _JITTER * float(np.mean(np.diag(covariance)) + 1e-9)
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     drawn = mean + rng.standard_normal((_DRAWS, len(rows))) @ root.T
-    return Outlook(transform, only, rows, places, np.asarray(seconds), model.scale.back(drawn))
+    reached = np.asarray(model.scale.back(drawn))
+    own = np.flatnonzero(complete[planned])
+    best_so_far = reached[:, own[np.argmax(mean[own])]] if len(own) else reached.min(axis=1)
+    return Outlook(transform, only, rows, places, np.asarray(seconds), reached, best_so_far, float(model.scale.unit))
 
 
 def _at_lengths(transform: SpaceTransform, points: Array) -> Array:

@@ -8,13 +8,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictSt
 
 from ..deadline import checked_deadline
 from ..domain import Number, Section, Share, fault, one_of
+from ..readable import UNLIMITED
 
 # Measures of speed.
 Speed = Literal["train_s", "device_s", "cost", "energy_j"]
-
-
-# The trials of a study that something else limits.
-UNLIMITED = 10_000
 
 
 def _deadline(value: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import ceil
@@ -18,12 +19,13 @@ from rich.text import Text
 
 from ....spaces.errors import plain
 from ....spaces.front import ParetoFront
-from ....spaces.readable import count, number, seconds
+from ....spaces.readable import number, out_of, seconds
 from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
 from ..stdio.console import terminal
+from .deadline import plan_line
 from .tables import front_plot
 
 # A plot of fewer rows or columns shows nothing; beside a table of so many columns it needs so many more.
@@ -109,7 +111,7 @@ def _line(text: str, style: str = "") -> Text:
 
 def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     """Progress, time left, and how trials ended; one row more where it is narrow."""
-    counts = f"{count(view.counted)}/{view.trials} trials"
+    counts = f"{out_of(view.counted, view.trials)} trials"
     left = f", about {seconds(view.eta_s)} left" if view.eta_s else ""
     times = f"{seconds(view.elapsed_s)} so far{left}"
     name = Text(plain(view.name), style="bold")
@@ -117,14 +119,22 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     bar = min(width - name.cell_len - len(f"{counts}, {times}") - 4, 2 * _BAR)
     if bar >= _BAR // 2:
         head = Table.grid(padding=(0, 2))
-        head.add_row(name, ProgressBar(total=view.trials, completed=view.counted, width=bar), f"{counts}, {times}")
+        head.add_row(name, _bar(view, bar), f"{counts}, {times}")
         yield head
     else:
         yield _line(f"{view.name}: {counts}", style="bold")
         yield _line(times)
     outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in view.outcomes.items())
-    for text in filter(None, (outcomes, view.driver)):
+    plan = "" if view.deadline is None else plan_line(view.deadline)
+    for text in filter(None, (plan, outcomes, view.driver)):
         yield _line(text, style="dim")
+
+
+def _bar(view: StudyView, width: int) -> ProgressBar:
+    """How far the study is: in its time where it has a deadline, else in its trials."""
+    if (deadline := view.deadline) is not None:
+        return ProgressBar(deadline.ends_at - deadline.began_at, time.time() - deadline.began_at, width=width)
+    return ProgressBar(total=view.trials, completed=view.counted, width=width)
 
 
 def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> Table:
@@ -204,7 +214,7 @@ class LiveView:
     def watch(self, run: StudyRun) -> None:
         self._run = run
         if run.done:
-            self.say(f"resuming: {count(run.counted)} of {run.spec.budget.trials} trials are done")
+            self.say(f"resuming: {out_of(run.counted, run.spec.budget.trials, ' of ')} trials are done")
         # Not before: while devices are profiled there is nothing to draw, and SIGTERM would leave a hidden cursor.
         self.show(run.view)
 
@@ -325,5 +335,5 @@ def trial_end_line(record: TrialRecord, counted: float, trials: int, metric: str
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
     again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
     own = [f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _NAMED]
-    parts = [f"[{count(counted)}/{trials}] trial {record.number} {record.outcome}: {result}", settings]
+    parts = [f"[{out_of(counted, trials)}] trial {record.number} {record.outcome}: {result}", settings]
     return " · ".join([*parts, f"epochs {number(values.get('epochs'))}", *own]) + again

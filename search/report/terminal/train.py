@@ -8,7 +8,8 @@ from typing import Any
 from ....spaces.readable import from_here, number, seconds
 from ....spaces.record import TrialRecord
 from ....spaces.trial import Measurement
-from ...run.train import Training, mean_interval
+from ...run.train import mean_interval
+from ...run.training import Training
 from ...store.stored import StoredStudy, codes
 
 

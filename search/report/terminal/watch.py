@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ....spaces.errors import NoStudyError
-from ....spaces.readable import count, seconds
+from ....spaces.readable import count, out_of, seconds
 from ....spaces.record import TrialRecord, counted
 from ....spaces.study.spec import StudySpec
 from ....spaces.trial import COUNTED, Measurement, TrialSetup
@@ -88,7 +88,7 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
                 view = _view(row, spec, read, tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
                 if not seen:
                     if view.counted:
-                        show.say(f"{count(view.counted)} of {view.trials} trials are done")
+                        show.say(f"{out_of(view.counted, view.trials, ' of ')} trials are done")
                     show.show(lambda: seen[-1] if seen else None)
                 elif news := [record for record in view.records if (record.number, record.has_ended) not in shown]:
                     so_far = seen[-1].counted
@@ -191,6 +191,7 @@ def _view(
         elapsed_s=stored.driver_s if driver is None else max(now_s - driver.since.timestamp(), 0.0),
         driven_s=stored.driver_s,
         driver="" if driver is None else _driver_words(driver),
+        deadline=stored.deadline,
     )
 
 

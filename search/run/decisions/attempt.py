@@ -52,6 +52,13 @@ def fraction_of(setup: TrialSetup, measurement: Measurement) -> float:
     return min(measurement.samples_seen / setup.samples_budget, 1.0)
 
 
+def shorten(attempt: Attempt, last: Measurement) -> None:
+    """Make an attempt that ended early to be in time one of the training that it was."""
+    share = fraction_of(attempt.setup, last)
+    attempt.setup = replace(attempt.setup, samples_budget=last.samples_seen, epochs=attempt.setup.epochs * share)
+    attempt.known_s = None if attempt.known_s is None else attempt.known_s * share
+
+
 def setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
     """A setup's derived values, stored beside the searched parameters."""
     scales_adam = setup.rule in RULES_FOR_ADAM
@@ -184,4 +191,4 @@ def _is_told(value: Parameter) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-__all__ = ["Attempt", "fraction_of", "result_of", "setup_facts", "taken_by"]
+__all__ = ["Attempt", "fraction_of", "result_of", "setup_facts", "shorten", "taken_by"]

@@ -1,8 +1,8 @@
 """A study that ends with a trained model by a deadline: what the next training is for, and how long it may take.
 
-Each time a device is free there are two things to do with it. A trial of the search teaches where the best settings lie; a final
-training uses what is known by now, for as long as the time left allows. A trial is worth it while what it is expected to add to
-the final training is more than the final training loses by the time that it takes.
+Each time a device is free there are two things to do with it. A trial of the search teaches where the best settings lie; a
+final training uses what is known by now, for as long as the time left allows. A trial is worth it while what it is expected to
+add to the final training is more than the final training loses by the time that it takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from ....spaces.record import TrialRecord
 from ...analysis.gaussian_process import Array
@@ -25,11 +25,16 @@ from .eta import ClockFactors, Span
 # Trials of the search that are looked ahead at.
 _AHEAD = (1, 2, 4, 8, 16, 32)
 # What so many trials would find out is not all that they could: they measure with noise, and shorter trainings.
-_LEARNED = float(os.environ.get('LEARNED', '0.7'))
-# Before any trial has ended, training may take longer than known by this standard deviation, in logs; as good as so many trials.
+_LEARNED = float(os.environ.get("LEARNED", "0.25"))
+_KAPPA = float(os.environ.get("KAPPA", "0.5"))
+_LEAST = int(os.environ.get("LEAST", "8"))
+_HALF = float(os.environ.get("HALF", "0.5"))
+# A final training is worth it if it is expected to add so much of the accuracy's spread.
+_LEAST_GAIN = 0.002
+# Before any trial has ended, training may take longer than known by this standard deviation, in logs, worth so many trials.
 _SLOWER, _WORTH = 0.1, 3
 # No search trial takes more than this share of the time left.
-_LONGEST = float(os.environ.get('LONGEST', '0.5'))
+_LONGEST = float(os.environ.get("LONGEST", "0.15"))
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,17 @@ class WallTime:
         middle = float(logs.sum() / (len(logs) + 1)) if len(logs) else 0.0
         freedom = _WORTH + len(logs)
         variance = (_WORTH * _SLOWER**2 + float(((logs - middle) ** 2).sum())) / freedom
-        return cls(math.exp(middle), ClockFactors.of(spans).overhead_s, math.sqrt(variance * (1 + 1 / (1 + len(logs)))), freedom)
+        return cls(
+            math.exp(middle), ClockFactors.of(spans).overhead_s, math.sqrt(variance * (1 + 1 / (1 + len(logs)))), freedom
+        )
 
     def expected_s(self, known_s: Array | float) -> Array | float:
         return np.multiply(known_s, self.slowdown) + self.overhead_s
+
+    def probability(self, known_s: float, within_s: float) -> float:
+        """That a training is done within so many seconds by the clock."""
+        share = within_s / float(self.expected_s(known_s))
+        return float(stdtr(self.freedom, math.log(share) / self.spread)) if share > 0 else 0.0
 
     def at_most_s(self, known_s: Array | float, sure: float) -> Array | float:
         """What it takes at most, with probability `sure`."""
@@ -77,7 +89,7 @@ class Final:
         tried: the trial whose setting it is; None: nobody's.
         known_s: seconds of training.
         expected: its metric, higher is better.
-        gain: what it is expected to add to the best model there is.
+        gain: what it is expected to add to the best model there is, in units of the accuracy's spread.
     """
 
     parameters: dict[str, Any]
@@ -92,7 +104,7 @@ class Decision:
     """What to do with a free device.
 
     Args:
-        final: the best final training if it began after the search; None where none fits.
+        final: the best final training, which begins after the search; None where none fits.
         trials: of the search before it; 0: it begins now.
     """
 
@@ -100,56 +112,49 @@ class Decision:
     trials: int
 
 
-def decide(outlook: Outlook, kept: Sequence[int], left_s: float, trial_s: float, wall: WallTime, sure: float) -> Decision:
+def decide(outlook: Outlook, left_s: float, trial_s: float, wall: WallTime, sure: float) -> Decision:
     """Search on, or train.
 
     Args:
-        kept: trials whose models are there, or will be.
         left_s: until the deadline.
-        trial_s: by the clock, of a trial of the search on this device; with others that search as well, of one of all.
+        trial_s: by the clock, between the ends of two trials of the search.
     """
     at_most = np.asarray(wall.at_most_s(outlook.seconds, sure))
-    own = np.isin(outlook.tried, list(kept))
-    # Rows come with each trial's own length first.
-    first = np.zeros(len(own), dtype=bool)
-    first[np.unique(outlook.tried, return_index=True)[1]] = True
-    floors = outlook.reached[:, own & first]
-    floor = floors[:, int(np.argmax(floors.mean(axis=0)))] if floors.shape[1] else np.full(len(outlook.reached), -math.inf)
-    now, row = _trained(outlook, floor, at_most <= left_s)
-    best, ahead = now, 0
+    floor = outlook.best_so_far
+    best, row = _trained(outlook, floor, at_most <= left_s)
+    ahead = 0
     for trials in _AHEAD:
         later_s = left_s - trials * trial_s
         if later_s <= 0:
             break
         fits = at_most <= later_s
-        without, _ = _trained(outlook, floor, fits)
+        without, then = _trained(outlook, floor, fits)
         value = without + _LEARNED * (_searched(outlook, floor, fits, trials) - without)
         if value > best:
-            best, ahead = value, trials
+            best, row, ahead = value, then, trials
     if row is None:
         return Decision(None, ahead)
-    reached = float(outlook.reached[:, row].mean())
-    base = float(floor.mean())
+    tried, gain = int(outlook.tried[row]), np.maximum(outlook.reached[:, row], floor).mean() - floor.mean()
     final = Final(
         outlook.parameters(row),
-        int(outlook.tried[row]) if outlook.tried[row] >= 0 else None,
+        tried if tried >= 0 else None,
         float(outlook.seconds[row]),
-        reached,
-        now - base if math.isfinite(base) else math.inf,
+        float(outlook.reached[:, row].mean()),
+        float(gain / outlook.unit),
     )
     return Decision(final, ahead)
 
 
-def _trained(outlook: Outlook, floor: Array, fits: Array) -> tuple[float, int | None]:
+def _trained(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[float, int | None]:
     """The expected metric after the best training that fits, and its row."""
     if not fits.any():
         return float(floor.mean()), None
-    values = np.maximum(outlook.reached, floor[:, None]).mean(axis=0)
-    row = int(np.argmax(np.where(fits, values, -math.inf)))
-    return float(values[row]), row
+    careful = outlook.reached.mean(axis=0) - _KAPPA * outlook.reached.std(axis=0)
+    row = int(np.argmax(np.where(fits, careful, -math.inf)))
+    return float(np.maximum(outlook.reached[:, row], floor).mean()), row
 
 
-def _searched(outlook: Outlook, floor: Array, fits: Array, trials: int) -> float:
+def _searched(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]], trials: int) -> float:
     """The expected metric of the best training that fits, once so many more settings are known: chosen one by one for most."""
     if not fits.any():
         return float(floor.mean())
@@ -167,10 +172,12 @@ class FinalPlanner:
 
     Args:
         sure: the probability with which a final training is to be done in time, as it is planned.
+        whole_s: from the study's beginning to its deadline.
+        shortest_s: known seconds of the shortest trainings.
     """
 
-    def __init__(self, suggester: Suggester, sure: float) -> None:
-        self._suggester, self._sure = suggester, sure
+    def __init__(self, suggester: Suggester, sure: float, whole_s: float, shortest_s: float = 0.0) -> None:
+        self._suggester, self._sure, self._whole_s, self._shortest_s = suggester, sure, whole_s, shortest_s
         self._outlook: tuple[tuple[int, int], Outlook | None] = (-1, -1), None
         self.decision = Decision(None, 0)
 
@@ -188,15 +195,17 @@ class FinalPlanner:
         # The longest of which it is sure enough.
         per_s = float(wall.at_most_s(1.0, self._sure) - wall.at_most_s(0.0, self._sure))
         fits_s = (left_s - float(wall.at_most_s(0.0, self._sure))) / per_s
-        self._suggester.longest_s = max(fits_s, 0.0) * _LONGEST
+        self._suggester.longest_s = max(min(fits_s, max(_LONGEST * fits_s, 2 * self._shortest_s)), 0.0)
         outlook = self._seen(trials)
         if outlook is None:
             return "search" if searches and fits_s > 0 else None
-        ended = [trial.number for trial in trials if trial.outcome == "complete"]
-        self.decision = decide(outlook, ended, left_s, trial_s, wall, self._sure)
-        if searches and self.decision.trials:
+        ended = sum(trial.outcome == "complete" for trial in trials)
+        self.decision = decide(outlook, left_s, trial_s, wall, self._sure)
+        early = ended < _LEAST and left_s > (1 - _HALF) * self._whole_s
+        if searches and (self.decision.trials or early):
             return "search"
-        return self.decision.final
+        final = self.decision.final
+        return final if final is not None and final.gain > _LEAST_GAIN else None
 
     def _seen(self, trials: Sequence[TrialRecord]) -> Outlook | None:
         """The outlook after these trials, which takes a moment."""

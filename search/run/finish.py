@@ -1,0 +1,260 @@
+"""How a study ends with a trained model: by a deadline, for an amount of money, or at a value of its metric."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ...spaces.boundary.files import file_name
+from ...spaces.deadline import Plan, StoredDeadline, moment_of
+from ...spaces.errors import Fault, StudyFileError
+from ...spaces.readable import seconds
+from ...spaces.record import TrialRecord
+from ...spaces.study.goals import Budget
+from ...spaces.study.spec import StudySpec
+from ...spaces.trial import Measurement, TrialSetup
+from ..suggest.outlook import EPOCHS
+from ..suggest.space_transform import SearchSpace, SpaceTransform
+from ..suggest.suggester import Suggester
+from .decisions.deadline import Final, FinalPlanner, WallTime
+from .decisions.eta import Span, at_once
+from .kept_model import KeptModel, with_model_folder
+from .training import Training
+
+# What comes after the last training: reading the front, files, leaving Ray. A share of the time, within these seconds.
+_CLOSING, _CLOSING_S = 0.03, (4.0, 20.0)
+# The latest attempts, whose mean time is that of the next.
+_RECENT = 12
+
+# Settings by which the shortest trainings of a space are known, and the share of them that counts as short.
+_SAMPLED, _SHORT = 512, 0.02
+
+# What parameters take by law, seconds first.
+Law = Callable[[Mapping[str, Any]], "float | tuple[float, ...]"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Until when a study runs.
+
+    Args:
+        given: as it was written, for words.
+        began_at, ends_at: seconds since 1970; infinite where money alone is the limit.
+        cost: the most that may be spent; None: any amount.
+        hourly: the price of everything that the study holds, busy or idle.
+    """
+
+    given: str
+    began_at: float
+    ends_at: float
+    cost: float | None = None
+    hourly: float = 0.0
+
+    def left_s(self, driven_s: float) -> float:
+        """Seconds until what comes after the last training has to begin.
+
+        Args:
+            driven_s: driver time so far, over all runs.
+        """
+        left_s, whole_s = self.ends_at - time.time(), self.ends_at - self.began_at
+        if self.cost is not None and self.hourly:
+            paid_s = self.cost / self.hourly * 3600
+            left_s, whole_s = min(left_s, paid_s - driven_s), min(whole_s, paid_s)
+        return left_s - closing_s(whole_s)
+
+
+def closing_s(whole_s: float) -> float:
+    """Seconds set aside for what comes after the last training, of so many in all."""
+    least, most = _CLOSING_S
+    return min(max(_CLOSING * whole_s, least), most)
+
+
+class Finish:
+    """What a study with a kept model does with a free device, and which model it keeps.
+
+    Args:
+        limit: None where the study ends with its search, as with `budget.until` alone.
+        law: seconds of parameters, where known; None: they are not.
+        whole: the parameters of a trial with those that are fixed.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        kept: KeptModel,
+        limit: Limit | None,
+        planner: FinalPlanner | None,
+        law: Law | None,
+        whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    ) -> None:
+        self.kept, self.limit, self.plan = kept, limit, Plan()
+        self._budget, self._planner, self._law, self._whole = budget, planner, law, whole
+
+    @property
+    def plans(self) -> bool:
+        """Whether the rest of the study's time is for a final training."""
+        return self._planner is not None
+
+    def deadline(self) -> StoredDeadline | None:
+        """When the study has to be done, with the plan until then; None where there is no such moment."""
+        limit = self.limit
+        if limit is None or not math.isfinite(limit.ends_at):
+            return None
+        return StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
+
+    def setup(self, setup: TrialSetup, driven_s: float, *, final: bool) -> TrialSetup:
+        """A trial's setup, whose model is kept if it is the best, and which ends in time."""
+        ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s)
+        return with_model_folder(setup, self.kept, ends_by, final=final)
+
+    def step(
+        self, trials: Sequence[TrialRecord], spans: Sequence[Span], driven_s: float, *, searches: bool
+    ) -> Final | Literal["search"] | None:
+        """What to do with a free device; None: nothing more, since what fits is not expected to do any good.
+
+        Args:
+            spans: attempts of this run, running ones too.
+            searches: whether the search may go on.
+        """
+        assert self._planner is not None and self.limit is not None
+        left_s, wall = self.limit.left_s(driven_s), WallTime.of(spans)
+        if left_s <= 0:
+            return None
+        took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
+        trial_s = sum(took) / len(took) / at_once(spans) if took else left_s
+        step = self._planner.next(trials, wall, left_s, trial_s, searches=searches)
+        self.plan = self._planned(wall, left_s, trial_s, searching=step == "search")
+        return step
+
+    def fits(self, parameters: Mapping[str, Any], spans: Sequence[Span], driven_s: float) -> bool:
+        """Whether a trial is over in time, as surely as is wanted."""
+        if self.limit is None or self._law is None:
+            return self.limit is None or self.limit.left_s(driven_s) > 0
+        known_s = known_seconds(self._law, self._whole(parameters))
+        if not math.isfinite(known_s):
+            return True  # it cannot be planned, which is told elsewhere
+        return float(WallTime.of(spans).at_most_s(known_s, self._budget.sure)) <= self.limit.left_s(driven_s)
+
+    def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> bool:
+        """A trial is complete: keep its model if it is the best. Whether the study has reached its target with it."""
+        if setup.model_folder is not None:
+            self.kept.offer(setup, measurements)
+        target, score = self._budget.until, measurements[-1].score(setup.metric)
+        return target is not None and self.kept.sign * score >= self.kept.sign * target
+
+    def _planned(self, wall: WallTime, left_s: float, trial_s: float, *, searching: bool) -> Plan:
+        assert self._planner is not None
+        decision, now = self._planner.decision, time.time()
+        if decision.final is None:
+            return Plan()
+        search_s = max(decision.trials, 1) * trial_s if searching else 0.0
+        final, train_s = decision.final, float(wall.expected_s(decision.final.known_s))
+        epochs = final.parameters.get(EPOCHS)
+        return Plan(
+            search_until=now + search_s if searching else None,
+            tried=final.tried,
+            epochs=None if epochs is None else float(epochs),
+            train_s=train_s,
+            done_by=now + search_s + train_s + closing_s(left_s),
+            sure=wall.probability(final.known_s, left_s - search_s),
+        )
+
+
+def known_seconds(law: Law, parameters: Mapping[str, Any]) -> float:
+    """Seconds of a training by law; NaN for what cannot be planned."""
+    taken = law(parameters)
+    return float(taken[0] if isinstance(taken, tuple) else taken)
+
+
+def finish_of(
+    spec: StudySpec,
+    name: str,
+    stored: StoredDeadline | None,
+    began_at: float,
+    suggester: Suggester,
+    space: SearchSpace,
+    law: Law | None,
+    keep: Callable[[Training], Training],
+    *,
+    hourly: float,
+    driven_s: float,
+) -> Finish | None:
+    """How a study ends, by its budget; None where it ends with its search.
+
+    Args:
+        stored: its deadline as an earlier run has stored it, which holds for as long as it is written the same.
+        began_at: when this run began, in seconds since 1970.
+        hourly: the price of everything that the study holds.
+
+    Raises:
+        StudyFileError: the deadline has passed, nothing can be trained by then, or the folder holds something else.
+    """
+    budget = spec.budget
+    if not budget.keeps_model:
+        return None
+    folder = spec.folder / (budget.keep or Path("results") / file_name(name) / "model")
+    kept = KeptModel(folder, name, spec.objectives.metric.sign, keep)
+    if not budget.trains_at_end:
+        return Finish(budget, kept, None, None, law, space.whole)
+    limit = _limit(budget, stored, began_at, hourly)
+    left_s, whole_s = limit.left_s(driven_s), limit.left_s(0.0) if stored is None else limit.ends_at - limit.began_at
+    shortest_s = 0.0
+    if law is not None:
+        shortest_s = _shortest_s(law, space)
+        if faults := list(_too_long(spec, law, space, shortest_s, left_s, limit, kept)):
+            raise StudyFileError(faults)
+    planner = FinalPlanner(suggester, budget.sure, min(whole_s, 366 * 86400.0), shortest_s)
+    return Finish(budget, kept, limit, planner, law, space.whole)
+
+
+def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourly: float) -> Limit:
+    if budget.by is None:
+        return Limit(f"{budget.cost:g}", began_at, math.inf, budget.cost, hourly)
+    if stored is not None and stored.given == budget.by:
+        return Limit(stored.given, stored.began_at, stored.ends_at, budget.cost, hourly)
+    try:
+        ends = moment_of(budget.by, datetime.fromtimestamp(began_at).astimezone())
+    except ValueError as error:
+        raise StudyFileError(Fault("budget.by", str(error))) from None
+    return Limit(budget.by, began_at, ends.timestamp(), budget.cost, hourly)
+
+
+def _shortest_s(law: Law, space: SearchSpace) -> float:
+    """Known seconds of short trainings of the space; NaN where none can be planned."""
+    transform = SpaceTransform(space.searched, space.conditions)
+    points = np.random.default_rng(0).random((_SAMPLED, transform.width))
+    known = np.array([known_seconds(law, space.whole(parameters)) for parameters in transform.decode_many(points)])
+    known = known[np.isfinite(known)]
+    return float(np.quantile(known, _SHORT)) if len(known) else math.nan
+
+
+def _too_long(
+    spec: StudySpec, law: Law, space: SearchSpace, shortest_s: float, left_s: float, limit: Limit, kept: KeptModel
+) -> Iterator[Fault]:
+    """What cannot be trained in time, although the study asks for it."""
+    key, wall = "budget.by" if spec.budget.by else "budget.cost", WallTime()
+    until = f"until {limit.given}" if limit.cost is None else f"for {limit.cost:g}"
+    least_s = float(wall.at_most_s(shortest_s, spec.budget.sure))
+    if kept.score is None and least_s > left_s:
+        yield Fault(
+            key,
+            f"expected time for at least one training, up to {seconds(least_s)} for the shortest of this space; got "
+            f"{seconds(max(left_s, 0.0))} {until}, with {seconds(closing_s(left_s))} set aside for the end. Allow more, or "
+            "shorter trainings.",
+        )
+        return
+    for index, setting in enumerate(spec.baseline):
+        most_s = float(wall.at_most_s(known_seconds(law, space.whole(space.chosen(setting))), spec.budget.sure))
+        if most_s > left_s and kept.score is None:
+            message = f"expected a setting that is trained in the {seconds(max(left_s, 0.0))} {until}; this one takes up to "
+            yield Fault(f"baseline.{index}", f"{message}{seconds(most_s)}. Allow more, or remove it.")
+
+
+__all__ = ["Finish", "Law", "Limit", "closing_s", "finish_of", "known_seconds"]
