@@ -1,23 +1,27 @@
 """What old runs are worth: verdicts on tables whose truth is known, and a search that is warm-started by them.
 
     .venv/bin/python benchmarks/old_runs.py verdicts [--problems digits cifar laws odd lcbench] [--seeds 4]
-    .venv/bin/python benchmarks/old_runs.py warm [--problems lcbench laws] [--seeds 3]    # share of the true front
+    .venv/bin/python benchmarks/old_runs.py warm [--problems lcbench laws] [--seeds 3] [--rows warm.csv]
 
 `verdicts` imports random runs as a table of theirs would be, and prints how often `ask` was silent about the best rate, how far
 off it was at three batches (the median factor), and what share of its 90 % intervals held the truth: the rate that is best on
 average over everything else; the exponent's truth is the slope through those.
 
 `warm` prints the share of the true front's hypervolume after 5, 10 and 25 trials, seconds known, for a search by itself; one
-with 40 random runs of the same problem; one with 40 of another problem of the family; and the last two without doubt.
+with 40 random runs of the same problem; one with 40 of another problem of the family; and the last two without doubt. Each
+search is a row of a file when it ends, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,32 +51,67 @@ def old_runs(problem: Problem, here: Problem, seed: int) -> list[PriorTrial]:
     return found
 
 
-def warm(family: Sequence[Problem], seeds: int, name: str) -> None:
-    for way in WAYS:
-        shares: list[list[float]] = []
-        for place, problem in enumerate(family):
-            share = Share(problem)
-            other = family[(place + 1) % len(family)]
-            for seed in range(seeds):
-                rng = np.random.default_rng(seed)
-                search = Search(problem.domains(), stopping="none", known_seconds=problem.seconds, seed=seed)
-                if way != "alone":
-                    search._suggester = suggester_of(
-                        "front",
-                        search._space,
-                        search.objectives,
-                        known_seconds=problem.seconds,
-                        prior_trials=old_runs(problem if way.startswith("same") else other, problem, seed),
-                        doubted=not way.endswith("believed"),
-                        seed=seed,
-                    )
-                points = []
-                for _ in range(AFTER[-1]):
-                    asked = search.ask()
-                    points.append((problem.seconds(asked.parameters), problem.accuracy(asked.parameters)))
-                    search.tell(asked.number, points[-1][0], problem.curve(asked.parameters, rng)[-1])
-                shares.append([share.of(points[:count]) for count in AFTER])
-        print(row(f"{name}, {way}", shares, [0.0]), flush=True)
+def searched(problem: Problem, share: Share, old: Sequence[PriorTrial], doubted: bool, seed: int) -> list[float]:
+    """Shares of the true front after some trials of one search."""
+    rng = np.random.default_rng(seed)
+    search = Search(problem.domains(), stopping="none", known_seconds=problem.seconds, seed=seed)
+    if old:
+        search._suggester = suggester_of(
+            "front",
+            search._space,
+            search.objectives,
+            known_seconds=problem.seconds,
+            prior_trials=old,
+            doubted=doubted,
+            seed=seed,
+        )
+    points = []
+    for _ in range(AFTER[-1]):
+        asked = search.ask()
+        points.append((problem.seconds(asked.parameters), problem.accuracy(asked.parameters)))
+        search.tell(asked.number, points[-1][0], problem.curve(asked.parameters, rng)[-1])
+    return [share.of(points[:count]) for count in AFTER]
+
+
+def warm(name: str, ways: Sequence[str], seeds: int, file: Path) -> None:
+    """Search every problem with every seed, one row each; those that the file has already are not searched again."""
+    family, done = problems(name), set(rows_of(file))
+    shares: dict[int, Share] = {}
+    for seed, place, way in product(range(seeds), range(len(family)), ways):
+        if (name, place, way, seed) in done:
+            continue
+        problem, other = family[place], family[(place + 1) % len(family)]
+        if place not in shares:
+            shares[place] = Share(problem)
+        old = [] if way == "alone" else old_runs(problem if way.startswith("same") else other, problem, seed)
+        found = searched(problem, shares[place], old, not way.endswith("believed"), seed)
+        with file.open("a", newline="") as out:
+            csv.writer(out).writerow([name, place, way, seed, *(f"{share:.5f}" for share in found)])
+
+
+def rows_of(file: Path) -> dict[tuple[str, int, str, int], list[float]]:
+    """Shares by family, problem, way and seed."""
+    if not file.exists():
+        return {}
+    with file.open(newline="") as rows:
+        return {
+            (name, int(place), way, int(seed)): list(map(float, shares)) for name, place, way, seed, *shares in csv.reader(rows)
+        }
+
+
+def print_warm(name: str, file: Path) -> None:
+    """Means and standard errors of each way, and of its difference from no old runs with the same problem and seed."""
+    found = {key[1:]: shares for key, shares in rows_of(file).items() if key[0] == name}
+    for way in dict.fromkeys(way for _, way, _ in found):
+        print(row(f"{name}, {way}", [shares for (_, own, _), shares in found.items() if own == way], [0.0]))
+    for way in dict.fromkeys(way for _, way, _ in found if way != "alone"):
+        pairs = [
+            [more - less for more, less in zip(shares, found[place, "alone", seed], strict=True)]
+            for (place, own, seed), shares in found.items()
+            if own == way and (place, "alone", seed) in found
+        ]
+        if pairs:
+            print(row(f"{name}, {way} - alone, {len(pairs)} pairs", pairs, [0.0]), flush=True)
 
 
 COUNTS, BATCHES = (20, 40, 80), (0.25, 0.5, 0.75)
@@ -164,6 +203,8 @@ def main() -> None:
     warmed = commands.add_parser("warm")
     warmed.add_argument("--problems", nargs="+", default=["lcbench", "laws"])
     warmed.add_argument("--seeds", type=int, default=3)
+    warmed.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    warmed.add_argument("--rows", type=Path, default=Path("warm.csv"), help="where each search is written when it ends")
     asked = commands.add_parser("verdicts")
     asked.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws", "odd", "lcbench"])
     asked.add_argument("--seeds", type=int, default=4)
@@ -179,9 +220,11 @@ def main() -> None:
         for name in options.problems:
             verdicts_of(problems(name), options.seeds, name)
         return
+    for name in options.problems:
+        warm(name, options.ways, options.seeds, options.rows)
     print(head("share of the front after trials", AFTER))
     for name in options.problems:
-        warm(problems(name), options.seeds, name)
+        print_warm(name, options.rows)
 
 
 if __name__ == "__main__":
