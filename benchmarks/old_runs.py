@@ -1,11 +1,16 @@
 """What old runs are worth: verdicts on tables whose truth is known, and a search that is warm-started by them.
 
     .venv/bin/python benchmarks/old_runs.py verdicts [--problems digits cifar laws odd lcbench] [--seeds 4]
+    .venv/bin/python benchmarks/old_runs.py critical [--problems mlperf zeus digits cifar lcbench] [--seeds 8]
     .venv/bin/python benchmarks/old_runs.py warm [--problems lcbench laws] [--seeds 3] [--rows warm.csv]
 
 `verdicts` imports random runs as a table of theirs would be, and prints how often `ask` was silent about the best rate, how far
 off it was at three batches (the median factor), and what share of its 90 % intervals held the truth: the rate that is best on
 average over everything else; the exponent's truth is the slope through those.
+
+`critical` asks for critical batches: of runs to a target, MLPerf's and Zeus's, with samples at batches that were held out too;
+their truth is the median of all runs, and the law of the whole table where that knows the critical batch within a factor of 4;
+and of runs of several lengths, by the best of everything else in the whole table.
 
 `warm` prints the share of the true front's hypervolume after 5, 10 and 25 trials, seconds known, for a search by itself; one
 with 40 random runs of the same problem; one with 40 of another problem of the family; and the last two without doubt. Each
@@ -17,6 +22,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import os
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,8 +32,12 @@ from typing import Any
 
 import numpy as np
 import optuna
+from batch_law import zeus
 from bsearch.commands.ask import as_study
-from bsearch.search.laws.verdicts import verdicts
+from bsearch.search.laws.runs_table import RunsToTarget, read_runs, to_target
+from bsearch.search.laws.samples_to_target import fit_batch_law
+from bsearch.search.laws.target_verdicts import target_verdicts
+from bsearch.search.laws.verdicts import _critical_batch, verdicts
 from bsearch.search.sources.columns import columns_of
 from bsearch.search.sources.imported import imported
 from bsearch.search.sources.runs import Run
@@ -35,7 +45,7 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.ask_tell import Search
 from bsearch.search.suggest.suggester import suggester_of
 from bsearch.search.suggest.trial_history import PriorTrial
-from problems import Laws, Problem, Share, head, problems, random_value, row
+from problems import Laws, Problem, Share, Table, head, problems, random_value, row
 
 AFTER = (5, 10, 25)
 RUNS = 40
@@ -142,17 +152,163 @@ def true_rates(problem: Problem) -> dict[int, float]:
     return found
 
 
-def imported_runs(problem: Problem, count: int, seed: int) -> StoredStudy:
-    """Random runs as somebody's table has them."""
+def imported_runs(problem: Problem, count: int, seed: int, *, measured: bool = False) -> StoredStudy:
+    """Random runs as somebody's table has them.
+
+    Args:
+        measured: of a table only settings that it has, so that no length stands for another.
+    """
     rng, runs = np.random.default_rng((seed, count)), []
     for place in range(count):
         parameters = {name: random_value(domain, rng) for name, domain in problem.space.items()}
+        if measured and isinstance(problem, Table):
+            nearest = dict(zip(problem.names, problem._nearest(parameters), strict=True))
+            parameters = {key: value if key == "reference_rate" else round(value) for key, value in nearest.items()}
         row = {"bs": parameters["effective_batch"], "lr": rate_of(parameters), "runtime": problem.seconds(parameters)}
         others = {name: value for name, value in parameters.items() if name not in ("effective_batch", "reference_rate")}
         others.pop("learning_rate", None)
         runs.append(Run(f"runs.csv:{place + 2}", row | others, {"val_acc": problem.curve(parameters, rng)[-1]}))
     (group,) = imported("runs.csv", runs, columns_of("runs.csv", runs))
     return as_study(group)
+
+
+def best_accuracies(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Batches, lengths, and the best mean accuracy that any of the other parameters has there, (batches, lengths)."""
+    if isinstance(problem, Table):
+        places = [problem.names.index(name) for name in ("effective_batch", "epochs")]
+        batches, lengths = (np.array(problem.grid[place]) for place in places)
+        best = np.full((len(batches), len(lengths)), -np.inf)
+        for key, curves in problem.curves.items():
+            at = tuple(int(np.searchsorted(axis, key[place])) for axis, place in zip((batches, lengths), places, strict=True))
+            best[at] = max(best[at], np.mean([curve[-1] for curve in curves]))
+        return batches, lengths, best
+    rng = np.random.default_rng(4)
+    batches, lengths = np.geomspace(16, 512, 11).round(), np.array([1, 2, 3, 4, 6, 9, 13, 18, 26, 37, 52])
+    others = [{name: random_value(domain, rng) for name, domain in problem.space.items()} for _ in range(4000)]
+    best = np.zeros((len(batches), len(lengths)))
+    rows = problem._rows(others)  # type: ignore[attr-defined]
+    places = [list(problem.space).index(name) for name in ("effective_batch", "epochs")]
+    for i, batch in enumerate(batches):
+        for j, length in enumerate(lengths):
+            rows[:, places] = batch, length
+            best[i, j] = problem._surrogate(rows)[:, 1].max() / 100  # type: ignore[attr-defined]
+    return batches, lengths, best
+
+
+def true_critical(batches: np.ndarray, lengths: np.ndarray, best: np.ndarray, level: float) -> float | None:
+    """The batch that needs twice the data of the best one, between batches on a log scale; infinite beyond the largest."""
+    needed = np.full(len(batches), np.inf)
+    for place, of_batch in enumerate(best):
+        reached = np.maximum.accumulate(of_batch)
+        if reached[-1] >= level:
+            needed[place] = np.interp(level, reached, np.log(lengths)) if reached[0] < level else np.log(lengths[0])
+    if not np.isfinite(needed).any():
+        return None
+    first = int(np.argmin(needed))
+    over = needed - needed[first] - math.log(2)
+    after = next((place for place in range(first + 1, len(batches)) if over[place] >= 0), None)
+    if after is None:
+        return math.inf
+    if not np.isfinite(over[after]):
+        return float(batches[after])
+    share = -over[after - 1] / (over[after] - over[after - 1])
+    return float(batches[after - 1] * (batches[after] / batches[after - 1]) ** share)
+
+
+def critical_of(family: Sequence[Problem], seeds: int, name: str) -> None:
+    """How often the critical batch's interval holds that of the whole table, at the level that the verdict chose."""
+    tables = [best_accuracies(problem) for problem in family]
+    for count in COUNTS:
+        asked, factors, held, widths = 0, [], [], []
+        for (problem, table), seed in product(zip(family, tables, strict=True), range(seeds)):
+            asked += 1
+            study = imported_runs(problem, count, seed, measured=True)
+            complete = [record for record in study.records if record.outcome == "complete" and record.accuracy is not None]
+            answer = _critical_batch(study, complete)
+            truth = None if answer.silent else true_critical(*table, answer.data["target"])
+            if truth is None:
+                continue
+            low, middle, high = answer.data["estimate"]
+            held.append(low <= truth <= high)
+            largest = float(table[0][-1])
+            factors.append(abs(math.log(min(middle, largest) / min(truth, largest))))
+            widths.append(math.log(min(high, largest) / min(low, largest)))
+        print_held(f"{name}, {count} runs", asked, factors, held, widths)
+
+
+def print_held(title: str, asked: int, factors: Sequence[float], held: Sequence[bool], widths: Sequence[float]) -> None:
+    texts = [title, f"{asked - len(held)} of {asked}"]
+    if held:
+        median = f"{math.exp(statistics.median(factors)):.3f}"
+        texts += [median, f"{np.mean(held):.0%} of {len(held)}", f"{math.exp(statistics.median(widths)):.2f}"]
+    print("".join(f"{text:>30}" for text in texts), flush=True)
+
+
+def target_points(name: str) -> list[list[RunsToTarget]]:
+    """Each workload's runs to its target."""
+    folder = Path(os.environ["BSEARCH_DATA"])
+    if name == "mlperf":
+        return list(read_runs(folder / "mlperf" / "samples_to_target.csv").values())
+    return list(zeus(folder / "zeus" / "summary_train.csv").values())
+
+
+def target_study(points: Sequence[RunsToTarget], count: int, rng: np.random.Generator) -> tuple[StoredStudy, set[str]]:
+    """Random ones of all runs, as somebody's table has them, and the levels among them."""
+    every = [(point, place) for point in points for place in range(len(point.samples))]
+    chosen = rng.permutation(len(every))[:count]
+    rows = [(place, every[index]) for place, index in enumerate(chosen)]
+    runs = [
+        Run(
+            f"runs.csv:{place}",
+            values={
+                "batch_size": point.effective_batch,
+                "samples_to_target": point.samples[which],
+                "seed": which,
+                "round": point.group,
+            },
+        )
+        for place, (point, which) in rows
+    ]
+    found = to_target("runs.csv", runs, {})
+    assert found is not None
+    (group,) = imported("runs.csv", *found)
+    return as_study(group), {point.group for _, (point, _) in rows}
+
+
+def targets_of(name: str, seeds: int) -> None:
+    """Data at two batches held out, and the critical batch against that of the law of the whole table where it is known."""
+    workloads = target_points(name)
+    whole = [fit_batch_law(points).critical_batch() for points in workloads]
+    for count in COUNTS:
+        asked = asked_critical = 0
+        figures: dict[str, tuple[list[float], list[bool], list[float]]] = {"data": ([], [], []), "critical": ([], [], [])}
+
+        def add(what: str, truth: float, low: float, value: float, high: float, figures: Any = figures) -> None:
+            factors, held, widths = figures[what]
+            factors.append(abs(math.log(value / truth)))
+            held.append(low <= truth <= high)
+            widths.append(math.log(high / low))
+
+        for (points, critical), seed in product(zip(workloads, whole, strict=True), range(seeds)):
+            rng = np.random.default_rng((seed, count))
+            batches = sorted({point.effective_batch for point in points})
+            held = rng.choice(batches[1:-1], min(2, len(batches) - 3), replace=False) if len(batches) > 3 else []
+            study, levels = target_study([point for point in points if point.effective_batch not in held], count, rng)
+            (answer,) = target_verdicts(study, "samples", [int(batch) for batch in held])
+            at = {(one["effective_batch"], one["level"]): one for one in answer.data.get("predicted", ())}
+            for point in points:
+                if point.effective_batch in held and point.group in levels:
+                    asked += 1
+                    one = at.get((point.effective_batch, point.group if len(levels) > 1 else ""))
+                    if one is not None:
+                        add("data", point.median, one["low"], one["value"], one["high"])
+            if critical.high < 4 * critical.low:
+                asked_critical += 1
+                answers = {one.about: one for one in target_verdicts(study, "samples")}
+                if not answers["critical batch"].silent:
+                    add("critical", critical.value, *answers["critical batch"].data["estimate"])
+        print_held(f"{name}, data, {count} runs", asked, *figures["data"])
+        print_held(f"{name}, critical, {count} runs", asked_critical, *figures["critical"])
 
 
 def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
@@ -208,6 +364,9 @@ def main() -> None:
     asked = commands.add_parser("verdicts")
     asked.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws", "odd", "lcbench"])
     asked.add_argument("--seeds", type=int, default=4)
+    lengths = commands.add_parser("critical")
+    lengths.add_argument("--problems", nargs="+", default=["mlperf", "zeus", "digits", "cifar", "lcbench"])
+    lengths.add_argument("--seeds", type=int, default=8)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -219,6 +378,14 @@ def main() -> None:
         )
         for name in options.problems:
             verdicts_of(problems(name), options.seeds, name)
+        return
+    if options.command == "critical":
+        print("".join(f"{text:>30}" for text in ("", "silent", "off by a factor of", "held", "width, a factor of")))
+        for name in options.problems:
+            if name in ("mlperf", "zeus"):
+                targets_of(name, options.seeds)
+            else:
+                critical_of(problems(name), options.seeds, name)
         return
     for name in options.problems:
         warm(name, options.ways, options.seeds, options.rows)

@@ -164,8 +164,10 @@ def _front(settings: Sequence[_Setting]) -> Verdict:
     costs = _costs(reached)
     if not costs:
         return Verdict("front", _NO_COST if reached else "no setting reached the target in most of its runs", silent=True)
-    members = front_members([tuple(each) for each in zip(*costs.values(), strict=True)])
-    members = sorted(members, key=lambda member: next(iter(costs.values()))[member])
+    known = list(costs.values())
+    first, last = known[0], known[-1]  # the same where only one is known
+    members = front_members(list(zip(first, last, strict=True)))
+    members = sorted(members, key=lambda member: first[member])
 
     def told(member: int) -> str:
         taken = ", ".join(f"{name} {values[member]:.4g}" for name, values in costs.items())
