@@ -321,11 +321,13 @@ def _explained(column: Column, names: Mapping[str, str], meaning: str, mapped: M
         return replace(column, why=taken)
     if column.name == ENERGY:
         return replace(column, meaning=ENERGY, why=names.get(ENERGY) or f"{taken} x {names.get('watts')}")
-    if column.meaning != "nothing" or column.name in mapped:
-        return replace(column, why="") if column.name not in mapped else column
+    used = next((one for one, name in names.items() if name == column.name), "")
+    if column.meaning == "nothing" and used:
+        return replace(column, why="the target, the same in every run" if used == "target" else used.replace("_", " "))
+    if column.name in mapped:
+        return column
+    if column.meaning != "nothing":
+        return replace(column, why="")
     if is_metric(column.name):
         return replace(column, why=f"runs are compared by {names[meaning]}; --metric {column.name} compares by it")
-    if used := next((one for one, name in names.items() if name == column.name), ""):
-        text = "the target, the same in every run" if used == "target" else used.replace("_", " ")
-        return replace(column, why=text)
     return replace(column, why="of whole runs, not to the target") if column.why == "as you chose" else column
