@@ -195,7 +195,9 @@ def _doublings(log_batches: Array, log_samples: Array) -> Array:
     first = reached.argmax(axis=1)
     rows, before = np.arange(len(over)), np.maximum(first - 1, 0)
     low, high = over[rows, before], over[rows, first]
-    share = np.where(np.isfinite(high), -low / np.maximum(high - low, 1e-12), 0.5)
+    finite = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+    share = -low / np.maximum(high - low, 1e-12)
     found = np.exp(log_batches[before] + share * (log_batches[first] - log_batches[before]))
     return np.where(reached.any(axis=1), found, math.inf)
 

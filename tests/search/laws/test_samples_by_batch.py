@@ -95,6 +95,6 @@ def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) ->
 def test_samples_double_between_two_batches_and_only_above_the_best_one() -> None:
     batches = np.log([8.0, 16.0, 32.0, 64.0])
     # The second needs more below its best batch; the third does not reach the target at the largest; the last never doubles.
-    samples = np.array([[1, 1, 1, 4], [4, 1, 2, 4], [1, 1, 1, math.inf], [1, 1, 1, 1.5]])
+    samples = np.array([[1, 1, 1, 4], [4, 1, 2, 4], [1, 1, 1, math.inf], [math.inf, 1, 1, 1.5]])
     found = _doublings(batches, np.log(samples))
     assert found == pytest.approx([32 * math.sqrt(2), 32, 32 * math.sqrt(2), math.inf])
