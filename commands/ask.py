@@ -50,7 +50,13 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @main.command(epilog=epilog("bsearch ask runs.csv\n  bsearch ask runs.csv --batch 500\n  bsearch ask wandb:me/project"))
 @click.argument("source", metavar="SOURCE|STUDY", shell_complete=study_files)
-@click.option("--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Only the best rate at this batch.")
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Only the best rate, or the data to a target, at this batch.",
+)
 @source_options
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Also write the HTML page of the runs.")
 @name_option
@@ -72,6 +78,7 @@ def ask(
     TensorBoard), or one of wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, optuna:URL#STUDY. docs/ask.md shows how names are found.
     Nothing of your runs leaves this machine.
     """
+    from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.export import json_text
     from ..search.report.terminal.verdicts import columns_table, group_parts, verdict_document
@@ -83,14 +90,17 @@ def ask(
         groups: Sequence[tuple[StoredStudy, Imported | None]] = [(StoredStudy.open(source, name), None)]
         columns = None
     else:
-        columns, found = _read(source, mapped, metric, minimize, same, shown=not as_json)
+        columns, found = _read(source, mapped, metric, minimize, same, shown=not as_json, targets=True)
         groups = [(as_study(one), one) for one in found]
     console, documents = terminal(as_json), []
     if columns is not None and not as_json and not batches:
         console.print(columns_table(columns))
     for study, one in groups:
         timed = one is None or one.timed
-        answers = verdicts(study, timed=timed, batches=batches)
+        if one is not None and one.to_target:
+            answers = target_verdicts(study, one.to_target, batches)
+        else:
+            answers = verdicts(study, timed=timed, batches=batches)
         documents.append(verdict_document(study, one, answers))
         for part in () if as_json else group_parts(source, study, one, answers, several=len(groups) > 1, short=bool(batches)):
             console.print(part)
@@ -108,9 +118,21 @@ def _columns_document(columns: Columns) -> list[dict[str, str]]:
 
 
 def _read(
-    source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool, *, shown: bool
+    source: str,
+    mapped: Sequence[str],
+    metric: str | None,
+    minimize: bool | None,
+    same: bool,
+    *,
+    shown: bool,
+    targets: bool = False,
 ) -> tuple[Columns, list[Imported]]:
-    """A source's runs, by the meaning of its names; what is unclear is asked for on a terminal."""
+    """A source's runs, by the meaning of its names; what is unclear is asked for on a terminal.
+
+    Args:
+        targets: runs to a target are read as such.
+    """
+    from ..search.laws.runs_table import to_target
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
     from ..search.sources.read import runs_of
@@ -120,7 +142,10 @@ def _read(
     direction: Direction | None = None if minimize is None else "minimize" if minimize else "maximize"
     while True:
         try:
-            columns = columns_of(source, runs, mapped=meanings, direction=direction, same=same)
+            if targets and (found := to_target(source, runs, meanings, same=same)) is not None:
+                runs, columns = found
+            else:
+                columns = columns_of(source, runs, mapped=meanings, direction=direction, same=same)
             break
         except UnclearColumnsError as error:
             if not (shown and sys.stdin.isatty() and sys.stdout.isatty()):
@@ -153,7 +178,8 @@ def as_study(found: Imported, url: str = "") -> StoredStudy:
     from ..search.store.stored import StoredStudy, study_identity
 
     spec = found.spec
-    records = told_apart(found.records, spec.objectives.metric.direction)
+    # Slow ways to a target are no blow-ups.
+    records = found.records if found.to_target else told_apart(found.records, spec.objectives.metric.direction)
     identity = study_identity(spec, "imported")
     return StoredStudy(url, spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
 

@@ -1,9 +1,9 @@
 """How many samples a training needs to reach a target at each batch, from a study that searched its length as well.
 
 One Gaussian process, with the sampler's prior of batches and rates, models the metric over everything that was searched, the
-length of training among it. A draw of it reaches the target at a batch with the fewest epochs at which any rate (and any value
-of the other parameters) does. Only the ends of trainings count, so any schedule will do: what a cosine schedule passes on its
-way to a longer training is another experiment.
+length of training among it. At each batch and length, the rate (and the values of the other parameters) counts that is the best
+by the process's mean; a draw reaches the target with the fewest epochs with which that does. Only the ends of trainings count,
+so any schedule will do: what a cosine schedule passes on its way to a longer training is another experiment.
 """
 
 from __future__ import annotations
@@ -76,11 +76,7 @@ class SamplesByBatch:
         known = np.isfinite(fewest)
         if known.mean() < 0.95:
             return None
-        doubled = self.draws[known] >= 2 * fewest[known, None]
-        # Batches below the best one may need more as well, where rates are at the edge of what was searched.
-        after = np.arange(len(self.batches)) > self.draws[known].argmin(axis=1)[:, None]
-        over = doubled & after
-        found = np.where(over.any(axis=1), np.array(self.batches, float)[over.argmax(axis=1)], math.inf)
+        found = _doublings(np.log(self.batches), np.log(self.draws[known]))
         low, middle, high = np.quantile(found, [0.05, 0.5, 0.95], method="closest_observation")
         return Estimate(float(middle), float(low), float(high))
 
@@ -172,7 +168,11 @@ def samples_by_batch(
         covariance[np.diag_indices_from(covariance)] += _JITTER * process.std**2
         normal = np.random.default_rng(_SEED).standard_normal((len(spots), _DRAWS))
         drawn = middle[:, None] + np.linalg.cholesky(covariance) @ normal
-    best = drawn.reshape(len(grid), len(lengths), _OTHERS, _DRAWS).max(axis=2).transpose(2, 0, 1)  # (draws, batches, lengths)
+    # The setting with the best mean, not the best of each draw: the maximum of 32 uncertain values is larger the more uncertain
+    # they are, as large batches are, and critical batches came out 1.5 to 4 times too large (docs/log.md, 2026-11-27).
+    chosen = middle.reshape(len(grid), len(lengths), _OTHERS).argmax(axis=2)
+    each = drawn.reshape(len(grid), len(lengths), _OTHERS, _DRAWS)
+    best = np.take_along_axis(each, chosen[:, :, None, None], axis=2)[:, :, 0].transpose(2, 0, 1)  # (draws, batches, lengths)
     return SamplesByBatch(
         target,
         tuple(grid),
@@ -181,6 +181,25 @@ def samples_by_batch(
         long * samples_per_epoch,
         len(trials),
     )
+
+
+def _doublings(log_batches: Array, log_samples: Array) -> Array:
+    """Where samples (draws, batches) first are twice the fewest, at larger batches than those; infinite where they are not.
+
+    Linear between the logarithms of batches, and halfway where the larger one does not reach the target. Batches below the best
+    one may need more as well, where rates are at the edge of what was searched.
+    """
+    over = log_samples - log_samples.min(axis=1, keepdims=True) - math.log(2)
+    after = np.arange(len(log_batches)) > log_samples.argmin(axis=1)[:, None]
+    reached = (over >= 0) & after
+    first = reached.argmax(axis=1)
+    rows, before = np.arange(len(over)), np.maximum(first - 1, 0)
+    low, high = over[rows, before], over[rows, first]
+    finite = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+    share = -low / np.maximum(high - low, 1e-12)
+    found = np.exp(log_batches[before] + share * (log_batches[first] - log_batches[before]))
+    return np.where(reached.any(axis=1), found, math.inf)
 
 
 def _crossings(values: Array, log_samples: Array, level: float) -> Array:

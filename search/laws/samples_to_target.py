@@ -91,9 +91,13 @@ class BatchLaw:
 
     def samples_at(self, effective_batch: float, group: str | None = None) -> Estimate:
         """The median that a setting at this batch would need, with what settings differ by."""
+        around = np.random.default_rng(_SEED).standard_normal(len(self.knee)) * self.spread
+        return Estimate.of(np.exp(self.log_samples(effective_batch, group) + around))
+
+    def log_samples(self, effective_batch: float, group: str | None = None) -> Array:
+        """The logarithm of the law itself, (draws,)."""
         times = self.growth / self.sharpness * np.logaddexp(0.0, self.sharpness * np.log(effective_batch / self.knee))
-        around = np.random.default_rng(_SEED).standard_normal(len(times)) * self.spread
-        return Estimate.of(np.exp(self.levels[group] + times + around))
+        return np.asarray(self.levels[group] + times)
 
     def covers(self, effective_batch: float) -> bool:
         """Whether a batch lies among the measured ones; elsewhere the interval rests on the prior."""

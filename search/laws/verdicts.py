@@ -36,7 +36,8 @@ class Verdict:
     """An answer, or silence.
 
     Args:
-        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`.
+        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`; of runs to a target
+            also `reached`, `best batch` or `data to target`.
         text: the answer, or why there is none.
         runs: that it stands on.
         silent: the runs cannot say.
@@ -81,6 +82,11 @@ def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> 
         "as fast and at least as good"
     )
     return Verdict("front", text, len(complete), data={"members": members})
+
+
+def best_rate_verdict(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
+    """The best rate at a few batches, by the study's metric."""
+    return _best_rate(*_rates(study, complete, ()), ())
 
 
 def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]) -> tuple[BestRates | None, str]:
@@ -155,7 +161,8 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
         at = f"at least {critical.low:.0f}" if math.isinf(critical.high) else f"{critical.value:.0f}"
         interval = "" if math.isinf(critical.high) else f" [{critical.low:.0f}, {critical.high:.0f}]"
         text = f"{at}{interval}, the batch that needs twice the data of the best one to reach {level}"
-    return Verdict(about, text, len(complete), data={"estimate": [critical.low, critical.value, critical.high], "level": level})
+    estimate = [critical.low, critical.value, critical.high]
+    return Verdict(about, text, len(complete), data={"estimate": estimate, "level": level, "target": sign * target})
 
 
 def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:

@@ -59,10 +59,13 @@ class Columns:
 
     Args:
         direction: of the metric.
+        to_target: what the metric counts until a target was reached (`samples`, `epochs`, ...); empty: it is measured at the
+            end of a training.
     """
 
     columns: tuple[Column, ...]
     direction: Literal["minimize", "maximize"]
+    to_target: str = ""
 
     def named(self, meaning: Meaning) -> tuple[str, ...]:
         """The names that have a meaning, in the source's order."""
@@ -93,6 +96,7 @@ def columns_of(
     mapped: Mapping[str, Meaning] | None = None,
     direction: Literal["minimize", "maximize"] | None = None,
     same: bool = False,
+    needs_rate: bool = True,
 ) -> Columns:
     """What the names of runs mean.
 
@@ -101,6 +105,7 @@ def columns_of(
         mapped: names and their meanings, as the user says.
         direction: of the metric, where its name does not tell.
         same: names that tell groups of runs apart are parameters.
+        needs_rate: runs without their learning rates say nothing.
 
     Raises:
         UnclearColumnsError: two names could mean the same.
@@ -119,7 +124,7 @@ def columns_of(
     ]
     taken = [Column(one.name, "metric", "as you chose" * (metric in mapped)) if one.name == metric else one for one in taken]
     columns = Columns(tuple(taken), direction or _direction(where, found, metric))
-    _needed(where, columns, found)
+    _needed(where, columns, found, needs_rate)
     return columns
 
 
@@ -276,7 +281,7 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
         text = next((name for name in free if is_metric(name)), None)
         hint = "Write --metric NAME, the result by which runs are compared."
         if reached := next((name for name in found.roles if {"target", "to_target"} & {words_of(name)[0], name}), None):
-            hint = f"For runs to a target, such as {cut(reached, 40)}, there is bsearch fit-batch. {hint}"
+            hint = f"Runs to a target, such as {cut(reached, 40)}, are read by bsearch ask alone. {hint}"
         elif text is not None:
             hint = f"{cut(text, 40)} holds no numbers, such as {cut(repr(found.values[text][0]), 40)}. {hint}"
         raise StudyFileError(Fault("", f"expected a metric, such as val_loss or accuracy; got {got}. {hint}", where))
@@ -298,11 +303,11 @@ def _direction(where: str, found: _Found, metric: str) -> Literal["minimize", "m
     )
 
 
-def _needed(where: str, columns: Columns, found: _Found) -> None:
+def _needed(where: str, columns: Columns, found: _Found, needs_rate: bool) -> None:
     faults = []
     if not any(columns.named(meaning) for meaning in ("effective_batch", "micro_batch", "batch")):
         faults.append(Fault("", "expected a column of batch sizes, got none. Write --map NAME=effective_batch.", where))
-    if not columns.named("learning_rate"):
+    if needs_rate and not columns.named("learning_rate"):
         faults.append(Fault("", "expected a column of learning rates, got none. Write --map NAME=learning_rate.", where))
     plain, parts = columns.named("batch"), (*columns.named("accumulation"), *columns.named("devices"))
     parts = tuple(name for name in parts if any(number(value) not in (None, 0, 1) for value in found.values[name]))

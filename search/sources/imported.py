@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +25,8 @@ from .values import moment, number, seconds, unit_of
 
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
+# The meaning of a column, and the name of a fact: what a run to a target used, in the unit of its source.
+ENERGY = "energy_to_target"
 _ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "diverged")
 _FAILED = (
     "failed",
@@ -78,6 +80,7 @@ class Imported:
         left_out: why runs are no trials, and how many.
         parameters: bsearch's names of the columns that are parameters.
         untimed: places of complete runs without their seconds; with any, all of them compare by samples.
+        to_target: as of `Columns`.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Imported:
     left_out: Mapping[str, int]
     parameters: Mapping[str, str]
     untimed: tuple[str, ...] = ()
+    to_target: str = ""
 
     @property
     def timed(self) -> bool:
@@ -107,9 +111,12 @@ def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "ru
     if faults:
         raise StudyFileError(faults[:_MOST_FAULTS])
     complete = [one for one in found if one is not None]
+    empty = [name for name, one in zip(groups, found, strict=True) if one is None]
+    lost = {f"of groups without any result, such as {name}": sum(len(groups[one]) for one in empty) for name in empty[:1]}
     if not complete:
         raise StudyFileError(Fault("", f"expected runs that ended, got {len(runs)} that did not", where))
-    return sorted(complete, key=lambda one: -len(one.records))
+    first, *others = sorted(complete, key=lambda one: -len(one.records))
+    return [replace(first, left_out={**first.left_out, **lost}), *others]
 
 
 def _once(where: str, runs: Sequence[Run], columns: Columns, repeated: Counter[str]) -> Iterator[Run]:
@@ -173,7 +180,8 @@ def _group(
         return None
     untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
-    return Imported(name, spec, tuple(_records(rows, not untimed)), dict(left_out), parameters, untimed)
+    records = tuple(_records(rows, not untimed, columns.one(ENERGY)))
+    return Imported(name, spec, records, dict(left_out), parameters, untimed, columns.to_target)
 
 
 def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Iterator[Run]:
@@ -216,7 +224,8 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     if metric is None and isinstance(written, str) and not failed:
         faults.append(Fault(str(name), f"expected a number, got {cut(written, 60)!r}", run.place))
         return None
-    batch, rate = _batch(run, columns, faults), _positive(run, columns.one("learning_rate"), faults)
+    batch, name_of_rate = _batch(run, columns, faults), columns.one("learning_rate")
+    rate = 1.0 if name_of_rate is None else _positive(run, name_of_rate, faults)
     if batch is None or rate is None:
         left_out["without batch or rate"] += 1
         return None
@@ -399,7 +408,7 @@ def _range(values: Sequence[float]) -> dict[str, Any]:
     return {"low": low, "high": high} | ({"log": True} if low > 0 and high > 10 * low else {})
 
 
-def _records(rows: Sequence[_Row], timed: bool) -> Iterator[TrialRecord]:
+def _records(rows: Sequence[_Row], timed: bool, energy: str | None) -> Iterator[TrialRecord]:
     """Trials. Runs of one setting stay runs of their own: what is shown of each is what its file says."""
     now = datetime.now().isoformat(timespec="milliseconds")
     for place, row in enumerate(rows):
@@ -420,10 +429,11 @@ def _records(rows: Sequence[_Row], timed: bool) -> Iterator[TrialRecord]:
             train_s_source="measured",
             measured_train_s=row.seconds,
             message=f"imported from {row.name}{row.run.place}",
+            extra={} if (joules := _count(_value(row.run, energy))) is None else {ENERGY: joules},
         )
         outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)
         yield TrialRecord.of(place, outcome, parameters, facts, values, started_at=now, ended_at=now)
 
 
-__all__ = ["IMPORTED", "Imported", "imported", "metric_name"]
+__all__ = ["ENERGY", "IMPORTED", "Imported", "imported", "metric_name"]

@@ -61,7 +61,8 @@ def group_parts(
             yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
         return
     outcomes = Counter(record.outcome for record in study.records)
-    counts = ", ".join(f"{count} {'failed' if outcome == 'error' else outcome}" for outcome, count in outcomes.items())
+    words = {"error": "failed"} | ({"diverged": "never reached the target"} if imported and imported.to_target else {})
+    counts = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in outcomes.items())
     name = f": {imported.name}" if imported is not None and several else ""
     yield Text(f"\n{source}{name}: {len(study.records)} runs ({counts})", style="bold")
     if imported is not None and imported.left_out:
@@ -70,7 +71,7 @@ def group_parts(
         first = imported.untimed[0]
         yield Text(f"{len(imported.untimed)} of them do not have their seconds, such as {first}", style="dim")
     front = next((answer for answer in answers if answer.about == "front"), None)
-    if front is not None and not front.silent:
+    if front is not None and not front.silent and not (imported and imported.to_target):
         yield _front_table(study)
     for answer in answers:
         if answer.about == "next runs" and not answer.silent:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bsearch.cli import main
-from bsearch.search.laws.runs_table import read_runs
+from bsearch.search.laws.runs_table import RunsToTarget, read_runs
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
 from hypothesis import given
@@ -103,3 +104,10 @@ def test_what_the_law_cannot_follow_is_said(tmp_path: Path) -> None:
     assert "Far from the law" not in CliRunner().invoke(main, ["fit-batch", str(table)]).stdout
     table.write_text(HEADER + "32,4000\n64,1100\n128,1000\n256,1000\n512,900\n")
     assert "Far from the law are the medians at batch 32 (" in CliRunner().invoke(main, ["fit-batch", str(table)]).stdout
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=2, max_size=8), st.integers(0, 7))
+def test_runs_that_never_reached_the_target_are_slower_than_all_others(samples: list[float], never: int) -> None:
+    if never < len(samples):
+        found = RunsToTarget(8, tuple(samples), never=never).median
+        assert found == pytest.approx(float(np.median([*samples, *[1e9] * never])))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bsearch.cli import main
-from bsearch.search.laws.samples_by_batch import _crossings, samples_by_batch
+from bsearch.search.laws.samples_by_batch import _crossings, _doublings, samples_by_batch
 from click.testing import CliRunner
 from helpers import SPACE
 from hypothesis import given
@@ -90,3 +90,11 @@ def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) ->
     refused = CliRunner().invoke(main, ["fit-batch", str(path), "--at", "4097"])
     assert refused.exit_code == 2
     assert "--at: expected a batch in the study's range" in refused.output
+
+
+def test_samples_double_between_two_batches_and_only_above_the_best_one() -> None:
+    batches = np.log([8.0, 16.0, 32.0, 64.0])
+    # The second needs more below its best batch; the third does not reach the target at the largest; the last never doubles.
+    samples = np.array([[1, 1, 1, 4], [4, 1, 2, 4], [1, 1, 1, math.inf], [math.inf, 1, 1, 1.5]])
+    found = _doublings(batches, np.log(samples))
+    assert found == pytest.approx([32 * math.sqrt(2), 32, 32 * math.sqrt(2), math.inf])
