@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sqlite3
+import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from bsearch.search.sources.readers import mlflow as mlflow_reader
@@ -129,8 +132,8 @@ def test_a_log_of_many_blocks_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_of_wandb_is_read_through_its_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wandb = pytest.importorskip("wandb")
+def test_a_project_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
     assert "found no API key" not in refusal(wandb_reader, "nowhere")
     (tmp_path / "empty").mkdir()
     assert "expected folders named run-* or offline-run-*" in refusal(wandb_reader, "empty")
@@ -140,26 +143,83 @@ def test_a_project_of_wandb_is_read_through_its_api(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     down = refusal(wandb_reader, "ann/digits")
     assert down.startswith("wandb:ann/digits: expected a folder, or a project that the W&B API shows") and key not in down
-    # A stand-in for W&B's server, which no test can reach.
-    shown = SimpleNamespace(
-        path=["ann", "digits", "a1"],
-        config={"lr": 0.1, "_wandb": {"v": 1}},
-        summary_metrics={
-            "val_loss": "NaN",
-            "_runtime": 12.5,
-            "_wandb": {"runtime": 12},
-            "image": {"_type": "image-file", "size": 3},
-        },
-        state="crashed",
-    )
-    monkeypatch.setattr(wandb, "login", lambda **_: True)
-    monkeypatch.setattr(
-        wandb, "Api", lambda **_: SimpleNamespace(runs=lambda path, lazy: [shown] if path == "ann/digits" else [])
-    )
-    (run,) = wandb_reader.read("ann/digits")
-    assert (run.place, run.settings, run.status) == ("ann/digits/a1", {"lr": 0.1}, "failed")
-    assert run.results == {"val_loss": pytest.approx(math.nan, nan_ok=True), "_runtime": 12.5}
-    assert "expected a project with runs, found none" in refusal(wandb_reader, "ann/other")
+
+
+class WandbServer(BaseHTTPRequestHandler):
+    """What W&B's server answers to the queries of its own client: runs of the project `digits`, one a page."""
+
+    runs: ClassVar[dict[str, list[dict[str, Any]]]] = {
+        "digits": [
+            {
+                "name": "a1",
+                "state": "crashed",
+                "config": '{"lr": {"value": 0.1}, "opt": {"value": {"name": "adam"}}, "_wandb": {"value": {"v": 1}}}',
+                "summaryMetrics": '{"val_loss": "NaN", "_runtime": 12.5, "_wandb": {"runtime": 12}, '
+                '"image": {"_type": "image-file", "size": 3}}',
+            },
+            {"name": "b2", "state": "finished", "config": '{"lr": {"value": 0.2}}', "summaryMetrics": '{"val_loss": 0.5}'},
+            {"name": "c3", "state": "running", "config": "{}", "summaryMetrics": "{}"},
+        ],
+        "empty": [],
+    }
+
+    def do_GET(self) -> None:
+        self._reply({})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])) or b"{}"
+        asked = json.loads(body) if self.path == "/graphql" else {}
+        given = asked.get("variables") or {}
+        if "query Runs" not in asked.get("query", ""):
+            self._reply({"data": {"viewer": {"id": "1", "entity": "ann", "username": "ann", "teams": {"edges": []}}}})
+            return
+        if (runs := self.runs.get(given["project"])) is None:
+            self._reply({"data": {"project": None}})
+            return
+        first = int(given["cursor"] or 0)
+        edges = [{"cursor": str(first + 1), "node": {"projectId": "1", **run}} for run in runs[first : first + 1]]
+        page = {"endCursor": str(first + 1), "hasNextPage": first + 1 < len(runs)}
+        self._reply({"data": {"project": {"runCount": len(runs), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}}})
+
+    def _reply(self, document: Any) -> None:
+        text = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+# In a process of its own: the client stays with the server that a process named first.
+READ = """
+from bsearch.search.sources.readers.wandb import read
+from bsearch.spaces.errors import StudyFileError
+for project in ("digits", "empty", "other"):
+    try:
+        print(*((run.place, run.settings, run.results, run.status) for run in read(f"ann/{project}")), sep="\\n")
+    except StudyFileError as error:
+        print(error)
+"""
+
+
+def test_a_project_of_wandb_is_read_by_wandbs_own_client() -> None:
+    pytest.importorskip("wandb")
+    with ThreadingHTTPServer(("127.0.0.1", 0), WandbServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        known = {**os.environ, "WANDB_API_KEY": "0123456789abcdef" * 3, "WANDB_BASE_URL": url, "WANDB_SILENT": "true"}
+        done = subprocess.run([sys.executable, "-c", READ], env=known, capture_output=True, text=True, timeout=60, check=False)
+        server.shutdown()
+    assert done.stdout.splitlines() == [
+        "('ann/digits/a1', {'lr': 0.1, 'opt.name': 'adam'}, {'val_loss': nan, '_runtime': 12.5}, 'failed')",
+        "('ann/digits/b2', {'lr': 0.2}, {'val_loss': 0.5}, 'finished')",
+        "('ann/digits/c3', {}, {}, 'running')",
+        "wandb:ann/empty: expected a project with runs, found none in it. Check the name.",
+        "wandb:ann/other: expected a folder, or a project that the W&B API shows; found no such folder, and got: Could not find "
+        "project other. Check the name, key and network.",
+    ], done.stderr
 
 
 # ---------------------------------------------------------------- MLflow
