@@ -119,6 +119,35 @@ def test_logs_of_wandb_are_read_as_far_as_they_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_run_of_wandb_that_was_resumed_is_one(counted: bool, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    quiet = wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off")
+    for first, losses in ((0, [5.0, 4.0, 0.1]), (2, [2.0, 1.0])):
+        how = {"mode": "offline", "resume": "allow", "settings": quiet, "dir": str(tmp_path)}
+        run = wandb.init(project="p", id="a1", config={"lr": 0.1}, **how)
+        for step, loss in enumerate(losses, start=first):
+            run.log({"val_loss": loss}, step=step if counted else None)
+        run.finish(exit_code=0 if first else 1)
+        (folder,) = (path for path in (tmp_path / "wandb").glob("offline-run-*-a1") if "part" not in path.name)
+        folder.rename(folder.with_name(f"offline-run-2026010{first}_000000-part"))
+    run = wandb.init(project="p", id="b2", mode="offline", settings=quiet, dir=str(tmp_path))
+    run.finish()
+    both, other = wandb_reader.read(str(tmp_path))
+    assert (both.place, both.settings, both.status) == (
+        f"{tmp_path}/wandb/offline-run-20260100_000000-part and offline-run-20260102_000000-part",
+        {"lr": 0.1},
+        "finished",
+    )
+    # The second part of the run that counts its own steps begins before the end of the first; offline, W&B counts from 0.
+    low = 1.0 if counted else 0.1
+    assert both.results.pop("_runtime") > 0  # type: ignore[attr-defined, operator]
+    ends = {"val_loss": 1.0, "val_loss (lowest)": low, "val_loss (highest)": 5.0, "_step": 3 if counted else 4}
+    assert both.results == ends
+    assert (other.settings, other.results.keys() <= {"_runtime"}) == ({}, True)
+
+
+@pytest.mark.slow
 def test_a_log_of_many_blocks_is_read_whole(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
     quiet = wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off")
