@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -208,7 +209,9 @@ class WandbServer(BaseHTTPRequestHandler):
         first = int(given["cursor"] or 0)
         edges = [{"cursor": str(first + 1), "node": {"projectId": "1", **run}} for run in runs[first : first + 1]]
         page = {"endCursor": str(first + 1), "hasNextPage": first + 1 < len(runs)}
-        self._reply({"data": {"project": {"runCount": len(runs), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}}})
+        self._reply(
+            {"data": {"project": {"runCount": len(runs), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}}}
+        )
 
     def _reply(self, document: Any) -> None:
         text = json.dumps(document).encode()
@@ -371,6 +374,56 @@ def test_trials_below_a_run_that_differ_are_runs_of_their_own(tmp_path: Path) ->
         "trial0.2": ({"lr": 0.2}, "failed"),
     }
     assert runs["trial0.2"].results["val_loss"] == pytest.approx(0.2)
+
+
+def write_events(folder: Path, first: int, losses: list[float], lr: float | None = None) -> Path:
+    """An event file of its own in a folder."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    before = set(folder.glob("*"))
+    writer = EventFileWriter(str(folder))
+    if lr is not None:
+        writer.add_event(Event(wall_time=time.time(), summary=hparams({"lr": lr}, {})[1]))
+    for step, loss in enumerate(losses, start=first):
+        value = Summary(value=[Summary.Value(tag="val_loss", simple_value=loss)])
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=value))
+    writer.close()
+    (path,) = set(folder.glob("*")) - before
+    return path
+
+
+def losses_of(run: Run) -> list[Any]:
+    return [run.results.get(f"val_loss{end}") for end in ("", " (lowest)", " (highest)")]
+
+
+def test_files_of_one_folder_that_continue_each_other_are_one_run(tmp_path: Path) -> None:
+    write_events(tmp_path, 0, [5.0, 4.0, 0.5], lr=0.1)
+    write_events(tmp_path, 2, [2.0, 1.0])
+    (run,) = tensorboard_reader.read(str(tmp_path))
+    assert (run.place, run.settings, losses_of(run)) == (str(tmp_path), {"lr": 0.1}, [1.0, 1.0, 5.0])
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.2), (0.1, 0.1)])
+def test_runs_in_one_folder_are_told_apart_by_their_hyperparameters(rates: tuple[float, float], tmp_path: Path) -> None:
+    places = [write_events(tmp_path, 0, [2.0, rate], lr=rate) for rate in rates]
+    runs = list(tensorboard_reader.read(str(tmp_path)))
+    assert sorted(run.place for run in runs) == sorted(map(str, places))
+    assert sorted(run.settings["lr"] for run in runs) == [*rates]
+    assert all(losses_of(run) == [pytest.approx(run.settings["lr"]), pytest.approx(run.settings["lr"]), 2.0] for run in runs)
+
+
+@pytest.mark.parametrize("rates", [(None, None), (0.1, None)])
+def test_runs_in_one_folder_that_nothing_tells_apart_are_refused(rates: tuple[float | None, ...], tmp_path: Path) -> None:
+    for rate in rates:
+        write_events(tmp_path, 0, [2.0, 1.0], lr=rate)
+    assert refusal(tensorboard_reader, tmp_path) == (
+        f"tensorboard:{tmp_path}: expected the event files of one run, got 2 files whose curves begin at the same step or whose "
+        "hyperparameters differ, and not each has its own. Move each run's files into a folder of its own."
+    )
 
 
 @pytest.mark.slow
