@@ -21,6 +21,8 @@ from .group import epilog, main
 from .options import json_option, name_option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..search.sources.columns import Columns
     from ..search.sources.imported import Imported
     from ..search.store.stored import StoredStudy
@@ -74,20 +76,19 @@ def ask(
     """
     from ..search.laws.verdicts import verdicts
     from ..search.report.export import json_text
-    from ..search.report.terminal.verdicts import columns_table, group_parts, verdict_document
+    from ..search.report.terminal.verdicts import group_parts, verdict_document
     from ..search.sources.read import is_source
 
+    console = terminal(as_json)
     if not is_source(source) or (is_url(source) and not source.startswith("optuna:")):
         from ..search.store.stored import StoredStudy
 
         groups: Sequence[tuple[StoredStudy, Imported | None]] = [(StoredStudy.open(source, name), None)]
         columns = None
     else:
-        columns, found = _read(source, mapped, metric, minimize, same, shown=not as_json)
+        columns, found = _read(source, mapped, metric, minimize, same, None if as_json else console, shown=not batches)
         groups = [(as_study(one), one) for one in found]
-    console, documents = terminal(as_json), []
-    if columns is not None and not as_json and not batches:
-        console.print(columns_table(columns))
+    documents = []
     for study, one in groups:
         timed = one is None or one.timed
         answers = verdicts(study, timed=timed, batches=batches)
@@ -108,9 +109,22 @@ def _columns_document(columns: Columns) -> list[dict[str, str]]:
 
 
 def _read(
-    source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool, *, shown: bool
+    source: str,
+    mapped: Sequence[str],
+    metric: str | None,
+    minimize: bool | None,
+    same: bool,
+    console: Console | None,
+    *,
+    shown: bool = True,
 ) -> tuple[Columns, list[Imported]]:
-    """A source's runs, by the meaning of its names; what is unclear is asked for on a terminal."""
+    """A source's runs, by the meaning of its names, which are shown first; what is unclear is asked for on a terminal.
+
+    Args:
+        console: None: nothing is shown and nothing asked.
+        shown: also names of which all are clear.
+    """
+    from ..search.report.terminal.verdicts import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
     from ..search.sources.read import runs_of
@@ -123,11 +137,23 @@ def _read(
             columns = columns_of(source, runs, mapped=meanings, direction=direction, same=same)
             break
         except UnclearColumnsError as error:
-            if not (shown and sys.stdin.isatty() and sys.stdout.isatty()):
+            if console is not None:
+                console.print(columns_table(error.columns))
+            if console is None or not _is_asked():
                 raise
             click.echo(plain(str(error)), err=True)
-            meanings[click.prompt(error.meaning, type=click.Choice(error.names))] = error.meaning
+            answer = click.prompt(error.meaning, type=click.Choice(error.names))
+            if error.meaning == "direction":
+                direction = "minimize" if answer == "minimize" else "maximize"
+            else:
+                meanings[answer] = error.meaning
+    if console is not None and shown:
+        console.print(columns_table(columns))
     return columns, imported(source, runs, columns, _study_name(source))
+
+
+def _is_asked() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _mapped(written: Sequence[str]) -> dict[str, str]:
@@ -175,11 +201,9 @@ def import_(
     Each group of runs that differ in task, data or model becomes a study of its own. A run without its seconds cannot be placed
     on a front: `bsearch ask` reads those.
     """
-    from ..search.report.terminal.verdicts import columns_table
     from ..search.sources.store import written
 
-    columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
-    terminal().print(columns_table(columns))
+    _, groups = _read(source, mapped, metric, minimize, same, terminal())
     path = target or Path(f"{_study_name(source)}.db")
     names = written(path, source, groups)
     for one, name in zip(groups, names, strict=True):
@@ -192,10 +216,8 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimi
     import yaml
 
     from ..search.laws.from_runs import run_document, study_of_runs
-    from ..search.report.terminal.verdicts import columns_table
 
-    columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
-    terminal(as_json=True).print(columns_table(columns))
+    _, groups = _read(source, mapped, metric, minimize, same, terminal(as_json=True))
     spec, records = groups[0].spec, groups[0].records
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +178,50 @@ def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -
     for words in (("ask", str(path)), ("import", str(path)), ("init", str(tmp_path / "new"), "--from", str(path))):
         done = typed(*words)
         assert done.exit_code == 2
-        assert "expected one metric, got val_acc, val_f1. Write --metric val_acc, or another." in done.output
+        assert "expected one metric, got val_acc, val_f1. Write --metric val_acc or --metric val_f1." in done.output
+        # What is clear is shown before.
+        assert "lr       learning_rate" in done.output.partition("expected one metric")[0], done.output
+        assert "val_f1   metric?" in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
     assert typed("ask", str(path), "--metric", "val_f1").exit_code == 0
+
+
+def curves(folder: Path) -> Path:
+    """Lightning's files of runs with two metrics, one of which has a name that does not tell its direction."""
+    for place in range(3):
+        version = folder / f"version_{place}"
+        version.mkdir(parents=True)
+        version.joinpath("hparams.yaml").write_text(f"batch_size: {8 << place}\nlr: 0.{place + 1}\n")
+        version.joinpath("metrics.csv").write_text(f"epoch,val_loss,val_gap\n0,2.0,1\n1,1.{place},3\n2,1.{place + 5},{place}\n")
+    return folder
+
+
+def test_all_metrics_are_named_as_they_are_typed_with_the_best_of_their_curves(tmp_path: Path) -> None:
+    folder = str(curves(tmp_path / "logs"))
+    done = typed("ask", folder)
+    assert done.exit_code == 2
+    assert "val_loss    metric?" in done.output.partition("expected one metric")[0]
+    assert (
+        "Write --metric val_loss, --metric 'val_loss (lowest)', --metric val_gap, --metric 'val_gap (lowest)' or --metric "
+        "'val_gap (highest)'."
+    ) in done.output
+    unclear = typed("ask", folder, "--metric", "val_gap")
+    assert re.search(r"val_gap +metric +lower or higher is better\?", unclear.output.partition("Write --minimize")[0])
+    assert typed("ask", folder, "--metric", "val_loss (lowest)").exit_code == 0
+    document = typed("ask", folder, "--json")
+    assert (document.exit_code, document.stdout) == (2, "")
+
+
+def test_what_is_unclear_is_asked_for_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bsearch.commands import ask
+
+    monkeypatch.setattr(ask, "_is_asked", lambda: True)
+    done = CliRunner().invoke(main, ["ask", str(curves(tmp_path / "logs"))], input="val_gap (highest)\nmaximize\n")
+    assert done.exit_code == 0, done.output
+    first, asked, rest = done.output.partition("metric (val_loss, val_loss (lowest), val_gap")
+    assert asked and "val_loss    metric?" in first
+    assert "direction (minimize, maximize): maximize" in rest
+    assert re.search(r"val_gap \(highest\) +metric +higher is better; as you chose", rest)
 
 
 OLD = Path(__file__).parent.parent / "examples" / "old-runs"

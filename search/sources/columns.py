@@ -12,6 +12,7 @@ from typing import Literal
 
 from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
+from ...spaces.readable import shell_word
 from .names import (
     NAMES,
     REACHED,
@@ -44,7 +45,8 @@ class Column:
     """A name of a source, and what it is taken for.
 
     Args:
-        meaning: a key of `NAMES`, `metric`, `parameter`, `group`, or `nothing`.
+        meaning: a key of `NAMES`, `metric`, `parameter`, `group`, `metric?` where it is unclear, or
+            `nothing`.
         why: in words; of `nothing`, why it is left out.
     """
 
@@ -58,11 +60,11 @@ class Columns:
     """What every name of a source means.
 
     Args:
-        direction: of the metric.
+        direction: of the metric; None as long as that is unclear.
     """
 
     columns: tuple[Column, ...]
-    direction: Literal["minimize", "maximize"]
+    direction: Literal["minimize", "maximize"] | None
 
     def named(self, meaning: Meaning) -> tuple[str, ...]:
         """The names that have a meaning, in the source's order."""
@@ -73,17 +75,17 @@ class Columns:
 
 
 class UnclearColumnsError(StudyFileError):
-    """Names that could mean the same: the user has to say which.
+    """Names that could mean the same, or a direction that is unknown: the user has to say which.
 
     Args:
-        meaning: of them.
-        names: that could have it.
+        meaning: of them; `direction` of the metric.
+        names: that could have it; the directions.
+        columns: what is clear already.
     """
 
-    def __init__(self, where: str, meaning: Meaning, names: Sequence[str], hint: str) -> None:
-        self.meaning, self.names = meaning, tuple(names)
-        shown = ", ".join(cut(name, 60) for name in names[:8]) + (", ..." if len(names) > 8 else "")
-        super().__init__(Fault("", f"expected one {meaning}, got {shown}. {hint}", where))
+    def __init__(self, where: str, meaning: Meaning, names: Sequence[str], message: str, columns: Sequence[Column]) -> None:
+        self.meaning, self.names, self.columns = meaning, tuple(names), Columns(tuple(columns), None)
+        super().__init__(Fault("", message, where))
 
 
 def columns_of(
@@ -103,7 +105,7 @@ def columns_of(
         same: names that tell groups of runs apart are parameters.
 
     Raises:
-        UnclearColumnsError: two names could mean the same.
+        UnclearColumnsError: two names could mean the same, or the metric's direction is unknown.
         StudyFileError: no batch, rate or metric is found, or the user names what is not there.
     """
     mapped = dict(mapped or {})
@@ -118,7 +120,7 @@ def columns_of(
         Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one for one in taken
     ]
     taken = [Column(one.name, "metric", "as you chose" * (metric in mapped)) if one.name == metric else one for one in taken]
-    columns = Columns(tuple(taken), direction or _direction(where, found, metric))
+    columns = Columns(tuple(taken), direction or _direction(where, found, metric, taken))
     _needed(where, columns, found)
     return columns
 
@@ -232,8 +234,8 @@ def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Colu
         first = taken[chosen[0]].name
         unlike = [taken[place].name for place in others if found.values[taken[place].name] != found.values[first]]
         if unlike and not said and meaning not in _LENIENT:
-            hint = f"Write --map {first}={meaning}, or the other."
-            raise UnclearColumnsError(where, meaning, [first, *unlike], hint)
+            message = f"expected one {meaning}, got {_listed([first, *unlike])}. Write --map {first}={meaning}, or the other."
+            raise UnclearColumnsError(where, meaning, [first, *unlike], message, taken)
         for place in others:
             alike = "as" if taken[place].name not in unlike else "instead of it,"
             taken[place] = Column(taken[place].name, "nothing", f"{alike} {first}")
@@ -270,7 +272,11 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
     candidates = [name for name in named if is_of_validation(name)] or [name for name in named if not is_of_training(name)]
     distinct = [name for place, name in enumerate(candidates) if not _repeated(found, candidates[:place], name)]
     if len(distinct) > 1:
-        raise UnclearColumnsError(where, "metric", distinct, f"Write --metric {distinct[0]}, or another.")
+        forms = [form for name in distinct for form in (name, *_extremes(found, name))]
+        each = [f"--metric {shell_word(form)}" for form in forms]
+        message = f"expected one metric, got {_listed(distinct)}. Write {', '.join(each[:-1])} or {each[-1]}."
+        asked = [Column(one.name, "metric?") if one.name in distinct else one for one in columns]
+        raise UnclearColumnsError(where, "metric", forms, message, asked)
     if not distinct:
         got = ", ".join(cut(name, 40) for name in list(found.roles)[:12]) or "nothing"
         text = next((name for name in free if is_metric(name)), None)
@@ -283,19 +289,29 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
     return distinct[0]
 
 
+def _extremes(found: _Found, metric: str) -> list[str]:
+    """The names under which a curve's best value stands; both extremes where its direction is unknown."""
+    known = direction_of(metric)
+    ends = {"lowest": known != "maximize", "highest": known != "minimize"}
+    return [name for end, better in ends.items() if better and (name := f"{metric} ({end})") in found.roles]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(cut(name, 60) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+
+
 def _repeated(found: _Found, before: Iterable[str], name: str) -> bool:
     return any(found.values[other] == found.values[name] for other in before)
 
 
-def _direction(where: str, found: _Found, metric: str) -> Literal["minimize", "maximize"]:
+def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]) -> Literal["minimize", "maximize"]:
     told = {value for value in found.values.get("direction", []) if value in ("minimize", "maximize")}
     if len(told) == 1:
         return told.pop()  # type: ignore[return-value]
     if (known := direction_of(metric)) is not None:
         return known
-    raise StudyFileError(
-        Fault("", f"expected to know whether a lower {cut(metric, 60)} is better. Write --minimize or --maximize.", where)
-    )
+    message = f"expected to know whether a lower {cut(metric, 60)} is better. Write --minimize or --maximize."
+    raise UnclearColumnsError(where, "direction", ("minimize", "maximize"), message, columns)
 
 
 def _needed(where: str, columns: Columns, found: _Found) -> None:

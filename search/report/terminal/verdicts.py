@@ -26,6 +26,8 @@ _LONGEST = 40
 # What a meaning is called, where that is no name of its own.
 _MEANS = {"batch": "effective_batch", "nothing": "left out"}
 
+_BETTER = {"minimize": "lower is better", "maximize": "higher is better", None: "lower or higher is better?"}
+
 
 def columns_table(columns: Columns) -> Table:
     """A source's names and what they mean; those that are the same in every run only counted, and many that are left out."""
@@ -35,8 +37,8 @@ def columns_table(columns: Columns) -> Table:
     taken = [one for one in columns.columns if one.meaning != "nothing"]
     left_out = [one for one in columns.columns if one.meaning == "nothing"]
     for one in taken:
-        better = f"{'lower' if columns.direction == 'minimize' else 'higher'} is better" if one.meaning == "metric" else ""
-        why = "; ".join(filter(None, (better, one.why)))
+        more = _BETTER[columns.direction] if one.meaning == "metric" else _factors(columns, one.meaning)
+        why = "; ".join(filter(None, (more, one.why)))
         table.add_row(Text(one.name), _MEANS.get(one.meaning, one.meaning), Text(why))
     # An end of a curve stands for its extremes too.
     varied = [one for one in left_out if not one.why.startswith("the same in every run") and not one.name.endswith("est)")]
@@ -45,6 +47,14 @@ def columns_table(columns: Columns) -> Table:
     if rest := len(left_out) - len(varied[:_MOST_LEFT_OUT]):
         table.add_row(Text(f"{rest} more"), Text("left out", style="dim"), Text("mostly the same in every run", style="dim"))
     return table
+
+
+def _factors(columns: Columns, meaning: str) -> str:
+    """What a batch of one device is multiplied by."""
+    if meaning != "micro_batch" or columns.named("effective_batch"):
+        return ""
+    names = [name for factor in ("accumulation", "devices") if (name := columns.one(factor)) is not None]
+    return f"times {' and '.join(names)}: effective_batch" if names else "taken as effective_batch"
 
 
 def group_parts(

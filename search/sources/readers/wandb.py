@@ -116,7 +116,7 @@ class _Log:
             curves[name].append(value)
         for name, values in curves.items():
             results |= {name: max(values)} if name.startswith("_") else curve_results(name, values)
-        counted = {name: results[name] for name in ("_runtime", "_step") if name in results}
+        counted: dict[str, Scalar] = {name: value for name, value in results.items() if name in ("_runtime", "_step")}
         return Run(self.folder, _scalars(self.config), _scalars({**results, **self.summary, **counted}), status=self.status)
 
 
