@@ -15,7 +15,7 @@ import click
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..spaces.boundary.storage import is_url, sqlite_url
-from ..spaces.errors import plain
+from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here, shell_word
 from .group import epilog, main
 from .options import json_option, name_option
@@ -212,10 +212,12 @@ def import_(
 
 
 def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool) -> dict[str, str]:
-    """A study file made of a source's runs, and those runs in bsearch's own words: of several groups, the largest."""
+    """A study file of a source's runs, its tasks.py, and the runs in bsearch's own words: of several groups, the largest."""
     import yaml
 
     from ..search.laws.from_runs import run_document, study_of_runs
+    from ..search.sources.task_file import task_file
+    from ..spaces.study.file import parse_study
 
     _, groups = _read(source, mapped, metric, minimize, same, terminal(as_json=True))
     spec, records = groups[0].spec, groups[0].records
@@ -223,7 +225,12 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimi
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
     head = plain(f"# Made of {len(records)} runs of {source}{of} by `bsearch init --from`: look through it.\n")
     rows = (json.dumps(run_document(record, spec)) for record in records)
-    return {"study.yaml": head + yaml.safe_dump(keys, sort_keys=False, width=120), OLD_RUNS: "\n".join(rows) + "\n"}
+    study = head + yaml.safe_dump(keys, sort_keys=False, width=120)
+    try:
+        parse_study(study)
+    except StudyFileError as error:
+        click.echo(plain(f"Before it can run, study.yaml is to be edited:\n{error}"), err=True)
+    return {"study.yaml": study, "tasks.py": task_file(spec, source), OLD_RUNS: "\n".join(rows) + "\n"}
 
 
 def _write_report(path: Path, group: Imported) -> None:

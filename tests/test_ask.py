@@ -6,11 +6,14 @@ import csv
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result
 
@@ -154,6 +157,84 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     assert prior is not None
     assert prior.best == pytest.approx(0.02 * (spec.space.reference_batch / 16) ** EXPONENT, rel=0.4)
     assert len(spec.baseline) == 1
+
+
+def searched(folder: Path) -> Path:
+    """A study's folder, made of runs with parameters of several kinds."""
+    names = "bs,lr,epochs,dropout,optimizer.momentum,layers,activation,val_loss,runtime"
+    rows = [
+        f"{8 << place % 4},0.0{place % 7 + 1},{place % 3 + 1},0.{place % 4},0.{place % 5 + 5},{place % 2 + 1},"
+        f"{['relu', 'gelu'][place % 2]},1.{place * 37 % 11},{place * 13 % 17 + 5}"
+        for place in range(24)
+    ]
+    (folder / "runs.csv").write_text("\n".join([names, *rows]) + "\n")
+    done = typed("init", str(folder / "new"), "--from", str(folder / "runs.csv"))
+    assert done.exit_code == 0, done.output
+    return folder / "new"
+
+
+def test_the_tasks_file_of_runs_has_their_names(tmp_path: Path) -> None:
+    code = searched(tmp_path).joinpath("tasks.py").read_text()
+    compile(code, "tasks.py", "exec")
+    for line in (
+        'dropout = float(setup.parameters["dropout"])',
+        'optimizer_momentum = float(setup.parameters["optimizer_momentum"])',
+        'layers = int(setup.parameters["layers"])',
+        'activation = setup.parameters["activation"]',
+        "val_loss, the metric of study.yaml (lower is better)",
+        "return Score(val_loss, len(labels))",
+    ):
+        assert line in code, code
+
+
+@pytest.mark.slow
+def test_a_study_of_runs_says_what_is_to_be_filled_in_and_is_complete_then(tmp_path: Path) -> None:
+    folder = searched(tmp_path)
+    tasks = folder / "tasks.py"
+
+    def check() -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "bsearch", "check", str(folder / "study.yaml")], capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
+    def filled(start: str, lines: str) -> None:
+        code = tasks.read_text()
+        line = next(line for line in code.splitlines(keepends=True) if f"filled in: {start} here" in line)
+        tasks.write_text(code.replace(line, lines))
+
+    assert check() == f"tasks.py is to be filled in: data here, then model below it ({tasks}:11)\n"
+    filled("data", "        train = validation = [(torch.randn(4), place % 2) for place in range(64)]\n")
+    assert check() == f"tasks.py is to be filled in: model here, a torch.nn.Module ({tasks}:20)\n"
+    filled("model", "        return nn.Sequential(nn.Linear(4, 2), nn.Dropout(dropout))\n")
+    assert "val_loss" in check()
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"), [("val_bleu", "score here, val_bleu of a batch"), ("val_acc", "argmax(-1) == labels")]
+)
+def test_a_metric_that_is_no_usual_one_is_left_to_be_filled_in(metric: str, said: str, tmp_path: Path) -> None:
+    text = written(tmp_path / "runs.csv", 12).read_text().replace("val_acc", metric)
+    (tmp_path / "runs.csv").write_text(text)
+    assert typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv")).exit_code == 0
+    assert said in (tmp_path / "new" / "tasks.py").read_text()
+
+
+def test_more_sizes_than_can_be_timed_are_said_at_once(tmp_path: Path) -> None:
+    rows = [f"8,0.0{place % 7 + 1},0.{place % 9 + 1},{place % 5},{place // 5 % 5}" for place in range(50)]
+    (tmp_path / "runs.csv").write_text("\n".join(["bs,lr,val_acc,width,depth", *rows]))
+    done = typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
+    assert "study.yaml is to be edited:\nstudy.yaml:" in done.output
+    assert "expected at most 16 combinations of values with changes_cost" in done.output
+
+
+def test_of_runs_that_are_as_good_the_fastest_counts_then_the_earliest(tmp_path: Path) -> None:
+    rows = ["r0,8,0.1,0.9,30", "r1,16,0.1,0.9,10", "r2,32,0.1,0.9,10", "r3,64,0.1,0.8,20"]
+    (tmp_path / "runs.csv").write_text("\n".join(["run,bs,lr,val_acc,runtime", *rows]))
+    typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
+    assert yaml.safe_load((tmp_path / "new" / "study.yaml").read_text())["baseline"][0]["effective_batch"] == 16
+    verdicts = json.loads(typed("ask", str(tmp_path / "runs.csv"), "--json").stdout)["groups"][0]["verdicts"]
+    assert verdicts["front"]["data"]["members"][0] == 1
 
 
 @pytest.mark.slow
