@@ -16,7 +16,7 @@ from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError, plain
-from ..spaces.readable import from_here, shell_word
+from ..spaces.readable import from_here, plural, shell_word
 from .group import epilog, main
 from .options import json_option, name_option
 
@@ -207,7 +207,7 @@ def import_(
     path = target or Path(f"{_study_name(source)}.db")
     names = written(path, source, groups)
     for one, name in zip(groups, names, strict=True):
-        click.echo(plain(f"study {name}: {len(one.records)} runs{f', {one.name}' if one.name else ''}"))
+        click.echo(plain(f"study {name}: {plural(len(one.records), 'run')}{f', {one.name}' if one.name else ''}"))
     click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
 
 
@@ -223,7 +223,7 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimi
     spec, records = groups[0].spec, groups[0].records
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
-    head = plain(f"# Made of {len(records)} runs of {source}{of} by `bsearch init --from`: look through it.\n")
+    head = plain(f"# Made of {plural(len(records), 'run')} of {source}{of} by `bsearch init --from`: look through it.\n")
     rows = (json.dumps(run_document(record, spec)) for record in records)
     study = head + yaml.safe_dump(keys, sort_keys=False, width=120)
     try:

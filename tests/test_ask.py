@@ -82,7 +82,7 @@ def test_one_number_in_one_line(tmp_path: Path) -> None:
 def test_few_runs_are_met_with_silence(tmp_path: Path) -> None:
     done = typed("ask", str(written(tmp_path / "runs.csv", 4)))
     assert done.exit_code == 0
-    assert "best rate: unknown: 20 complete runs are needed, there are 4" in done.output
+    assert "best rate: unknown: 20 complete runs are needed, got 4" in done.output
     assert "next runs: unknown" in done.output
 
 
@@ -226,6 +226,20 @@ def test_more_sizes_than_can_be_timed_are_said_at_once(tmp_path: Path) -> None:
     done = typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
     assert "study.yaml is to be edited:\nstudy.yaml:" in done.output
     assert "expected at most 16 combinations of values with changes_cost" in done.output
+
+
+def test_one_run_is_counted_as_one(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,,\n")
+    done = typed("ask", str(tmp_path / "runs.csv"))
+    for said in (": 1 run (1 complete)", "front: 1 of 1 is on the front (1 run)", "left out: 1 without val_acc"):
+        assert said in done.output, done.output
+    (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,0.4,9\n32,0.1,0.6,\n")
+    assert "1 of them does not have its seconds, runs.csv:4" in typed("ask", str(tmp_path / "runs.csv")).output.replace(
+        str(tmp_path) + "/", ""
+    )
+    (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,0.4,9\n")
+    done = typed("ask", str(tmp_path / "runs.csv"))
+    assert "front: 1 of 2 is on the front; the other was beaten by one that was as fast" in done.output, done.output
 
 
 def test_of_runs_that_are_as_good_the_fastest_counts_then_the_earliest(tmp_path: Path) -> None:

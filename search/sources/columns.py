@@ -12,7 +12,7 @@ from typing import Literal
 
 from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
-from ...spaces.readable import shell_word
+from ...spaces.readable import plural, shell_word
 from .names import (
     NAMES,
     REACHED,
@@ -26,6 +26,7 @@ from .names import (
     is_other_result,
     is_place,
     is_setting,
+    is_share,
     meaning_of,
     role_of,
     words_of,
@@ -119,7 +120,8 @@ def columns_of(
     taken = [
         Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one for one in taken
     ]
-    taken = [Column(one.name, "metric", "as you chose" * (metric in mapped)) if one.name == metric else one for one in taken]
+    why = "; ".join(filter(None, ("as you chose" * (metric in mapped), _mixed_units(where, found, metric))))
+    taken = [Column(one.name, "metric", why) if one.name == metric else one for one in taken]
     columns = Columns(tuple(taken), direction or _direction(where, found, metric, taken))
     _needed(where, columns, found)
     return columns
@@ -205,7 +207,7 @@ class _Found:
         """A name that is none of those known: a parameter, or nothing."""
         values = self.values[name]
         if len(values) < self.runs:
-            return Column(name, "nothing", f"{self.runs - len(values)} of {self.runs} runs do not have it")
+            return Column(name, "nothing", f"missing in {self.runs - len(values)} of {plural(self.runs, 'run')}")
         if any(isinstance(value, str) for value in values):
             several = len(set(map(str, values)))
             if several == len(values) or is_place(name):
@@ -287,6 +289,24 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
             hint = f"{cut(text, 40)} holds no numbers, such as {cut(repr(found.values[text][0]), 40)}. {hint}"
         raise StudyFileError(Fault("", f"expected a metric, such as val_loss or accuracy; got {got}. {hint}", where))
     return distinct[0]
+
+
+def _mixed_units(where: str, found: _Found, metric: str) -> str:
+    """What is to be said of accuracies of which some are shares and others percents, as far as they overlap.
+
+    Raises:
+        StudyFileError: there are some, and the user did not choose the metric.
+    """
+    values = [value for each in found.values[metric] if (value := number(each)) is not None and 0 < value <= 100]
+    shares, percents = [value for value in values if value <= 1], [value for value in values if value > 1]
+    if not is_share(metric) or not shares or not percents or 100 * max(shares) < min(percents):
+        return ""
+    both = f"{max(shares):g} and {max(percents):g}"
+    if metric not in found.mapped:
+        hint = f"Write all in one unit, or --metric {shell_word(metric)} where they are."
+        message = f"expected shares or percents, got both, such as {both}. {hint}"
+        raise StudyFileError(Fault(metric, message, where))
+    return f"{both} are taken for one unit"
 
 
 def _extremes(found: _Found, metric: str) -> list[str]:

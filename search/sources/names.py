@@ -211,6 +211,11 @@ def is_place(name: str) -> bool:
     return bool(set(words_of(name)) & _PLACES)
 
 
+def is_share(name: str) -> bool:
+    """Whether a metric is a share that some write in percent, and of which 1 percent is hardly ever meant."""
+    return bool({"accuracy", "acc", "acc1", "top1", "f1", "auc", "auroc", "iou", "miou"} & set(words_of(name)))
+
+
 def direction_of(name: str) -> Literal["minimize", "maximize"] | None:
     """Whether a lower or a higher metric is better; None where its name does not tell.
 
