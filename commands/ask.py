@@ -15,12 +15,14 @@ import click
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..spaces.boundary.storage import is_url, sqlite_url
-from ..spaces.errors import plain
-from ..spaces.readable import from_here, shell_word
+from ..spaces.errors import StudyFileError, plain
+from ..spaces.readable import from_here, plural, shell_word
 from .group import epilog, main
 from .options import json_option, name_option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..search.sources.columns import Columns
     from ..search.sources.imported import Imported
     from ..search.store.stored import StoredStudy
@@ -81,20 +83,21 @@ def ask(
     from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.export import json_text
-    from ..search.report.terminal.verdicts import columns_table, group_parts, verdict_document
+    from ..search.report.terminal.verdicts import group_parts, verdict_document
     from ..search.sources.read import is_source
 
+    console = terminal(as_json)
     if not is_source(source) or (is_url(source) and not source.startswith("optuna:")):
         from ..search.store.stored import StoredStudy
 
         groups: Sequence[tuple[StoredStudy, Imported | None]] = [(StoredStudy.open(source, name), None)]
         columns = None
     else:
-        columns, found = _read(source, mapped, metric, minimize, same, shown=not as_json, targets=True)
+        columns, found = _read(
+            source, mapped, metric, minimize, same, None if as_json else console, shown=not batches, targets=True
+        )
         groups = [(as_study(one), one) for one in found]
-    console, documents = terminal(as_json), []
-    if columns is not None and not as_json and not batches:
-        console.print(columns_table(columns))
+    documents = []
     for study, one in groups:
         timed = one is None or one.timed
         if one is not None and one.to_target:
@@ -123,16 +126,20 @@ def _read(
     metric: str | None,
     minimize: bool | None,
     same: bool,
+    console: Console | None,
     *,
-    shown: bool,
+    shown: bool = True,
     targets: bool = False,
 ) -> tuple[Columns, list[Imported]]:
-    """A source's runs, by the meaning of its names; what is unclear is asked for on a terminal.
+    """A source's runs, by the meaning of its names, which are shown first; what is unclear is asked for on a terminal.
 
     Args:
+        console: None: nothing is shown and nothing asked.
+        shown: also names of which all are clear.
         targets: runs to a target are read as such.
     """
     from ..search.laws.runs_table import to_target
+    from ..search.report.terminal.verdicts import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
     from ..search.sources.read import runs_of
@@ -148,11 +155,23 @@ def _read(
                 columns = columns_of(source, runs, mapped=meanings, direction=direction, same=same)
             break
         except UnclearColumnsError as error:
-            if not (shown and sys.stdin.isatty() and sys.stdout.isatty()):
+            if console is not None:
+                console.print(columns_table(error.columns))
+            if console is None or not _is_asked():
                 raise
             click.echo(plain(str(error)), err=True)
-            meanings[click.prompt(error.meaning, type=click.Choice(error.names))] = error.meaning
+            answer = click.prompt(error.meaning, type=click.Choice(error.names))
+            if error.meaning == "direction":
+                direction = "minimize" if answer == "minimize" else "maximize"
+            else:
+                meanings[answer] = error.meaning
+    if console is not None and shown:
+        console.print(columns_table(columns))
     return columns, imported(source, runs, columns, _study_name(source))
+
+
+def _is_asked() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _mapped(written: Sequence[str]) -> dict[str, str]:
@@ -201,33 +220,36 @@ def import_(
     Each group of runs that differ in task, data or model becomes a study of its own. A run without its seconds cannot be placed
     on a front: `bsearch ask` reads those.
     """
-    from ..search.report.terminal.verdicts import columns_table
     from ..search.sources.store import written
 
-    columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
-    terminal().print(columns_table(columns))
+    _, groups = _read(source, mapped, metric, minimize, same, terminal())
     path = target or Path(f"{_study_name(source)}.db")
     names = written(path, source, groups)
     for one, name in zip(groups, names, strict=True):
-        click.echo(plain(f"study {name}: {len(one.records)} runs{f', {one.name}' if one.name else ''}"))
+        click.echo(plain(f"study {name}: {plural(len(one.records), 'run')}{f', {one.name}' if one.name else ''}"))
     click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
 
 
 def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool) -> dict[str, str]:
-    """A study file made of a source's runs, and those runs in bsearch's own words: of several groups, the largest."""
+    """A study file of a source's runs, its tasks.py, and the runs in bsearch's own words: of several groups, the largest."""
     import yaml
 
     from ..search.laws.from_runs import run_document, study_of_runs
-    from ..search.report.terminal.verdicts import columns_table
+    from ..search.sources.task_file import task_file
+    from ..spaces.study.file import parse_study
 
-    columns, groups = _read(source, mapped, metric, minimize, same, shown=True)
-    terminal(as_json=True).print(columns_table(columns))
+    _, groups = _read(source, mapped, metric, minimize, same, terminal(as_json=True))
     spec, records = groups[0].spec, groups[0].records
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
-    head = plain(f"# Made of {len(records)} runs of {source}{of} by `bsearch init --from`: look through it.\n")
+    head = plain(f"# Made of {plural(len(records), 'run')} of {source}{of} by `bsearch init --from`: look through it.\n")
     rows = (json.dumps(run_document(record, spec)) for record in records)
-    return {"study.yaml": head + yaml.safe_dump(keys, sort_keys=False, width=120), OLD_RUNS: "\n".join(rows) + "\n"}
+    study = head + yaml.safe_dump(keys, sort_keys=False, width=120)
+    try:
+        parse_study(study)
+    except StudyFileError as error:
+        click.echo(plain(f"Before it can run, study.yaml is to be edited:\n{error}"), err=True)
+    return {"study.yaml": study, "tasks.py": task_file(spec, source), OLD_RUNS: "\n".join(rows) + "\n"}
 
 
 def _write_report(path: Path, group: Imported) -> None:

@@ -367,8 +367,7 @@ def init(
         click.echo(f"wrote {write_file(folder / name, content)}")
     if written:
         click.echo(
-            f"First put your training code into {shell_word(folder / 'tasks.py')}: its score returns the study's metric, and"
+            f"First fill in {shell_word(folder / 'tasks.py')}: your data and your model; `bsearch check` names what is left."
         )
-        click.echo("it reads the study's parameters as setup.parameters[name]. As it stands it is a template.")
     inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
     click.echo(f"{'Then' if written else 'Next'}: {inside}bsearch check study.yaml && bsearch run study.yaml")

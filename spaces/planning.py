@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, Literal
 
 from .boundary.files import file_name
-from .domain import bounds, count_of, every_value_of, values_of
+from .domain import bounds, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile
 from .laws.step_time import StepTime, doubt, fastest_plan
@@ -25,9 +25,6 @@ from .record import taken_per_second
 from .study.spec import StudySpec
 from .study.training import BETAS, RECIPE, Training
 from .trial import Suggestion, TrialSetup
-
-# Limit on combinations of cost-changing values; each is profiled before the first trial.
-MOST_PROFILES = 16
 
 
 def trial_setup(
@@ -381,24 +378,8 @@ def _costly(spec: StudySpec) -> list[str]:
 
 
 def cost_keys(spec: StudySpec) -> list[CostKey]:
-    """Every combination of cost-changing values.
-
-    Raises:
-        StudyFileError: one of the domains is continuous, or there are too many combinations to profile.
-    """
+    """Every combination of cost-changing values."""
     domains = {name: spec.space.domains()[name] for name in _costly(spec)}
-    counts = {name: count_of(domain) for name, domain in domains.items()}
-    faults = [
-        Fault(f"space.{name}", "expected choices or a range of integers, since changes_cost is true; got a range of floats")
-        for name, count in counts.items()
-        if count is None
-    ]
-    if (combinations := math.prod(count or 1 for count in counts.values())) > MOST_PROFILES:
-        faults.append(
-            Fault("space", f"expected at most {MOST_PROFILES} combinations of values with changes_cost, got {combinations}")
-        )
-    if faults:
-        raise StudyFileError(faults)
     return [tuple(zip(domains, each, strict=True)) for each in product(*map(every_value_of, domains.values()))]
 
 

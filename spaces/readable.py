@@ -80,6 +80,15 @@ def readable_bytes(value: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:#.3g} {unit}"
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "run"), plural(0, "run")
+    ('1 run', '0 runs')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def shell_word(text: str | Path) -> str:
     r"""An argument of a command as it is typed in a shell: quoted where necessary, and never taken for an option.
 

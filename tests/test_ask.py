@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result
 
@@ -79,7 +83,7 @@ def test_one_number_in_one_line(tmp_path: Path) -> None:
 def test_few_runs_are_met_with_silence(tmp_path: Path) -> None:
     done = typed("ask", str(written(tmp_path / "runs.csv", 4)))
     assert done.exit_code == 0
-    assert "best rate: unknown: 20 complete runs are needed, there are 4" in done.output
+    assert "best rate: unknown: 20 complete runs are needed, got 4" in done.output
     assert "next runs: unknown" in done.output
 
 
@@ -156,6 +160,98 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     assert len(spec.baseline) == 1
 
 
+def searched(folder: Path) -> Path:
+    """A study's folder, made of runs with parameters of several kinds."""
+    names = "bs,lr,epochs,dropout,optimizer.momentum,layers,activation,val_loss,runtime"
+    rows = [
+        f"{8 << place % 4},0.0{place % 7 + 1},{place % 3 + 1},0.{place % 4},0.{place % 5 + 5},{place % 2 + 1},"
+        f"{['relu', 'gelu'][place % 2]},1.{place * 37 % 11},{place * 13 % 17 + 5}"
+        for place in range(24)
+    ]
+    (folder / "runs.csv").write_text("\n".join([names, *rows]) + "\n")
+    done = typed("init", str(folder / "new"), "--from", str(folder / "runs.csv"))
+    assert done.exit_code == 0, done.output
+    return folder / "new"
+
+
+def test_the_tasks_file_of_runs_has_their_names(tmp_path: Path) -> None:
+    code = searched(tmp_path).joinpath("tasks.py").read_text()
+    compile(code, "tasks.py", "exec")
+    for line in (
+        'dropout = float(setup.parameters["dropout"])',
+        'optimizer_momentum = float(setup.parameters["optimizer_momentum"])',
+        'layers = int(setup.parameters["layers"])',
+        'activation = setup.parameters["activation"]',
+        "val_loss, the metric of study.yaml (lower is better)",
+        "return Score(val_loss, len(labels))",
+    ):
+        assert line in code, code
+
+
+@pytest.mark.slow
+def test_a_study_of_runs_says_what_is_to_be_filled_in_and_is_complete_then(tmp_path: Path) -> None:
+    folder = searched(tmp_path)
+    tasks = folder / "tasks.py"
+
+    def check() -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "bsearch", "check", str(folder / "study.yaml")], capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
+    def filled(start: str, lines: str) -> None:
+        code = tasks.read_text()
+        line = next(line for line in code.splitlines(keepends=True) if f"filled in: {start} here" in line)
+        tasks.write_text(code.replace(line, lines))
+
+    assert check() == f"tasks.py is to be filled in: data here, then model below it ({tasks}:11)\n"
+    filled("data", "        train = validation = [(torch.randn(4), place % 2) for place in range(64)]\n")
+    assert check() == f"tasks.py is to be filled in: model here, a torch.nn.Module ({tasks}:20)\n"
+    filled("model", "        return nn.Sequential(nn.Linear(4, 2), nn.Dropout(dropout))\n")
+    assert "val_loss" in check()
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"), [("val_bleu", "score here, val_bleu of a batch"), ("val_acc", "argmax(-1) == labels")]
+)
+def test_a_metric_that_is_no_usual_one_is_left_to_be_filled_in(metric: str, said: str, tmp_path: Path) -> None:
+    text = written(tmp_path / "runs.csv", 12).read_text().replace("val_acc", metric)
+    (tmp_path / "runs.csv").write_text(text)
+    assert typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv")).exit_code == 0
+    assert said in (tmp_path / "new" / "tasks.py").read_text()
+
+
+def test_more_sizes_than_can_be_timed_are_said_at_once(tmp_path: Path) -> None:
+    rows = [f"8,0.0{place % 7 + 1},0.{place % 9 + 1},{place % 5},{place // 5 % 5}" for place in range(50)]
+    (tmp_path / "runs.csv").write_text("\n".join(["bs,lr,val_acc,width,depth", *rows]))
+    done = typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
+    assert "study.yaml is to be edited:\nstudy.yaml:" in done.output
+    assert "expected at most 16 combinations of values with changes_cost" in done.output
+
+
+def test_one_run_is_counted_as_one(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,,\n")
+    done = typed("ask", str(tmp_path / "runs.csv"))
+    for said in (": 1 run (1 complete)", "front: 1 of 1 is on the front (1 run)", "left out: 1 without val_acc"):
+        assert said in done.output, done.output
+    (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,0.4,9\n32,0.1,0.6,\n")
+    assert "1 of them does not have its seconds, runs.csv:4" in typed("ask", str(tmp_path / "runs.csv")).output.replace(
+        str(tmp_path) + "/", ""
+    )
+    (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,0.4,9\n")
+    done = typed("ask", str(tmp_path / "runs.csv"))
+    assert "front: 1 of 2 is on the front; the other was beaten by one that was as fast" in done.output, done.output
+
+
+def test_of_runs_that_are_as_good_the_fastest_counts_then_the_earliest(tmp_path: Path) -> None:
+    rows = ["r0,8,0.1,0.9,30", "r1,16,0.1,0.9,10", "r2,32,0.1,0.9,10", "r3,64,0.1,0.8,20"]
+    (tmp_path / "runs.csv").write_text("\n".join(["run,bs,lr,val_acc,runtime", *rows]))
+    typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
+    assert yaml.safe_load((tmp_path / "new" / "study.yaml").read_text())["baseline"][0]["effective_batch"] == 16
+    verdicts = json.loads(typed("ask", str(tmp_path / "runs.csv"), "--json").stdout)["groups"][0]["verdicts"]
+    assert verdicts["front"]["data"]["members"][0] == 1
+
+
 @pytest.mark.slow
 def test_python_reads_them_too(tmp_path: Path) -> None:
     import bsearch
@@ -178,9 +274,50 @@ def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -
     for words in (("ask", str(path)), ("import", str(path)), ("init", str(tmp_path / "new"), "--from", str(path))):
         done = typed(*words)
         assert done.exit_code == 2
-        assert "expected one metric, got val_acc, val_f1. Write --metric val_acc, or another." in done.output
+        assert "expected one metric, got val_acc, val_f1. Write --metric val_acc or --metric val_f1." in done.output
+        # What is clear is shown before.
+        assert "lr       learning_rate" in done.output.partition("expected one metric")[0], done.output
+        assert "val_f1   metric?" in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
     assert typed("ask", str(path), "--metric", "val_f1").exit_code == 0
+
+
+def curves(folder: Path) -> Path:
+    """Lightning's files of runs with two metrics, one of which has a name that does not tell its direction."""
+    for place in range(3):
+        version = folder / f"version_{place}"
+        version.mkdir(parents=True)
+        version.joinpath("hparams.yaml").write_text(f"batch_size: {8 << place}\nlr: 0.{place + 1}\n")
+        version.joinpath("metrics.csv").write_text(f"epoch,val_loss,val_gap\n0,2.0,1\n1,1.{place},3\n2,1.{place + 5},{place}\n")
+    return folder
+
+
+def test_all_metrics_are_named_as_they_are_typed_with_the_best_of_their_curves(tmp_path: Path) -> None:
+    folder = str(curves(tmp_path / "logs"))
+    done = typed("ask", folder)
+    assert done.exit_code == 2
+    assert "val_loss    metric?" in done.output.partition("expected one metric")[0]
+    assert (
+        "Write --metric val_loss, --metric 'val_loss (lowest)', --metric val_gap, --metric 'val_gap (lowest)' or --metric "
+        "'val_gap (highest)'."
+    ) in done.output
+    unclear = typed("ask", folder, "--metric", "val_gap")
+    assert re.search(r"val_gap +metric +lower or higher is better\?", unclear.output.partition("Write --minimize")[0])
+    assert typed("ask", folder, "--metric", "val_loss (lowest)").exit_code == 0
+    document = typed("ask", folder, "--json")
+    assert (document.exit_code, document.stdout) == (2, "")
+
+
+def test_what_is_unclear_is_asked_for_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bsearch.commands import ask
+
+    monkeypatch.setattr(ask, "_is_asked", lambda: True)
+    done = CliRunner().invoke(main, ["ask", str(curves(tmp_path / "logs"))], input="val_gap (highest)\nmaximize\n")
+    assert done.exit_code == 0, done.output
+    first, asked, rest = done.output.partition("metric (val_loss, val_loss (lowest), val_gap")
+    assert asked and "val_loss    metric?" in first
+    assert "direction (minimize, maximize): maximize" in rest
+    assert re.search(r"val_gap \(highest\) +metric +higher is better; as you chose", rest)
 
 
 OLD = Path(__file__).parent.parent / "examples" / "old-runs"

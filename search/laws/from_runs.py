@@ -13,6 +13,7 @@ from ...spaces.learning_rate import RULE_EXPONENTS
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
 from ..analysis.blow_ups import told_apart
+from ..analysis.pareto import study_front
 from .best_rate import best_rates
 
 # Of the runs, by the metric: what they have in common is expected of the best.
@@ -53,7 +54,7 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
             space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
             space[name] = _domain(name, domain, near)
-    first = best[0]
+    first = study_front(complete, spec.objectives).best or best[0]  # of several as good, the fastest, as `ask` shows it
     baseline: dict[str, Any] = {"effective_batch": first.facts.effective_batch}
     baseline |= {"reference_rate": _rounded(reference(first)), "rule": rules[0]}
     baseline |= {name: value for name, value in first.parameters.items() if name not in baseline}

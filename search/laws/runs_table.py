@@ -244,7 +244,8 @@ def _target_names(where: str, runs: Sequence[Run], mapped: Mapping[str, str]) ->
         unlike = [name for name in several[1:] if values[name] != values[several[0]]]
         if unlike and mapped.get(several[0]) != meaning:
             hint = f"Write --map {several[0]}={meaning}, or the other."
-            raise UnclearColumnsError(where, meaning, [several[0], *unlike], hint)
+            names = [several[0], *unlike]
+            raise UnclearColumnsError(where, meaning, names, hint, [Column(name, f"{meaning}?") for name in names])
     return {meaning: several[0] for meaning, several in found.items() if several}
 
 

@@ -76,11 +76,12 @@ def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] =
 def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> Verdict:
     if not timed:
         return Verdict("front", "not all runs have their seconds, so which were fast is unknown", silent=True)
-    settings, members = len({record.setting for record in complete}), [record.number for record in study.front.trials]
-    text = (
-        f"{len(members)} of {settings} are on the front; the other {settings - len(members)} were each beaten by one that was "
-        "as fast and at least as good"
-    )
+    members = [record.number for record in study.front.trials]
+    settings, on = len({record.setting for record in complete}), len({record.setting for record in study.front.trials})
+    rest = f"the other {settings - on} were each" if settings - on > 1 else "the other was"
+    text = f"{on} of {settings} {'are' if on > 1 else 'is'} on the front"
+    if on < settings:
+        text += f"; {rest} beaten by one that was as fast and at least as good"
     return Verdict("front", text, len(complete), data={"members": members})
 
 
@@ -92,7 +93,7 @@ def best_rate_verdict(study: StoredStudy, complete: Sequence[TrialRecord]) -> Ve
 def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]) -> tuple[BestRates | None, str]:
     """The fit of best rates, or why there is none."""
     if len(complete) < FEWEST:
-        return None, f"{FEWEST} complete runs are needed, there are {len(complete)}"
+        return None, f"{FEWEST} complete runs are needed, got {len(complete)}"
     tried = [record.facts.effective_batch or 1 for record in complete]
     if math.log(max(tried) / min(tried)) < math.log(1.5):
         return None, f"the batches differ too little, {min(tried)} to {max(tried)}"
@@ -146,7 +147,7 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
     if BATCH not in space or EPOCHS not in space:
         return Verdict(about, "it takes runs of several batches and of several lengths (epochs)", silent=True)
     if len(complete) < max(LEAST_TRIALS, FEWEST):
-        return Verdict(about, f"{FEWEST} complete runs are needed, there are {len(complete)}", silent=True)
+        return Verdict(about, f"{FEWEST} complete runs are needed, got {len(complete)}", silent=True)
     sign, fixed = study.spec.objectives.metric.sign, study.spec.fixed()
     trials = [({**fixed, **record.parameters}, sign * (record.accuracy or 0.0)) for record in _some(complete)]
     target = float(np.quantile([value for _, value in trials], 1 - _REACHED))
@@ -194,7 +195,7 @@ def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     found = parameter_importances(replace(study, records=tuple(_some(settings))))
     if not found:
         count = len(study.spec.searched())
-        message = f"five settings for each of {count} parameters are needed, there are {len(settings)}"
+        message = f"five settings for each of {count} parameters are needed, got {len(settings)}"
         return Verdict("parameters", message if count > 1 else "fewer than two were varied", silent=True)
     names = {"reference_rate": "learning_rate"}
     text = ", ".join(f"{names.get(name, name)} {share:.0%}" for name, share in found.items())
@@ -209,7 +210,7 @@ def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
 def _next(study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates | None, timed: bool) -> Verdict:
     """The settings that would add most to the front; where times are unknown, samples are taken for them."""
     if len(complete) < NEXT or not study.spec.searched():
-        return Verdict("next runs", f"{NEXT} complete runs are needed, there are {len(complete)}", silent=True)
+        return Verdict("next runs", f"{NEXT} complete runs are needed, got {len(complete)}", silent=True)
     space, records = _around_the_ridge(study, rates)
     suggester = suggester_of("front", space, study.spec.objectives, seed=0)
     trials = Trials(known=records)

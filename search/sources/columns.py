@@ -12,6 +12,7 @@ from typing import Literal
 
 from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
+from ...spaces.readable import plural, shell_word
 from .names import (
     NAMES,
     REACHED,
@@ -25,6 +26,7 @@ from .names import (
     is_other_result,
     is_place,
     is_setting,
+    is_share,
     meaning_of,
     role_of,
     words_of,
@@ -44,7 +46,8 @@ class Column:
     """A name of a source, and what it is taken for.
 
     Args:
-        meaning: a key of `NAMES`, `metric`, `parameter`, `group`, or `nothing`.
+        meaning: a key of `NAMES`, `metric`, `parameter`, `group`, `metric?` where it is unclear, or
+            `nothing`.
         why: in words; of `nothing`, why it is left out.
     """
 
@@ -58,13 +61,13 @@ class Columns:
     """What every name of a source means.
 
     Args:
-        direction: of the metric.
+        direction: of the metric; None as long as that is unclear.
         to_target: what the metric counts until a target was reached (`samples`, `epochs`, ...); empty: it is measured at the
             end of a training.
     """
 
     columns: tuple[Column, ...]
-    direction: Literal["minimize", "maximize"]
+    direction: Literal["minimize", "maximize"] | None
     to_target: str = ""
 
     def named(self, meaning: Meaning) -> tuple[str, ...]:
@@ -76,17 +79,17 @@ class Columns:
 
 
 class UnclearColumnsError(StudyFileError):
-    """Names that could mean the same: the user has to say which.
+    """Names that could mean the same, or a direction that is unknown: the user has to say which.
 
     Args:
-        meaning: of them.
-        names: that could have it.
+        meaning: of them; `direction` of the metric.
+        names: that could have it; the directions.
+        columns: what is clear already.
     """
 
-    def __init__(self, where: str, meaning: Meaning, names: Sequence[str], hint: str) -> None:
-        self.meaning, self.names = meaning, tuple(names)
-        shown = ", ".join(cut(name, 60) for name in names[:8]) + (", ..." if len(names) > 8 else "")
-        super().__init__(Fault("", f"expected one {meaning}, got {shown}. {hint}", where))
+    def __init__(self, where: str, meaning: Meaning, names: Sequence[str], message: str, columns: Sequence[Column]) -> None:
+        self.meaning, self.names, self.columns = meaning, tuple(names), Columns(tuple(columns), None)
+        super().__init__(Fault("", message, where))
 
 
 def columns_of(
@@ -108,7 +111,7 @@ def columns_of(
         needs_rate: runs without their learning rates say nothing.
 
     Raises:
-        UnclearColumnsError: two names could mean the same.
+        UnclearColumnsError: two names could mean the same, or the metric's direction is unknown.
         StudyFileError: no batch, rate or metric is found, or the user names what is not there.
     """
     mapped = dict(mapped or {})
@@ -122,8 +125,9 @@ def columns_of(
     taken = [
         Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one for one in taken
     ]
-    taken = [Column(one.name, "metric", "as you chose" * (metric in mapped)) if one.name == metric else one for one in taken]
-    columns = Columns(tuple(taken), direction or _direction(where, found, metric))
+    why = "; ".join(filter(None, ("as you chose" * (metric in mapped), _mixed_units(where, found, metric))))
+    taken = [Column(one.name, "metric", why) if one.name == metric else one for one in taken]
+    columns = Columns(tuple(taken), direction or _direction(where, found, metric, taken))
     _needed(where, columns, found, needs_rate)
     return columns
 
@@ -208,7 +212,7 @@ class _Found:
         """A name that is none of those known: a parameter, or nothing."""
         values = self.values[name]
         if len(values) < self.runs:
-            return Column(name, "nothing", f"{self.runs - len(values)} of {self.runs} runs do not have it")
+            return Column(name, "nothing", f"missing in {self.runs - len(values)} of {plural(self.runs, 'run')}")
         if any(isinstance(value, str) for value in values):
             several = len(set(map(str, values)))
             if several == len(values) or is_place(name):
@@ -237,8 +241,8 @@ def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Colu
         first = taken[chosen[0]].name
         unlike = [taken[place].name for place in others if found.values[taken[place].name] != found.values[first]]
         if unlike and not said and meaning not in _LENIENT:
-            hint = f"Write --map {first}={meaning}, or the other."
-            raise UnclearColumnsError(where, meaning, [first, *unlike], hint)
+            message = f"expected one {meaning}, got {_listed([first, *unlike])}. Write --map {first}={meaning}, or the other."
+            raise UnclearColumnsError(where, meaning, [first, *unlike], message, taken)
         for place in others:
             alike = "as" if taken[place].name not in unlike else "instead of it,"
             taken[place] = Column(taken[place].name, "nothing", f"{alike} {first}")
@@ -275,7 +279,11 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
     candidates = [name for name in named if is_of_validation(name)] or [name for name in named if not is_of_training(name)]
     distinct = [name for place, name in enumerate(candidates) if not _repeated(found, candidates[:place], name)]
     if len(distinct) > 1:
-        raise UnclearColumnsError(where, "metric", distinct, f"Write --metric {distinct[0]}, or another.")
+        forms = [form for name in distinct for form in (name, *_extremes(found, name))]
+        each = [f"--metric {shell_word(form)}" for form in forms]
+        message = f"expected one metric, got {_listed(distinct)}. Write {', '.join(each[:-1])} or {each[-1]}."
+        asked = [Column(one.name, "metric?") if one.name in distinct else one for one in columns]
+        raise UnclearColumnsError(where, "metric", forms, message, asked)
     if not distinct:
         got = ", ".join(cut(name, 40) for name in list(found.roles)[:12]) or "nothing"
         text = next((name for name in free if is_metric(name)), None)
@@ -288,19 +296,47 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
     return distinct[0]
 
 
+def _mixed_units(where: str, found: _Found, metric: str) -> str:
+    """What is to be said of accuracies of which some are shares and others percents, as far as they overlap.
+
+    Raises:
+        StudyFileError: there are some, and the user did not choose the metric.
+    """
+    values = [value for each in found.values[metric] if (value := number(each)) is not None and 0 < value <= 100]
+    shares, percents = [value for value in values if value <= 1], [value for value in values if value > 1]
+    if not is_share(metric) or not shares or not percents or 100 * max(shares) < min(percents):
+        return ""
+    both = f"{max(shares):g} and {max(percents):g}"
+    if metric not in found.mapped:
+        hint = f"Write all in one unit, or --metric {shell_word(metric)} where they are."
+        message = f"expected shares or percents, got both, such as {both}. {hint}"
+        raise StudyFileError(Fault(metric, message, where))
+    return f"{both} are taken for one unit"
+
+
+def _extremes(found: _Found, metric: str) -> list[str]:
+    """The names under which a curve's best value stands; both extremes where its direction is unknown."""
+    known = direction_of(metric)
+    ends = {"lowest": known != "maximize", "highest": known != "minimize"}
+    return [name for end, better in ends.items() if better and (name := f"{metric} ({end})") in found.roles]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(cut(name, 60) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+
+
 def _repeated(found: _Found, before: Iterable[str], name: str) -> bool:
     return any(found.values[other] == found.values[name] for other in before)
 
 
-def _direction(where: str, found: _Found, metric: str) -> Literal["minimize", "maximize"]:
+def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]) -> Literal["minimize", "maximize"]:
     told = {value for value in found.values.get("direction", []) if value in ("minimize", "maximize")}
     if len(told) == 1:
         return told.pop()  # type: ignore[return-value]
     if (known := direction_of(metric)) is not None:
         return known
-    raise StudyFileError(
-        Fault("", f"expected to know whether a lower {cut(metric, 60)} is better. Write --minimize or --maximize.", where)
-    )
+    message = f"expected to know whether a lower {cut(metric, 60)} is better. Write --minimize or --maximize."
+    raise UnclearColumnsError(where, "direction", ("minimize", "maximize"), message, columns)
 
 
 def _needed(where: str, columns: Columns, found: _Found, needs_rate: bool) -> None:

@@ -211,13 +211,18 @@ def is_place(name: str) -> bool:
     return bool(set(words_of(name)) & _PLACES)
 
 
+def is_share(name: str) -> bool:
+    """Whether a metric is a share that some write in percent, and of which 1 percent is hardly ever meant."""
+    return bool({"accuracy", "acc", "acc1", "top1", "f1", "auc", "auroc", "iou", "miou"} & set(words_of(name)))
+
+
 def direction_of(name: str) -> Literal["minimize", "maximize"] | None:
     """Whether a lower or a higher metric is better; None where its name does not tell.
 
-    >>> direction_of("val_loss"), direction_of("neg_mean_squared_error"), direction_of("val_acc_drop")
+    >>> direction_of("val_loss (lowest)"), direction_of("neg_mean_squared_error"), direction_of("val_acc_drop")
     ('minimize', 'maximize', None)
     """
-    words = words_of(name)
+    words = words_of(re.sub(r" \((lowest|highest)\)$", "", name))  # of a curve
     last = "bpb" if words[-3:] == ["bits", "per", "byte"] else words[-1]
     lower, negated = last in _LOWER, bool(set(words) & _NEGATED)
     if not lower and last not in _HIGHER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Self, get_args
 
@@ -16,6 +17,7 @@ from ..domain import (
     Section,
     batches,
     check_all,
+    count_of,
     epoch_numbers,
     every,
     fault,
@@ -33,6 +35,9 @@ from ..errors import near_miss
 from ..learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from ..schedule import SCHEDULES
 from .training import Beta2Scaling, EmaScaling, Precision
+
+# Limit on combinations of cost-changing values; each is profiled before the first trial.
+MOST_PROFILES = 16
 
 
 def _below_one(domain: Domain) -> Domain:
@@ -100,6 +105,21 @@ def _condition_faults(name: str, domain: Domain, domains: Mapping[str, Domain]) 
             )
     if domain.when and getattr(domain, "changes_cost", False):
         yield "expected `when` or changes_cost, got both"
+
+
+def _cost_faults(costly: Mapping[str, Domain]) -> Iterator[tuple[str, str]]:
+    counts = {name: count_of(domain) for name, domain in costly.items()}
+    for name, count in counts.items():
+        if count is None:
+            yield name, "expected choices or a range of integers, since changes_cost is true; got a range of floats"
+    known = {name: count for name, count in counts.items() if count is not None}
+    if (combinations := math.prod(known.values())) > MOST_PROFILES:
+        each = ", ".join(f"{count} of {name}" for name, count in known.items())
+        yield (
+            max(known, key=known.__getitem__),
+            f"expected at most {MOST_PROFILES} combinations of values with changes_cost, since each is timed before the first "
+            f"trial; got {combinations} ({each}). Leave out values.",
+        )
 
 
 class Space(Section):
@@ -206,6 +226,7 @@ class Space(Section):
         domains = self.domains()
         for name, domain in self.task_parameters().items():
             yield from ((name, message) for message in _condition_faults(name, domain, domains))
+        yield from _cost_faults({name: domain for name, domain in domains.items() if getattr(domain, "changes_cost", False)})
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
             yield "rule", "power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}."

@@ -158,10 +158,16 @@ def test_suggestions_keep_their_steps() -> None:
 def test_whole_numbers_with_changes_cost_are_profiled_one_by_one() -> None:
     spec = study({"depth": {"low": 2, "high": 6, "step": 2, "changes_cost": True}})
     assert cost_keys(spec) == [(("depth", 2),), (("depth", 4),), (("depth", 6),)]
-    with pytest.raises(StudyFileError, match="at most 16 combinations"):
-        cost_keys(study({"depth": {"low": 1, "high": 10**15, "changes_cost": True}}))
-    with pytest.raises(StudyFileError, match="choices or a range of integers"):
-        cost_keys(study({"depth": {"low": 0.5, "high": 1.5, "changes_cost": True}}))
+
+
+def test_too_many_combinations_are_refused_where_the_file_is_read() -> None:
+    costly = {"choices": [1, 2, 3, 4, 5], "changes_cost": True}
+    with pytest.raises(StudyFileError, match=r"^space\.depth: expected at most 16 .*; got 25 \(5 of depth, 5 of width\)"):
+        study({"depth": costly, "width": costly})
+    with pytest.raises(StudyFileError, match=r"space\.depth: expected at most 16 combinations"):
+        study({"depth": {"low": 1, "high": 10**15, "changes_cost": True}})
+    with pytest.raises(StudyFileError, match=r"space\.depth: expected choices or a range of integers"):
+        study({"depth": {"low": 0.5, "high": 1.5, "changes_cost": True}})
 
 
 def test_a_study_searches_its_recipe(study_file: Callable[..., Path]) -> None:

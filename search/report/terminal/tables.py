@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -226,6 +227,12 @@ def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
     return f"Undefined (NaN) in {trials} ({numbers}): {names}."
 
 
+# Bounds beyond which a parameter means nothing, by the end of its name.
+_NATURAL: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("dropout", "momentum", "smoothing", "beta1", "beta2", "ema", "warmup"), (0.0, 1.0)),
+    **dict.fromkeys(("weight_decay", "wd", "l1", "l2"), (0.0, math.inf)),
+    **dict.fromkeys(("effective_batch", "accumulation", "layers", "depth", "width"), (1.0, math.inf)),
+}
 # Members of a front this near to an end of a range, as a share of it on the search's scale, are at its edge.
 _EDGE = 0.02
 
@@ -233,9 +240,12 @@ _EDGE = 0.02
 def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterator[str]:
     """The ranges at whose edge most of the front lies, a sentence each; a wider range may hold better settings.
 
+    Not of a range that cannot be wider, such as of dropouts from 0.
+
     >>> from bsearch.spaces.domain import Range
-    >>> trials = tuple(TrialRecord(number, "complete", {"width": 8}, train_s=1.0 + number, accuracy=0.5) for number in range(4))
-    >>> print(*edge_sentences(ParetoFront(trials), {"width": Range(low=8, high=64)}))
+    >>> at = {"width": 8, "dropout": 0.0}
+    >>> trials = tuple(TrialRecord(number, "complete", at, train_s=1.0 + number, accuracy=0.5) for number in range(4))
+    >>> print(*edge_sentences(ParetoFront(trials), {"width": Range(low=8, high=64), "dropout": Range(low=0.0, high=0.5)}))
     4 of the front's 4 trials are at the lower edge of width, 8: a wider range may hold better settings.
     """
     for name, domain in searched.items():
@@ -246,7 +256,10 @@ def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterat
         scale = math.log if domain.log else float
         low, high = scale(domain.low), scale(domain.high)
         places = [(scale(value) - low) / (high - low) for value in values]
+        bounds = next((ends for known, ends in _NATURAL.items() if re.search(rf"(^|_){known}$", name)), ())
         for edge, word, end in ((0.0, "lower", domain.low), (1.0, "upper", domain.high)):
+            if end in bounds:
+                continue
             count = sum(abs(place - edge) <= _EDGE for place in places)
             if count >= max(3, (len(front.trials) + 1) // 2):
                 yield (

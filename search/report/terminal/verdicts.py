@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....spaces.errors import cut
+from ....spaces.readable import plural
 from ...laws.verdicts import Verdict
 from ...store.stored import StoredStudy
 from .tables import column
@@ -26,6 +28,8 @@ _LONGEST = 40
 # What a meaning is called, where that is no name of its own.
 _MEANS = {"batch": "effective_batch", "nothing": "left out"}
 
+_BETTER = {"minimize": "lower is better", "maximize": "higher is better", None: "lower or higher is better?"}
+
 
 def columns_table(columns: Columns) -> Table:
     """A source's names and what they mean; those that are the same in every run only counted, and many that are left out."""
@@ -35,8 +39,8 @@ def columns_table(columns: Columns) -> Table:
     taken = [one for one in columns.columns if one.meaning != "nothing"]
     left_out = [one for one in columns.columns if one.meaning == "nothing"]
     for one in taken:
-        better = f"{'lower' if columns.direction == 'minimize' else 'higher'} is better" if one.meaning == "metric" else ""
-        why = "; ".join(filter(None, (better, one.why)))
+        more = _BETTER[columns.direction] if one.meaning == "metric" else _factors(columns, one.meaning)
+        why = "; ".join(filter(None, (more, one.why)))
         table.add_row(Text(one.name), _MEANS.get(one.meaning, one.meaning), Text(why))
     # An end of a curve stands for its extremes too.
     varied = [one for one in left_out if not one.why.startswith("the same in every run") and not one.name.endswith("est)")]
@@ -45,6 +49,14 @@ def columns_table(columns: Columns) -> Table:
     if rest := len(left_out) - len(varied[:_MOST_LEFT_OUT]):
         table.add_row(Text(f"{rest} more"), Text("left out", style="dim"), Text("mostly the same in every run", style="dim"))
     return table
+
+
+def _factors(columns: Columns, meaning: str) -> str:
+    """What a batch of one device is multiplied by."""
+    if meaning != "micro_batch" or columns.named("effective_batch"):
+        return ""
+    names = [name for factor in ("accumulation", "devices") if (name := columns.one(factor)) is not None]
+    return f"times {' and '.join(names)}: effective_batch" if names else "taken as effective_batch"
 
 
 def group_parts(
@@ -64,12 +76,14 @@ def group_parts(
     words = {"error": "failed"} | ({"diverged": "never reached the target"} if imported and imported.to_target else {})
     counts = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in outcomes.items())
     name = f": {imported.name}" if imported is not None and several else ""
-    yield Text(f"\n{source}{name}: {len(study.records)} runs ({counts})", style="bold")
+    yield Text(f"\n{source}{name}: {plural(len(study.records), 'run')} ({counts})", style="bold")
     if imported is not None and imported.left_out:
         yield Text("left out: " + ", ".join(f"{count} {why}" for why, count in imported.left_out.items()), style="dim")
     if imported is not None and 0 < len(imported.untimed) < len(study.records):
         first = imported.untimed[0]
-        yield Text(f"{len(imported.untimed)} of them do not have their seconds, such as {first}", style="dim")
+        several = len(imported.untimed) > 1
+        text = f"{len(imported.untimed)} of them {'do not have their' if several else 'does not have its'} seconds, "
+        yield Text(f"{text}{'such as ' * several}{first}", style="dim")
     front = next((answer for answer in answers if answer.about == "front"), None)
     if front is not None and not front.silent and not (imported and imported.to_target):
         yield _front_table(study)
@@ -77,7 +91,7 @@ def group_parts(
         if answer.about == "next runs" and not answer.silent:
             yield Text(f"next runs that would add most{_stands_on(answer)}:")
             for setting in answer.data["settings"]:
-                yield Text("  " + ", ".join(f"{name}={value}" for name, value in setting.items()))
+                yield Text("  " + ", ".join(f"{name}={_cell(value)}" for name, value in setting.items()))
         elif answer.silent:
             yield Text(f"{answer.about}: unknown: {answer.text}", style="dim")
         else:
@@ -99,15 +113,24 @@ def _front_table(study: StoredStudy) -> Table:
     for member in shown:
         values = member.facts.effective_batch, member.facts.learning_rate, *(member.parameters.get(name) for name in searched)
         place = (member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] or str(member.number)
-        cells = [
-            f"{value:.4g}" if isinstance(value, float) else str(value) for value in (member.train_s, member.accuracy, *values)
-        ]
+        cells = [Text(_cell(value)) for value in (member.train_s, member.accuracy, *values)]
         table.add_row(Text(cut(place, _LONGEST)), *cells)
     return table
 
 
+def _cell(value: Any) -> str:
+    """A value; a text in quotes where it could be taken for several.
+
+    >>> print(_cell(0.12345), _cell("adam"), _cell("[64, 64]"))
+    0.1235 adam '[64, 64]'
+    """
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return repr(value) if isinstance(value, str) and re.search(r"[,=\s]", value) else str(value)
+
+
 def _stands_on(answer: Verdict) -> str:
-    return f" ({answer.runs} runs)" if answer.runs else ""
+    return f" ({plural(answer.runs, 'run')})" if answer.runs else ""
 
 
 def verdict_document(study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import yaml
 from ....spaces.errors import Fault, StudyFileError, cut
 from ..runs import Run, Scalar, curve_results, flat
 from ..values import number
+from .folders import walked
 
 _NUMBERS = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i"}  # NumPy's names, and those of `struct`
 _COUNTERS = ("epoch", "step")
@@ -27,7 +27,7 @@ def read(source: str) -> Iterator[Run]:
         StudyFileError: there is no such folder, or a file cannot be read.
     """
     some = False
-    for folder, folders, files in os.walk(Path(source).expanduser(), onerror=_refuse):
+    for folder, folders, files in walked(source):
         folders.sort()
         if "metrics.csv" in files or "hparams.yaml" in files:
             some = True
@@ -35,10 +35,6 @@ def read(source: str) -> Iterator[Run]:
     if not some:
         message = "expected a folder of Lightning's, such as lightning_logs; got no metrics.csv and no hparams.yaml"
         raise StudyFileError(Fault("", message, source))
-
-
-def _refuse(error: OSError) -> None:
-    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
 
 
 class _Plain(yaml.SafeLoader):

@@ -15,33 +15,57 @@ from ..runs import Run, Scalar, Status, curve_results
 # Not of success: torch writes that as soon as hyperparameters are added, be it before the first step.
 _STATUS: dict[int, Status] = {2: "failed", 3: "running"}
 
+# Lightning writes it at step 0 again when a run is resumed.
+_LIGHTNINGS = "hp_metric"
+
 
 class _Events:
-    """What the event files of a folder hold."""
+    """What one event file holds, or all those of a run."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Scalar] = {}
-        self.curves = defaultdict[str, list[float]](list)
+        self.curves = defaultdict[str, list[tuple[int, float]]](list)  # steps and values
         self.status: Status = ""
         self.first_s, self.last_s = math.inf, -math.inf  # since 1970
         self._plugins: dict[str, str] = {}  # by tag: only its first value names one
 
-    def add(self, event: Any) -> None:
+    def add(self, event: Any, path: Path) -> None:
         self.first_s, self.last_s = min(self.first_s, event.wall_time), max(self.last_s, event.wall_time)
         for value in event.summary.value:
             content = value.metadata.plugin_data
             plugin = self._plugins.setdefault(value.tag, content.plugin_name)
             if value.HasField("simple_value"):
-                self.curves[value.tag].append(value.simple_value)
+                self.curves[value.tag].append((event.step, value.simple_value))
             elif plugin == "scalars":  # TensorFlow's and Keras's
                 make = import_module("tensorboard.util.tensor_util").make_ndarray
-                self.curves[value.tag].append(float(make(value.tensor)))
+                self.curves[value.tag].append((event.step, float(make(value.tensor))))
             elif plugin == "hparams":
                 session = import_module("tensorboard.plugins.hparams.plugin_data_pb2").HParamsPluginData.FromString(
                     content.content
                 )
-                self.settings |= {name: _scalar(given) for name, given in session.session_start_info.hparams.items()}
+                settings = {name: _scalar(given) for name, given in session.session_start_info.hparams.items()}
+                if settings and self.settings and settings != self.settings:
+                    raise _fault(path, "the hyperparameters of one run in each file, got those of several. Write a file a run.")
+                self.settings |= settings
                 self.status = _STATUS.get(session.session_end_info.status, self.status)
+
+    def continues(self, earlier: _Events) -> bool:
+        """Whether it may be of the same run: no hyperparameter differs, and each curve that both have begins later here."""
+        if self.settings and earlier.settings and self.settings != earlier.settings:
+            return False
+        shared = self.curves.keys() & earlier.curves.keys() - {_LIGHTNINGS}
+        return all(self.curves[name][0][0] > earlier.curves[name][0][0] for name in shared)
+
+    def then(self, later: _Events) -> _Events:
+        """Both as one run; from where the later one begins, as after a resume, its values count."""
+        both = _Events()
+        both.settings, both.status = self.settings | later.settings, later.status or self.status
+        both.first_s, both.last_s = min(self.first_s, later.first_s), max(self.last_s, later.last_s)
+        both.curves.update(self.curves)
+        for name, values in later.curves.items():
+            before = [(step, value) for step, value in self.curves.get(name, ()) if step < values[0][0]]
+            both.curves[name] = before + values
+        return both
 
     def take(self, other: _Events) -> None:
         """Add what a folder below says of the same run; this one's own curves stay."""
@@ -53,28 +77,52 @@ class _Events:
     def run(self, folder: Path) -> Run:
         results: dict[str, Scalar] = {"duration_s": self.last_s - self.first_s} if self.first_s < self.last_s else {}
         for name, values in self.curves.items():
-            results |= curve_results(name, values)
+            results |= curve_results(name, (value for _, value in values))
         return Run(str(folder), self.settings, results, status=self.status)
 
 
 def read(source: str) -> Iterator[Run]:
-    """The runs of a folder; what `SummaryWriter.add_hparams` put into a folder below a run's belongs to that run."""
+    """The runs of a folder; what `SummaryWriter.add_hparams` put into a folder below a run's belongs to that run.
+
+    Raises:
+        StudyFileError: there are no event files, they cannot be read, or are of several runs that nothing tells apart.
+    """
     try:
         loader = import_module("tensorboard.backend.event_processing.event_file_loader")
     except ImportError:
         raise _fault(source, "the package tensorboard to read it, found none. Install bsearch[tracking].") from None
     if not Path(source).expanduser().is_dir():
         raise _fault(source, "a folder, found none. Check the path.")
-    folders = defaultdict[Path, _Events](_Events)
+    folders = defaultdict[Path, dict[Path, _Events]](dict)
     try:
         for path in sorted(Path(source).expanduser().rglob("events.out.tfevents*")):
             for event in loader.LegacyEventFileLoader(str(path)).Load():
-                folders[path.parent].add(event)
+                folders[path.parent].setdefault(path, _Events()).add(event, path)
     except OSError as error:
         raise _fault(source, f"event files that can be read, got {error}") from None
     if not folders:
         raise _fault(source, "events.out.tfevents* files with events, found none in or below it. Name SummaryWriter's folder.")
-    yield from (events.run(folder) for folder, events in _joined(folders).items())
+    runs = {place: run for folder, files in folders.items() for place, run in _told_apart(folder, files).items()}
+    yield from (events.run(place) for place, events in _joined(runs).items())
+
+
+def _told_apart(folder: Path, files: dict[Path, _Events]) -> dict[Path, _Events]:
+    """The runs in a folder: one, whose files continue each other, or one for each file that has its own hyperparameters."""
+    first, *later = sorted(files.values(), key=lambda events: events.first_s)
+    run = first
+    for events in later:
+        if not events.continues(run):
+            break
+        run = run.then(events)
+    else:
+        return {folder: run}
+    if not all(events.settings for events in files.values()):
+        raise _fault(
+            folder,
+            f"the event files of one run, got {len(files)} files whose curves begin at the same step or whose hyperparameters "
+            "differ, and not each has its own. Move each run's files into a folder of its own.",
+        )
+    return files
 
 
 def _joined(folders: dict[Path, _Events]) -> dict[Path, _Events]:
@@ -90,7 +138,7 @@ def _joined(folders: dict[Path, _Events]) -> dict[Path, _Events]:
     return folders
 
 
-def _fault(source: str, expected: str) -> StudyFileError:
+def _fault(source: str | Path, expected: str) -> StudyFileError:
     return StudyFileError(f"tensorboard:{source}: expected {expected}")
 
 

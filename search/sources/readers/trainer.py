@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import re
 import zipfile
@@ -15,6 +13,7 @@ from typing import Any
 from ....spaces.boundary.secrets import is_secret
 from ....spaces.errors import Fault, StudyFileError, cut
 from ..runs import Run, Scalar, curve_results, flat
+from .folders import json_object, walked
 
 _STATE = "trainer_state.json"
 _LARGEST = 1 << 22  # bytes of pickled arguments, which are a few thousand
@@ -28,7 +27,7 @@ def read(source: str) -> Iterator[Run]:
         StudyFileError: the folder holds no such file, or one cannot be read.
     """
     some = False
-    for folder, folders, _ in os.walk(Path(source).expanduser(), onerror=_refuse):
+    for folder, folders, _ in walked(source):
         steps = {int(name[11:]): name for name in folders if re.fullmatch(r"checkpoint-\d+", name)}
         folders[:] = sorted(set(folders) - set(steps.values()))
         here = Path(folder)
@@ -43,10 +42,6 @@ def read(source: str) -> Iterator[Run]:
             yield run
     if not some:
         raise StudyFileError(Fault("", f"expected the output_dir of a Trainer, or a folder of them; got no {_STATE}", source))
-
-
-def _refuse(error: OSError) -> None:
-    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
 
 
 def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
@@ -74,15 +69,7 @@ def _curves(state: dict[str, Any]) -> dict[str, Scalar]:
 
 def _document(path: Path) -> dict[str, Any]:
     """A file's JSON object; empty where there is no such file."""
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        reason = cut(str(getattr(error, "msg", error)), 200)
-        message = f"expected JSON, got a damaged file: {reason}. Move it away, or restore it."
-        raise StudyFileError(Fault("", message, str(path), getattr(error, "lineno", None))) from None
-    if not isinstance(found, dict):
-        raise StudyFileError(Fault("", f"expected a JSON object, got {type(found).__name__}. Move it away.", str(path)))
-    return found
+    return json_object(path) if path.is_file() else {}
 
 
 class _Inert:

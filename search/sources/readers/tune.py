@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....spaces.errors import Fault, StudyFileError, cut
+from ....spaces.errors import Fault, StudyFileError
 from ..runs import Run, Status, curve_results, flat
 from ..values import cell
+from .folders import json_object, walked
 
 _STATUS: dict[str, Status] = {"TERMINATED": "finished", "ERROR": "failed", "RUNNING": "running"}
 # fmt: off
@@ -33,7 +32,7 @@ def read(source: str) -> Iterator[Run]:
         StudyFileError: the folder holds no trial, or a file cannot be read.
     """
     some, states = False, dict[str, Status]()
-    for folder, folders, files in os.walk(Path(source).expanduser(), onerror=_refuse):
+    for folder, folders, files in walked(source):
         folders.sort()
         here = Path(folder)
         try:
@@ -49,26 +48,9 @@ def read(source: str) -> Iterator[Run]:
         raise StudyFileError(Fault("", "expected the folder of a Tune experiment, got none with a params.json", source))
 
 
-def _refuse(error: OSError) -> None:
-    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
-
-
-def _parsed(path: Path, text: str | bytes, line: int = 1) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        message = (
-            f"expected JSON: {cut(str(getattr(error, 'msg', error)), 200)}. Remove what is damaged, or move the folder away."
-        )
-        raise StudyFileError(Fault("", message, str(path), line + getattr(error, "lineno", 1) - 1)) from None
-    if not isinstance(found, dict):
-        raise StudyFileError(Fault("", f"expected a JSON object, got {type(found).__name__}", str(path), line))
-    return found
-
-
 def _run(folder: Path, files: set[str], status: Status) -> Run:
     path = folder / "params.json"
-    settings = dict(flat(_parsed(path, path.read_bytes())))
+    settings = dict(flat(json_object(path)))
     results, done = _results(folder)
     if not status:
         status = "failed" if files & {"error.txt", "error.pkl"} else "finished" if done else ""
@@ -78,8 +60,8 @@ def _run(folder: Path, files: set[str], status: Status) -> Run:
 def _states(path: Path) -> dict[str, Status]:
     """Status by the trial's folder, of Tune's own table of trials."""
     states: dict[str, Status] = {}
-    for entry in _parsed(path, path.read_bytes()).get("trial_data", ()):
-        trial = _parsed(path, entry[0]) if isinstance(entry, list) and entry and isinstance(entry[0], str) else {}
+    for entry in json_object(path).get("trial_data", ()):
+        trial = json_object(path, entry[0]) if isinstance(entry, list) and entry and isinstance(entry[0], str) else {}
         states[str(trial.get("relative_logdir"))] = _STATUS.get(str(trial.get("status")), "")
     return states
 
@@ -104,7 +86,7 @@ def _reports(folder: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line, text in enumerate(file, start=1):
                 try:
-                    report = _parsed(path, text.rstrip(), line)  # else its end counts as a line
+                    report = json_object(path, text.rstrip(), line)  # else its end counts as a line
                 except StudyFileError:
                     if text.endswith("\n"):
                         raise

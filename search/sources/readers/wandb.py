@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ _ENDS: dict[str, Status] = {
     "preempted": "failed",
 }
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}  # as JSON has no such numbers
+_TIME = re.compile(r"run-(\d{8}_\d{6})-")
 # Logs are LevelDB's: a part's checksum, length, and kind (1 is a whole record, 2 its first part, 3 a middle one, 4 the last).
 _BLOCK_BYTES, _PART = 32768, struct.Struct("<IHB")
 
@@ -40,7 +43,7 @@ def read(source: str) -> Iterator[Run]:
         if not logs:
             raise _fault(source, "folders named run-* or offline-run-* with a .wandb file in each, found none.")
         try:
-            yield from map(_logged, logs)
+            yield from _joined(map(_logged, logs))
         except OSError as error:
             raise _fault(source, f"logs that can be read, got {error}") from None
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", source):
@@ -71,26 +74,83 @@ def _of_project(wandb: Any, project: str) -> list[Run]:
     return runs
 
 
-def _logged(log: Path) -> Run:
-    """The run in a log. One without its end, as a killed run leaves it, counts as running: nobody can tell them apart."""
-    config, summary, curves = dict[str, Any](), dict[str, Any](), defaultdict[str, list[float]](list)
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What a log holds: a run, or the part of it before or after it was resumed.
+
+    Args:
+        identity: of the run; the same where it was resumed.
+        history: what was logged by step, with the run's seconds among it.
+    """
+
+    folder: str
+    identity: tuple[str, ...]
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    history: list[dict[str, float]]
+    status: Status
+
+    def after(self, earlier: _Log) -> _Log:
+        """Both as one run: from where this one begins, its history replaces that of the earlier one.
+
+        Offline a resumed run cannot know how far it came, so W&B counts its steps and seconds from 0 again: then they come
+        after the earlier ones.
+        """
+        history, steps = earlier.history, [row["_step"] for row in earlier.history if "_step" in row]
+        first = next((row["_step"] for row in self.history if "_step" in row), math.inf)
+        again = bool(steps) and first <= steps[0]
+        last = {"_step": steps[-1] + 1 if again else 0.0, "_runtime": 0.0}
+        if not again:
+            history = [row for row in history if row.get("_step", -math.inf) < first]
+        ran = [row["_runtime"] for row in earlier.history if "_runtime" in row]
+        if ran and next((row["_runtime"] for row in self.history if "_runtime" in row), math.inf) < max(ran):
+            last["_runtime"] = max(ran)
+        own = [{name: value + last.get(name, 0.0) for name, value in row.items()} for row in self.history]
+        place = f"{earlier.folder} and {Path(self.folder).name}"
+        both = {**earlier.config, **self.config}, {**earlier.summary, **self.summary}
+        return _Log(place, self.identity, *both, [*history, *own], self.status)
+
+    def run(self) -> Run:
+        curves, results = defaultdict[str, list[float]](list), dict[str, Scalar]()
+        for name, value in (pair for row in self.history for pair in row.items()):
+            curves[name].append(value)
+        for name, values in curves.items():
+            results |= {name: max(values)} if name.startswith("_") else curve_results(name, values)
+        counted: dict[str, Scalar] = {name: value for name, value in results.items() if name in ("_runtime", "_step")}
+        return Run(self.folder, _scalars(self.config), _scalars({**results, **self.summary, **counted}), status=self.status)
+
+
+def _joined(logs: Iterable[_Log]) -> Iterator[Run]:
+    """Runs, a resumed one as one: the folders of its logs are named by their time."""
+    runs = dict[tuple[str, ...], _Log]()
+    for log in sorted(logs, key=lambda log: _TIME.findall(log.folder)):
+        runs[log.identity] = log.after(runs[log.identity]) if log.identity in runs else log
+    return (log.run() for log in runs.values())
+
+
+def _logged(log: Path) -> _Log:
+    """What is in a log. One without its end, as a killed run leaves it, counts as running: nobody can tell them apart."""
+    config, summary, history = dict[str, Any](), dict[str, Any](), list[dict[str, float]]()
     status: Status = "running"
+    identity: tuple[str, ...] = (str(log),)  # of a log that is cut before the run's name
     for record in _records(log):
+        if record.run.run_id:
+            identity = record.run.entity, record.run.project, record.run.run_id
         for known, change in ((config, record.run.config), (config, record.config), (summary, record.summary)):
             known.update(_items(change.update))
             for item in change.remove:
                 known.pop(".".join(item.nested_key) or item.key, None)
         # At its end a run's summary has whole seconds only, so that its last measurement may be later.
-        for name, value in _items([*record.history.item, *record.summary.update]):
-            if isinstance(value, int | float) and (record.HasField("history") or name == "_runtime"):
-                curves[name].append(value)
+        row = {
+            name: value
+            for name, value in _items([*record.history.item, *record.summary.update])
+            if isinstance(value, int | float) and (record.HasField("history") or name == "_runtime")
+        }
+        if row:
+            history.append(row)
         if record.HasField("exit"):
             status = "failed" if record.exit.exit_code else "finished"
-    results = dict[str, Scalar]()
-    for name, values in curves.items():
-        results |= {name: max(values)} if name.startswith("_") else curve_results(name, values)
-    runtime = {"_runtime": results["_runtime"]} if "_runtime" in results else {}
-    return Run(str(log.parent), _scalars(config), _scalars({**results, **summary, **runtime}), status=status)
+    return _Log(str(log.parent), identity, config, summary, history, status)
 
 
 def _items(items: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -315,6 +315,37 @@ def test_percents_and_shares_are_not_mixed(tmp_path: Path) -> None:
         runs_of(str(tmp_path / "t.csv"))
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "mixed"),
+    [
+        ("val_acc", (0.91, 87.5, 0.5), True),
+        ("val_acc", (0.1, 76.0, 70.5), False),  # a run at chance, in percent
+        ("val_acc", (0.91, 0.875, 1), False),
+        ("val_loss", (0.91, 87.5, 0.5), False),
+    ],
+)
+def test_percents_and_shares_without_a_sign_are_not_mixed(name: str, values: tuple[float, ...], mixed: bool) -> None:
+    rows = [{"bs": 8, "lr": 0.1 * (place + 1), name: value} for place, value in enumerate(values)]
+    if mixed:
+        with pytest.raises(StudyFileError, match=r"expected shares or percents, got both, such as 0\.91 and 87\.5"):
+            records(rows)
+        columns = columns_of("t", runs(rows), mapped={name: "metric"})
+        assert {one.why for one in columns.columns if one.meaning == "metric"} == {
+            "as you chose; 0.91 and 87.5 are taken for one unit"
+        }
+    else:
+        assert len(records(rows)) == 3
+
+
+def test_lists_in_a_text_are_one_choice_each() -> None:
+    some = [
+        Run(f"r{place}", {"lr": 0.1 * place, "bs": 8, "hidden": text}, {"val_acc": 0.5 + place / 10})
+        for place, text in enumerate(["[64, 64]", "[64]", "[64, 64]", "[128, 64]"], start=1)
+    ]
+    (group,) = imported("t", some, columns_of("t", some))
+    assert group.spec.space.domains()["hidden"].model_dump()["choices"] == ("[64, 64]", "[64]", "[128, 64]")
+
+
 def test_secrets_are_not_shown() -> None:
     columns = columns_of("t", runs([{**row, "api_key": "hush", "hub_token": "hush"} for row in TABLE]))
     assert {one.why for one in columns.columns if one.name in ("api_key", "hub_token")} == {"may be a secret"}

@@ -280,12 +280,12 @@ def test_states_that_are_damaged_are_refused(tmp_path: Path) -> None:
     assert "BadZipFile" in refused(trainer.read, tmp_path)
     for text, words in {
         '{\n"global_step": 1,\n"ep': ":3: expected JSON, got a damaged file: ",
-        "[1]": ": expected a JSON object, got list",
+        "[1]": ":1: expected a JSON object, got list",
         '{"log_history": 5}': ": expected a state as Trainer writes it",
         '{"log_history": ["x"]}': ": expected a state as Trainer writes it",
         '{"max_steps": "x"}': ": expected a state as Trainer writes it",
-        '{"a":' * 100_000: ": expected JSON, got a damaged file: ",
-        "\xff": ": expected JSON",
+        '{"a":' * 100_000: ":1: expected JSON, got a damaged file: ",
+        "\xff": ":1: expected JSON",
     }.items():
         path.write_text(text, encoding="latin-1")
         (tmp_path / "out" / "training_args.bin").unlink(missing_ok=True)
@@ -410,11 +410,11 @@ def test_the_status_of_a_trial_is_that_of_tunes_own_table(tmp_path: Path) -> Non
 def test_trials_that_are_damaged_are_refused(tmp_path: Path) -> None:
     assert "expected the folder of a Tune experiment, got none with a params.json" in refused(tune.read, tmp_path)
     trial = made_trial(tmp_path, "a", 0.1, report(1, 1.0) + '{"cut"\n' + report(2, 1.0))
-    assert f"{trial}/result.json:2: expected JSON: " in refused(tune.read, tmp_path)
+    assert f"{trial}/result.json:2: expected JSON, got a damaged file: " in refused(tune.read, tmp_path)
     (trial / "result.json").write_text("7\n")
     assert f"{trial}/result.json:1: expected a JSON object, got int" in refused(tune.read, tmp_path)
     (trial / "params.json").write_text("{\n")
-    assert f"{trial}/params.json:2: expected JSON: " in refused(tune.read, tmp_path)
+    assert f"{trial}/params.json:2: expected JSON, got a damaged file: " in refused(tune.read, tmp_path)
     (tmp_path / "experiment_state-x.json").write_text('{"trial_data": 5}')
     assert f"{tmp_path}: expected files of Tune's: " in refused(tune.read, tmp_path)
 

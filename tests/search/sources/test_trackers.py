@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sqlite3
+import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from bsearch.search.sources.readers import mlflow as mlflow_reader
@@ -116,6 +120,34 @@ def test_logs_of_wandb_are_read_as_far_as_they_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_run_of_wandb_that_was_resumed_is_one(counted: bool, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    quiet = wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off")
+    for first, losses in ((0, [5.0, 4.0, 0.1]), (2, [2.0, 1.0])):
+        how = {"mode": "offline", "resume": "allow", "settings": quiet, "dir": str(tmp_path)}
+        run = wandb.init(project="p", id="a1", config={"lr": 0.1}, **how)
+        for step, loss in enumerate(losses, start=first):
+            run.log({"val_loss": loss}, step=step if counted else None)
+        run.finish(exit_code=0 if first else 1)
+        (folder,) = (path for path in (tmp_path / "wandb").glob("offline-run-*-a1") if "part" not in path.name)
+        folder.rename(folder.with_name(f"offline-run-2026010{first}_000000-part"))
+    run = wandb.init(project="p", id="b2", mode="offline", settings=quiet, dir=str(tmp_path))
+    run.finish()
+    both, other = wandb_reader.read(str(tmp_path))
+    assert (both.place, both.settings, both.status) == (
+        f"{tmp_path}/wandb/offline-run-20260100_000000-part and offline-run-20260102_000000-part",
+        {"lr": 0.1},
+        "finished",
+    )
+    # The second part of the run that counts its own steps begins before the end of the first; offline, W&B counts from 0.
+    low = 1.0 if counted else 0.1
+    ends = {"val_loss": 1.0, "val_loss (lowest)": low, "val_loss (highest)": 5.0, "_step": 3 if counted else 4}
+    assert {name: value for name, value in both.results.items() if name != "_runtime"} == ends
+    assert (other.settings, other.results.keys() <= {"_runtime"}) == ({}, True)
+
+
+@pytest.mark.slow
 def test_a_log_of_many_blocks_is_read_whole(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
     quiet = wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off")
@@ -129,8 +161,8 @@ def test_a_log_of_many_blocks_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_of_wandb_is_read_through_its_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wandb = pytest.importorskip("wandb")
+def test_a_project_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
     assert "found no API key" not in refusal(wandb_reader, "nowhere")
     (tmp_path / "empty").mkdir()
     assert "expected folders named run-* or offline-run-*" in refusal(wandb_reader, "empty")
@@ -140,26 +172,85 @@ def test_a_project_of_wandb_is_read_through_its_api(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     down = refusal(wandb_reader, "ann/digits")
     assert down.startswith("wandb:ann/digits: expected a folder, or a project that the W&B API shows") and key not in down
-    # A stand-in for W&B's server, which no test can reach.
-    shown = SimpleNamespace(
-        path=["ann", "digits", "a1"],
-        config={"lr": 0.1, "_wandb": {"v": 1}},
-        summary_metrics={
-            "val_loss": "NaN",
-            "_runtime": 12.5,
-            "_wandb": {"runtime": 12},
-            "image": {"_type": "image-file", "size": 3},
-        },
-        state="crashed",
-    )
-    monkeypatch.setattr(wandb, "login", lambda **_: True)
-    monkeypatch.setattr(
-        wandb, "Api", lambda **_: SimpleNamespace(runs=lambda path, lazy: [shown] if path == "ann/digits" else [])
-    )
-    (run,) = wandb_reader.read("ann/digits")
-    assert (run.place, run.settings, run.status) == ("ann/digits/a1", {"lr": 0.1}, "failed")
-    assert run.results == {"val_loss": pytest.approx(math.nan, nan_ok=True), "_runtime": 12.5}
-    assert "expected a project with runs, found none" in refusal(wandb_reader, "ann/other")
+
+
+class WandbServer(BaseHTTPRequestHandler):
+    """What W&B's server answers to the queries of its own client: runs of the project `digits`, one a page."""
+
+    runs: ClassVar[dict[str, list[dict[str, Any]]]] = {
+        "digits": [
+            {
+                "name": "a1",
+                "state": "crashed",
+                "config": '{"lr": {"value": 0.1}, "opt": {"value": {"name": "adam"}}, "_wandb": {"value": {"v": 1}}}',
+                "summaryMetrics": '{"val_loss": "NaN", "_runtime": 12.5, "_wandb": {"runtime": 12}, '
+                '"image": {"_type": "image-file", "size": 3}}',
+            },
+            {"name": "b2", "state": "finished", "config": '{"lr": {"value": 0.2}}', "summaryMetrics": '{"val_loss": 0.5}'},
+            {"name": "c3", "state": "running", "config": "{}", "summaryMetrics": "{}"},
+        ],
+        "empty": [],
+    }
+
+    def do_GET(self) -> None:
+        self._reply({})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])) or b"{}"
+        asked = json.loads(body) if self.path == "/graphql" else {}
+        given = asked.get("variables") or {}
+        if "query Runs" not in asked.get("query", ""):
+            self._reply({"data": {"viewer": {"id": "1", "entity": "ann", "username": "ann", "teams": {"edges": []}}}})
+            return
+        if (runs := self.runs.get(given["project"])) is None:
+            self._reply({"data": {"project": None}})
+            return
+        first = int(given["cursor"] or 0)
+        edges = [{"cursor": str(first + 1), "node": {"projectId": "1", **run}} for run in runs[first : first + 1]]
+        page = {"endCursor": str(first + 1), "hasNextPage": first + 1 < len(runs)}
+        self._reply(
+            {"data": {"project": {"runCount": len(runs), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}}}
+        )
+
+    def _reply(self, document: Any) -> None:
+        text = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+# In a process of its own: the client stays with the server that a process named first.
+READ = """
+from bsearch.search.sources.readers.wandb import read
+from bsearch.spaces.errors import StudyFileError
+for project in ("digits", "empty", "other"):
+    try:
+        print(*((run.place, run.settings, run.results, run.status) for run in read(f"ann/{project}")), sep="\\n")
+    except StudyFileError as error:
+        print(error)
+"""
+
+
+def test_a_project_of_wandb_is_read_by_wandbs_own_client() -> None:
+    pytest.importorskip("wandb")
+    with ThreadingHTTPServer(("127.0.0.1", 0), WandbServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        known = {**os.environ, "WANDB_API_KEY": "0123456789abcdef" * 3, "WANDB_BASE_URL": url, "WANDB_SILENT": "true"}
+        done = subprocess.run([sys.executable, "-c", READ], env=known, capture_output=True, text=True, timeout=60, check=False)
+        server.shutdown()
+    assert done.stdout.splitlines() == [
+        "('ann/digits/a1', {'lr': 0.1, 'opt.name': 'adam'}, {'val_loss': nan, '_runtime': 12.5}, 'failed')",
+        "('ann/digits/b2', {'lr': 0.2}, {'val_loss': 0.5}, 'finished')",
+        "('ann/digits/c3', {}, {}, 'running')",
+        "wandb:ann/empty: expected a project with runs, found none in it. Check the name.",
+        "wandb:ann/other: expected a folder, or a project that the W&B API shows; found no such folder, and got: Could not "
+        "find project other. Check the name, key and network.",
+    ], done.stderr
 
 
 # ---------------------------------------------------------------- MLflow
@@ -282,6 +373,56 @@ def test_trials_below_a_run_that_differ_are_runs_of_their_own(tmp_path: Path) ->
         "trial0.2": ({"lr": 0.2}, "failed"),
     }
     assert runs["trial0.2"].results["val_loss"] == pytest.approx(0.2)
+
+
+def write_events(folder: Path, first: int, losses: list[float], lr: float | None = None) -> Path:
+    """An event file of its own in a folder."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    before = set(folder.glob("*"))
+    writer = EventFileWriter(str(folder))
+    if lr is not None:
+        writer.add_event(Event(wall_time=time.time(), summary=hparams({"lr": lr}, {})[1]))
+    for step, loss in enumerate(losses, start=first):
+        value = Summary(value=[Summary.Value(tag="val_loss", simple_value=loss)])
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=value))
+    writer.close()
+    (path,) = set(folder.glob("*")) - before
+    return path
+
+
+def losses_of(run: Run) -> list[Any]:
+    return [run.results.get(f"val_loss{end}") for end in ("", " (lowest)", " (highest)")]
+
+
+def test_files_of_one_folder_that_continue_each_other_are_one_run(tmp_path: Path) -> None:
+    write_events(tmp_path, 0, [5.0, 4.0, 0.5], lr=0.1)
+    write_events(tmp_path, 2, [2.0, 1.0])
+    (run,) = tensorboard_reader.read(str(tmp_path))
+    assert (run.place, run.settings, losses_of(run)) == (str(tmp_path), {"lr": 0.1}, [1.0, 1.0, 5.0])
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.2), (0.1, 0.1)])
+def test_runs_in_one_folder_are_told_apart_by_their_hyperparameters(rates: tuple[float, float], tmp_path: Path) -> None:
+    places = [write_events(tmp_path, 0, [2.0, rate], lr=rate) for rate in rates]
+    runs = list(tensorboard_reader.read(str(tmp_path)))
+    assert sorted(run.place for run in runs) == sorted(map(str, places))
+    assert sorted(run.settings["lr"] for run in runs) == [*rates]
+    assert all(losses_of(run) == [pytest.approx(run.settings["lr"]), pytest.approx(run.settings["lr"]), 2.0] for run in runs)
+
+
+@pytest.mark.parametrize("rates", [(None, None), (0.1, None)])
+def test_runs_in_one_folder_that_nothing_tells_apart_are_refused(rates: tuple[float | None, ...], tmp_path: Path) -> None:
+    for rate in rates:
+        write_events(tmp_path, 0, [2.0, 1.0], lr=rate)
+    assert refusal(tensorboard_reader, tmp_path) == (
+        f"tensorboard:{tmp_path}: expected the event files of one run, got 2 files whose curves begin at the same step or "
+        "whose hyperparameters differ, and not each has its own. Move each run's files into a folder of its own."
+    )
 
 
 @pytest.mark.slow

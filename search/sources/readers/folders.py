@@ -1,0 +1,47 @@
+"""What readers of folders have in common: walking through them, and JSON objects in files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ....spaces.errors import Fault, StudyFileError, cut
+
+
+def walked(source: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk`, which would skip a folder that cannot be read.
+
+    Raises:
+        StudyFileError: a folder cannot be read.
+    """
+    return os.walk(Path(source).expanduser(), onerror=_refuse)
+
+
+def _refuse(error: OSError) -> None:
+    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
+
+
+def json_object(path: Path, text: str | bytes | None = None, line: int = 1) -> dict[str, Any]:
+    """A JSON object in a file.
+
+    Args:
+        text: a part of the file; default: all of it.
+        line: at which the text begins.
+
+    Raises:
+        StudyFileError: it cannot be read, or is no object.
+    """
+    try:
+        found = json.loads(path.read_bytes() if text is None else text)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = cut(str(getattr(error, "msg", error)), 200)
+        at = line + getattr(error, "lineno", 1) - 1
+        message = f"expected JSON, got a damaged file: {reason}. Restore it, or move it away."
+        raise StudyFileError(Fault("", message, str(path), at)) from None
+    if not isinstance(found, dict):
+        message = f"expected a JSON object, got {type(found).__name__}. Move the file away."
+        raise StudyFileError(Fault("", message, str(path), line))
+    return found
