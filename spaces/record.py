@@ -165,7 +165,16 @@ RESULTS = frozenset(
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
     (
         *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "noise_scale", "noise_scale_high"),
-        *("noise_scale_low", "peak_bytes", "peak_reserved_bytes", "resumed_at", "steps", "stolen_share", "throttled_s"),
+        *(
+            "noise_scale_low",
+            "peak_bytes",
+            "peak_reserved_bytes",
+            "resumed_at",
+            "shortened_to",
+            "steps",
+            "stolen_share",
+            "throttled_s",
+        ),
         "waited_s",
     ),
     float,

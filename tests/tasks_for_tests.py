@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.loop import Loop
 from bsearch.objectives.state.checkpoint import Checkpoint
 from bsearch.objectives.task import Data, Loss, Score, Task, WholeSet
 from bsearch.spaces.trial import Measurement, TrialSetup
@@ -125,8 +126,24 @@ class Slow(Points):
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         if setup.samples_budget > 1:
-            time.sleep(self.sleeps_s * len(batch[1]) / setup.samples_budget)
+            sleeps_s = float(setup.parameters.get("sleeps_s", self.sleeps_s))
+            time.sleep(sleeps_s * len(batch[1]) / setup.samples_budget)
         return super().loss(model, batch, setup)
+
+
+def slow_loop(setup: TrialSetup) -> Iterator[Measurement]:
+    """`Slow` as a loop of one's own."""
+    task = Slow()
+    model, data = task.model(setup), task.data(setup)
+    optimizer = torch.optim.SGD(model.parameters(), lr=setup.learning_rate)
+    loop = Loop(setup, data, models={"net": model}, optimizers={"sgd": optimizer})
+    for step in loop:
+        for part in step:
+            (task.loss(model, part.batch, setup).total / step.samples).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step.evaluates:
+            yield loop.measure(accuracy=0.5)
 
 
 class CountsItsSteps(Slow):
