@@ -265,15 +265,17 @@ def _shown(study: Path, spec: StudySpec) -> str:
 
 @main.command(epilog=epilog("bsearch check study.yaml"))
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option("--by", metavar="TIME", help="Forecast it with this deadline, as of `bsearch run`.")
+@click.option("--within", metavar="DURATION", help="The same, from now on.")
 @set_option
 @json_option
-def check(study: Path, settings: tuple[str, ...], as_json: bool) -> None:
+def check(study: Path, by: str | None, within: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Validate the study in STUDY and forecast it: a few timed steps, no training.
 
     Prints how a few batch sizes would be trained, the fastest and slowest trial, the duration of the study,
     the range of training times on the front, and advice.
     """
-    spec = study_in(study, settings)
+    spec = _with_deadline(study_in(study, settings), by, within, None, None, None)
     from ..search.preview.check import check_study
     from ..search.report.terminal.forecast import check_document, forecast_parts
 

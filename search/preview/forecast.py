@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
+from ...spaces.deadline import moment_of
 from ...spaces.domain import Choices, Fixed, bounds, values_of
-from ...spaces.errors import InfeasiblePlanError
+from ...spaces.errors import Fault, InfeasiblePlanError, StudyFileError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study.spec import StudySpec
@@ -40,6 +42,7 @@ class Forecast:
         slowdown: time of training by the clock over known time, in that study.
         span: slowest over fastest.
         cost: of the trials by the study's prices; None where this device has none.
+        left_s: until its deadline; None where it has none.
     """
 
     plans: tuple[PlannedBatch, ...]
@@ -52,6 +55,7 @@ class Forecast:
     overhead_s: float | None = None
     slowdown: float | None = None
     cost: float | None = None
+    left_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,6 +98,25 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count
     return batches
 
 
+# The share of the time until a deadline that the search takes, roughly: the rest is for the final training.
+_SEARCHED = 0.5
+
+
+def time_left_s(spec: StudySpec) -> float | None:
+    """Seconds until a study's deadline if it began now; None where it has none.
+
+    Raises:
+        StudyFileError: it has passed.
+    """
+    if spec.budget.by is None:
+        return None
+    now = datetime.now().astimezone()
+    try:
+        return (moment_of(spec.budget.by, now) - now).total_seconds()
+    except ValueError as error:
+        raise StudyFileError(Fault("budget.by", str(error))) from None
+
+
 def forecast(
     spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int, factors: ClockFactors | None = None
 ) -> Forecast:
@@ -114,9 +137,12 @@ def forecast(
     # Searched on log scales, so the geometric mean is the middle one.
     middle_epochs = math.sqrt(epochs[0] * epochs[1])
     middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * middle_epochs
-    trials = spec.budget.trials
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
-    study_s = trials * trial_s / slots
+    left_s = time_left_s(spec)
+    trials = spec.budget.trials
+    if left_s is not None:
+        trials = max(min(trials, int(_SEARCHED * left_s * slots / trial_s)), 0)
+    study_s = trials * trial_s / slots if left_s is None else left_s
     price, counts = spec.devices.price_of(profile.device, profile.kind), spec.devices.counts
     devices = math.sqrt(counts[0] * counts[-1])
     cost = None if price is None else trials * trial_s * devices * price / 3600
@@ -131,6 +157,7 @@ def forecast(
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
         cost=cost,
+        left_s=left_s,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ...spaces.trial import Measurement, TrialSetup
 from ..suggest.outlook import EPOCHS
 from ..suggest.space_transform import SearchSpace, SpaceTransform
 from ..suggest.suggester import Suggester
-from .decisions.deadline import Final, FinalPlanner, WallTime
+from .decisions.deadline import Final, FinalPlanner, Step, WallTime
 from .decisions.eta import Span, at_once
 from .kept_model import KeptModel, with_model_folder
 from .training import Training
@@ -114,9 +114,7 @@ class Finish:
         ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s)
         return with_model_folder(setup, self.kept, ends_by, final=final)
 
-    def step(
-        self, trials: Sequence[TrialRecord], spans: Sequence[Span], driven_s: float, *, searches: bool
-    ) -> Final | Literal["search"] | None:
+    def step(self, trials: Sequence[TrialRecord], spans: Sequence[Span], driven_s: float, *, searches: bool) -> Step:
         """What to do with a free device; None: nothing more, since what fits is not expected to do any good.
 
         Args:
@@ -130,7 +128,7 @@ class Finish:
         took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
         trial_s = sum(took) / len(took) / at_once(spans) if took else left_s
         step = self._planner.next(trials, wall, left_s, trial_s, searches=searches)
-        self.plan = self._planned(wall, left_s, trial_s, searching=step == "search")
+        self.plan = self._planned(wall, left_s, trial_s, searching=step is not None and not isinstance(step, Final))
         return step
 
     def fits(self, parameters: Mapping[str, Any], spans: Sequence[Span], driven_s: float) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ...objectives.machine.processor import OtherPrograms
 from ...objectives.state.checkpoint_files import delete_checkpoint
@@ -33,6 +33,7 @@ from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .decisions.after import Failed, History, Paused, Retry, after
 from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
+from .decisions.deadline import Final
 from .decisions.ending import Ending, Stage
 from .decisions.eta import ClockFactors, Span
 from .decisions.planner import Planner
@@ -197,8 +198,10 @@ class StudyRun:
         driven_s, spans = self.driven_s + self.elapsed_s(), self._all_spans()
         searches = room > 0 and self.ending.stage < Stage.NO_NEW_TRIALS and not self._search_is_over
         step = finish.step(self.trials, spans, driven_s, searches=searches)
-        if step == "search":
-            proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
+        if step is not None and not isinstance(step, Final):
+            proposal: Any = step
+            if step == "search":
+                proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
             if proposal == "wait":
                 return "wait"
             if isinstance(proposal, Mapping) and finish.fits(proposal, spans, driven_s):
@@ -207,9 +210,7 @@ class StudyRun:
             self._search_is_over = True
             step = finish.step(self.trials, spans, driven_s, searches=False)
         self._save_plan(finish)
-        if step is None or step == "search":
-            return None
-        return self.trials.begin(step.parameters, TrialFacts(final=True))
+        return self.trials.begin(step.parameters, TrialFacts(final=True)) if isinstance(step, Final) else None
 
     def _save_plan(self, finish: Finish) -> None:
         deadline = finish.deadline()

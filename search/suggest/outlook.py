@@ -14,7 +14,7 @@ from .space_transform import SpaceTransform
 
 EPOCHS = "epochs"
 # Settings: the best of those that were tried, and others around them and anywhere; each at so many lengths.
-_TRIED, _AROUND, _ANYWHERE, _LENGTHS = 16, 24, 24, 7
+_TRIED, _AROUND, _ANYWHERE, _LENGTHS = 16, 48, 48, 7
 # Functions drawn from the posterior, which values are means over; of as many points as a covariance takes little time for.
 _DRAWS = 96
 _JITTER = 1e-6
@@ -26,6 +26,7 @@ class Outlook:
 
     Args:
         points: (n, width), of the cube.
+        setting: (n,), which rows are one setting at several lengths.
         tried: (n,), the number of the trial that trained this setting, whatever its length; -1 where none has.
         seconds: (n,), of training.
         reached: (draws, n), metric, higher is better: joint draws from the posterior.
@@ -36,6 +37,7 @@ class Outlook:
     transform: SpaceTransform
     only: Mapping[str, Any]
     points: Array
+    setting: np.ndarray[Any, np.dtype[np.int64]]
     tried: np.ndarray[Any, np.dtype[np.int64]]
     seconds: Array
     reached: Array
@@ -71,22 +73,29 @@ def outlook(
     rows = np.vstack([points[best], _at_lengths(transform, np.vstack([points[best], others]))])
     lengths = (len(rows) - len(best)) // (len(best) + len(others))
     places = np.concatenate([numbers[best], np.repeat(np.append(numbers[best], np.full(len(others), -1)), lengths)])
+    settings = np.concatenate([np.arange(len(best)), np.repeat(np.arange(len(best) + len(others)), lengths)])
     taken = known(rows)
     seconds = model.seconds_at(rows, taken) if taken is None or np.isnan(taken).any() else np.exp(taken[:, 0])
     planned = np.isfinite(seconds) if taken is None else np.isfinite(taken[:, 0])
     if model.success is not None:
         planned &= (model.success.mean_at(rows) >= LEAST_PROBABILITY) | (places >= 0)
     complete = np.arange(len(rows)) < len(best)
-    rows, places, seconds = rows[planned], places[planned], seconds[planned]
+    rows, places, seconds, settings = rows[planned], places[planned], seconds[planned], settings[planned]
     mean, covariance = model.accuracy_model.joint(rows)
     covariance[np.diag_indices_from(covariance)] += _JITTER * float(np.mean(np.diag(covariance)) + 1e-9)
-    values, vectors = np.linalg.eigh(covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    drawn = mean + rng.standard_normal((_DRAWS, len(rows))) @ root.T
+    drawn = mean + rng.standard_normal((_DRAWS, len(rows))) @ _root(covariance).T
     reached = np.asarray(model.scale.back(drawn))
     own = np.flatnonzero(complete[planned])
     best_so_far = reached[:, own[np.argmax(mean[own])]] if len(own) else reached.min(axis=1)
-    return Outlook(transform, only, rows, places, np.asarray(seconds), reached, best_so_far, float(model.scale.unit))
+    return Outlook(transform, only, rows, settings, places, np.asarray(seconds), reached, best_so_far, float(model.scale.unit))
+
+
+def _root(covariance: Array) -> Array:
+    try:
+        return np.asarray(np.linalg.cholesky(covariance))
+    except np.linalg.LinAlgError:  # many rows are nearly the same
+        values, vectors = np.linalg.eigh(covariance)
+        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
 def _at_lengths(transform: SpaceTransform, points: Array) -> Array:

@@ -27,6 +27,8 @@ _AHEAD = (1, 2, 4, 8, 16, 32)
 # What so many trials would find out is not all that they could: they measure with noise, and shorter trainings.
 _LEARNED = float(os.environ.get("LEARNED", "0.25"))
 _KAPPA = float(os.environ.get("KAPPA", "0.5"))
+_TARGET = int(os.environ.get("TARGET", "2"))
+_TRIED = int(os.environ.get("TRIED", "1"))
 _LEAST = int(os.environ.get("LEAST", "8"))
 _HALF = float(os.environ.get("HALF", "0.5"))
 # A final training is worth it if it is expected to add so much of the accuracy's spread.
@@ -129,7 +131,7 @@ def decide(outlook: Outlook, left_s: float, trial_s: float, wall: WallTime, sure
             break
         fits = at_most <= later_s
         without, then = _trained(outlook, floor, fits)
-        value = without + _LEARNED * (_searched(outlook, floor, fits, trials) - without)
+        value = without + _LEARNED * (_searched(outlook, floor, fits, trials) - _searched(outlook, floor, fits, 0))
         if value > best:
             best, row, ahead = value, then, trials
     if row is None:
@@ -145,13 +147,37 @@ def decide(outlook: Outlook, left_s: float, trial_s: float, wall: WallTime, sure
     return Decision(final, ahead)
 
 
+def promising(outlook: Outlook, left_s: float, longest_s: float, wall: WallTime, sure: float) -> dict[str, Any] | None:
+    """The setting of which a final training may most exceed the best that is known, as a trial of the search; None: there is none.
+
+    Args:
+        left_s: for the final training.
+        longest_s: the most known seconds of the trial.
+    """
+    fits = np.asarray(wall.at_most_s(outlook.seconds, sure)) <= left_s
+    if not fits.any():
+        return None
+    mean = outlook.reached.mean(axis=0)
+    level = max(float(mean[fits].max()), float(outlook.best_so_far.mean()))
+    gains = np.where(fits, np.maximum(outlook.reached - level, 0.0).mean(axis=0), -math.inf)
+    short = (outlook.seconds <= longest_s) & (outlook.tried < 0)
+    for row in np.argsort(-gains):
+        if not np.isfinite(gains[row]):
+            return None
+        own = np.flatnonzero(short & (outlook.setting == outlook.setting[row]))
+        if len(own):
+            return outlook.parameters(int(own[np.argmax(outlook.seconds[own])]))
+    return None
+
+
 def _trained(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[float, int | None]:
-    """The expected metric after the best training that fits, and its row."""
+    """What the best training that fits is expected to reach at least, and its row; more time never makes it less."""
+    fits = fits & (outlook.tried >= 0) if _TRIED else fits
     if not fits.any():
         return float(floor.mean()), None
     careful = outlook.reached.mean(axis=0) - _KAPPA * outlook.reached.std(axis=0)
     row = int(np.argmax(np.where(fits, careful, -math.inf)))
-    return float(np.maximum(outlook.reached[:, row], floor).mean()), row
+    return max(float(careful[row]), float(floor.mean() - _KAPPA * floor.std())), row
 
 
 def _searched(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]], trials: int) -> float:
@@ -167,6 +193,10 @@ def _searched(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.
     return float(best.mean())
 
 
+# A final training, parameters of a trial of the search, any trial of the search, or nothing.
+Step = Final | dict[str, Any] | Literal["search"] | None
+
+
 class FinalPlanner:
     """Decides what devices do until a deadline, as trials end.
 
@@ -179,12 +209,14 @@ class FinalPlanner:
     def __init__(self, suggester: Suggester, sure: float, whole_s: float, shortest_s: float = 0.0) -> None:
         self._suggester, self._sure, self._whole_s, self._shortest_s = suggester, sure, whole_s, shortest_s
         self._outlook: tuple[tuple[int, int], Outlook | None] = (-1, -1), None
-        self.decision = Decision(None, 0)
+        self.decision, self._searched = Decision(None, 0), 0
 
     def next(
         self, trials: Sequence[TrialRecord], wall: WallTime, left_s: float, trial_s: float, *, searches: bool = True
-    ) -> Final | Literal["search"] | None:
-        """What to do with a free device; None: nothing that fits is expected to do any good.
+    ) -> Step:
+        """What to do with a free device: a final training, parameters of a trial, or any trial of the search.
+
+        None: nothing that fits is expected to do any good.
 
         Args:
             trials: of the study.
@@ -203,6 +235,10 @@ class FinalPlanner:
         self.decision = decide(outlook, left_s, trial_s, wall, self._sure)
         early = ended < _LEAST and left_s > (1 - _HALF) * self._whole_s
         if searches and (self.decision.trials or early):
+            self._searched += 1
+            if _TARGET and self._searched % _TARGET == 0:
+                later_s = left_s - max(self.decision.trials, 1) * trial_s
+                return promising(outlook, later_s, self._suggester.longest_s, wall, self._sure) or "search"
             return "search"
         final = self.decision.final
         return final if final is not None and final.gain > _LEAST_GAIN else None

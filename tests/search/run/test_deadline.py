@@ -1,0 +1,263 @@
+"""A study that ends with a trained model: its decisions, the model that it keeps, and real runs, also killed ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bsearch.search.run.decisions.deadline import WallTime, decide
+from bsearch.search.run.decisions.eta import Span
+from bsearch.search.run.kept_model import KeptModel
+from bsearch.search.run.training import RESULT, kept
+from bsearch.search.store.stored import StoredStudy
+from bsearch.search.suggest.outlook import Outlook
+from bsearch.search.suggest.space_transform import SpaceTransform
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study.file import parse_study
+from bsearch.spaces.trial import Measurement
+from click.testing import CliRunner, Result
+from conftest import BSEARCH, TASKS
+from helpers import run, setup
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import IntDistribution
+
+# How long trainings take by the clock
+
+
+def spans(*slowdowns: float) -> list[Span]:
+    return [Span(10.0 * number, 10.0 * number + 2 * each + 0.5, 2.0, 2 * each, 1.0) for number, each in enumerate(slowdowns)]
+
+
+@given(st.lists(st.floats(0.5, 3.0), max_size=30), st.floats(0.1, 1000.0), st.floats(0.6, 0.99))
+def test_more_certainty_takes_more_time(slowdowns: list[float], known_s: float, sure: float) -> None:
+    wall = WallTime.of(spans(*slowdowns))
+    at_most = float(wall.at_most_s(known_s, sure))
+    assert at_most > float(wall.expected_s(known_s))
+    assert at_most < float(wall.at_most_s(known_s, sure + 0.005))
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=2, max_size=30), st.floats(1.0, 100.0))
+def test_the_probability_of_a_time_is_that_of_its_certainty(slowdowns: list[float], known_s: float) -> None:
+    wall = replace(WallTime.of(spans(*slowdowns)), overhead_s=0.0)
+    assert math.isclose(wall.probability(known_s, float(wall.at_most_s(known_s, 0.9))), 0.9, abs_tol=1e-6)
+
+
+def test_trials_that_take_twice_as_long_as_known_are_believed() -> None:
+    assert float(WallTime.of(spans(*[2.0] * 20)).expected_s(10.0)) == pytest.approx(20.5, rel=0.05)
+
+
+# What to do with a free device
+
+
+def outlook(lengths: int = 8, settings: int = 3, slope: float = 0.1, spread: float = 0.05) -> Outlook:
+    """Settings at lengths that double; each is better by `slope` than the one before, and settings differ by `spread`."""
+    transform, rng = SpaceTransform({"epochs": IntDistribution(1, 2 ** (lengths - 1), log=True)}), np.random.default_rng(0)
+    tried = np.repeat([0, *[-1] * settings], lengths)
+    length = np.tile(np.arange(lengths), settings + 1)
+    known = np.where(tried >= 0, 0.0, rng.normal(0, spread, (200, settings + 1))[:, np.repeat(range(settings + 1), lengths)])
+    reached = 0.5 + slope * length + known
+    points = np.array([transform.encode({"epochs": 2**each}) for each in length])
+    setting = np.repeat(np.arange(settings + 1), lengths)
+    return Outlook(transform, {}, points, setting, tried, 2.0**length, reached, reached[:, 0], 0.1)
+
+
+def test_while_a_search_costs_the_final_training_nothing_it_goes_on() -> None:
+    decision = decide(outlook(), left_s=10_000.0, trial_s=1.0, wall=WallTime(), sure=0.95)
+    assert decision.trials > 0
+    assert decision.final is not None
+    assert decision.final.parameters == {"epochs": 128}
+
+
+def test_when_the_time_is_short_the_longest_training_that_fits_begins() -> None:
+    decision = decide(outlook(spread=0.01), left_s=100.0, trial_s=40.0, wall=WallTime(), sure=0.95)
+    assert decision.trials == 0
+    assert decision.final is not None
+    assert decision.final.parameters == {"epochs": 64}
+
+
+@given(st.floats(0.5, 300.0), st.floats(0.1, 50.0), st.floats(0.6, 0.99), st.floats(0.0, 0.3), st.floats(0.001, 0.3))
+def test_what_is_planned_fits(left_s: float, trial_s: float, sure: float, slope: float, spread: float) -> None:
+    wall = WallTime(slowdown=1.3, overhead_s=0.2, spread=0.1, freedom=5)
+    decision = decide(outlook(slope=slope, spread=spread), left_s, trial_s, wall, sure)
+    if decision.final is not None:
+        taken_s = float(wall.at_most_s(decision.final.known_s, sure))
+        assert taken_s + decision.trials * trial_s <= left_s + 1e-9
+
+
+# The model that is kept
+
+
+def keeper(folder: Path, study: str = "small", sign: float = 1.0) -> KeptModel:
+    return KeptModel(
+        folder, study, sign, lambda training: kept(study, {"task": {"code": "x"}}, f"{TASKS}:Points", "x", training)
+    )
+
+
+def offered(model: KeptModel, number: int, accuracy: float) -> bool:
+    made = replace(setup(), number=number, model_folder=model.folder_of(number))
+    own = Path(model.folder_of(number))
+    own.mkdir(parents=True)
+    (own / "model.pt").write_text(str(number))
+    return model.offer(made, [Measurement(400, 1.0, accuracy=accuracy)])
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=8))
+def test_it_is_the_best_of_those_so_far(tmp_path_factory: pytest.TempPathFactory, hundredths: list[int]) -> None:
+    folder = tmp_path_factory.mktemp("kept") / "model"
+    model = keeper(folder)
+    for number, each in enumerate(hundredths):
+        taken = offered(model, number, each / 100)
+        best = hundredths.index(max(hundredths[: number + 1]))
+        assert taken == (best == number)
+        assert (folder / "model.pt").read_text() == str(best)
+        again = keeper(folder)
+        assert (again.trial, again.score) == (best, hundredths[best] / 100)
+    assert [path.name for path in folder.parent.iterdir() if any(path.iterdir())] == ["model"]
+
+
+def test_what_was_being_replaced_when_the_driver_died_is_there_again(tmp_path: Path) -> None:
+    assert offered(keeper(tmp_path / "model"), 3, 0.5)
+    (tmp_path / "model").rename(tmp_path / "model.before")
+    assert keeper(tmp_path / "model").trial == 3
+    assert (tmp_path / "model" / RESULT).exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.tex").write_text("x")
+    with pytest.raises(StudyFileError, match=r"budget\.keep: expected an empty folder"):
+        keeper(tmp_path / "model")
+    offered(keeper(tmp_path / "other", "another"), 1, 0.5)
+    with pytest.raises(StudyFileError, match=r"budget\.keep"):
+        keeper(tmp_path / "other")
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("{by: '25:00'}", "budget.by: expected a time of day"),
+        ("{by: soon}", "budget.by: expected a time of day"),
+        ("{by: 2h, hours: 2}", "budget.hours: expected it or budget.by"),
+        ("{keep: model}", "budget.keep: expected budget.by, cost or until"),
+        ("{by: 2h, sure: 1.5}", "budget.sure"),
+        ("{by: 400d}", "budget.by: expected at most a year"),
+    ],
+)
+def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
+    text = f"study: x\ntask: tasks.py:X\nspace: {{effective_batch: 32, reference_rate: 0.1}}\nbudget: {budget}\n"
+    with pytest.raises(StudyFileError) as refused:
+        parse_study(text)
+    assert words in str(refused.value)
+    assert "study.yaml:4" in str(refused.value)
+
+
+def bsearch(*arguments: object) -> Result:
+    from bsearch.cli import main
+
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+LONG: dict[str, Any] = {
+    "task": f"{TASKS}:Slow",
+    "space": {
+        "effective_batch": {"low": 16, "high": 64},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+        "epochs": {"low": 1, "high": 40},
+    },
+    "budget": {"profile_s": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--by", "2h"], "--by: expected a moment, got 2h. Write --within."),
+        (["--within", "18:00"], "--within: expected a duration, got 18:00. Write --by."),
+        (["--by", "18:00", "--within", "2h"], "expected --by or --within, got both"),
+        (["--by", "2020-01-01 09:00"], "budget.by: expected a time to come"),
+        (["--within", "4s"], "budget.by: expected time for at least one training"),
+        (["--spend", "2"], "devices.prices"),
+    ],
+)
+def test_a_command_is_refused_in_words(study_file: Callable[..., Path], options: list[str], words: str) -> None:
+    result = bsearch("run", study_file(**LONG), "--serial", *options)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+
+
+def test_a_baseline_that_does_not_fit_is_told(study_file: Callable[..., Path]) -> None:
+    changed = {**LONG, "task": f"{TASKS}:Slower", "baseline": [{"effective_batch": 16, "reference_rate": 0.1, "epochs": 40}]}
+    result = bsearch("run", study_file(**changed), "--serial", "--within", "8s")
+    assert "baseline" in result.output or result.exit_code == 0, result.output
+
+
+# Real runs
+
+
+def loaded(folder: Path) -> dict[str, Any]:
+    assert torch.load(folder / "model.pt", weights_only=True)
+    return json.loads((folder / RESULT).read_text())
+
+
+@pytest.mark.slow
+def test_a_study_is_done_in_time_with_its_model(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path, began = study_file(**LONG), time.time()
+    result = bsearch("run", path, "--serial", "--within", "25s", "--keep", tmp_path / "kept")
+    assert result.exit_code == 0, result.output
+    assert time.time() - began < 25
+    document, study = loaded(tmp_path / "kept"), StoredStudy.open(str(path))
+    best = max(record.accuracy or 0.0 for record in study.records if record.outcome == "complete")
+    assert document["accuracy"] == best
+    assert any(record.facts.final for record in study.records)
+    assert "Model:" in result.output
+    assert "before" in result.output
+    assert not (tmp_path / "kept.trials").exists()
+    # Once its time has passed, the same command has nothing left to do.
+    time.sleep(max(began + 27 - time.time(), 0.0))
+    again = bsearch("run", path, "--serial", "--within", "25s", "--keep", tmp_path / "kept")
+    assert again.exit_code == 0
+    assert "which has passed" in again.output
+    assert loaded(tmp_path / "kept") == document
+
+
+@pytest.mark.slow
+def test_one_that_was_killed_ends_by_the_same_moment(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path, began = study_file(**LONG), time.time()
+    command = [BSEARCH, "run", path, "--serial", "--within", "30s", "--keep", tmp_path / "kept"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
+    with closing(first.stdin) if first.stdin else closing(open(os.devnull)):
+        time.sleep(14)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    before = {record.number: record.values for record in StoredStudy.open(str(path)).records if record.values is not None}
+    assert before
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.time() - began < 31
+    after = {record.number: record.values for record in StoredStudy.open(str(path)).records if record.values is not None}
+    assert before.items() <= after.items()
+    assert loaded(tmp_path / "kept")["study"] == "small"
+
+
+def test_a_study_may_end_at_a_value_of_its_metric(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"until": 0.6, "trials": 30})
+    result = run(path)
+    assert result.stopped.startswith("budget.until: accuracy 0.6 is reached by trial")
+    assert result.model is not None
+    assert loaded(result.model)["accuracy"] >= 0.6
