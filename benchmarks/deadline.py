@@ -268,7 +268,8 @@ def table(path: Path) -> None:
             print(
                 f"{part:<9} {way:<12} n {len(some):>4}  below the best {100 * below.mean():5.1f} % "
                 f"(median {100 * np.median(below):5.1f}, within 1 %: {100 * (below <= 0.01).mean():3.0f})  "
-                f"in time {shares[0]:5.1f} %  model {shares[1]:5.1f} %  trials {np.mean([int(row['trials']) for row in some]):5.1f}"
+                f"in time {shares[0]:5.1f} %  model {shares[1]:5.1f} %  "
+                f"trials {np.mean([int(row['trials']) for row in some]):5.1f}"
             )
 
 

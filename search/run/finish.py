@@ -28,8 +28,9 @@ from .decisions.eta import Span, at_once
 from .kept_model import KeptModel, with_model_folder
 from .training import Training
 
-# What comes after the last training: reading the front, files, leaving Ray. A share of the time, within these seconds.
-_CLOSING, _CLOSING_S = 0.03, (4.0, 20.0)
+# What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
+# these seconds, and so many times as long at most where the machine is slow.
+_CLOSING, _CLOSING_S, _SLOWEST = 0.03, (5.0, 15.0), 4.0
 # The latest attempts, whose mean time is that of the next.
 _RECENT = 12
 
@@ -57,23 +58,24 @@ class Limit:
     cost: float | None = None
     hourly: float = 0.0
 
-    def left_s(self, driven_s: float) -> float:
+    def left_s(self, driven_s: float, slowdown: float = 1.0) -> float:
         """Seconds until what comes after the last training has to begin.
 
         Args:
             driven_s: driver time so far, over all runs.
+            slowdown: of the machine, as its trials show it.
         """
         left_s, whole_s = self.ends_at - time.time(), self.ends_at - self.began_at
         if self.cost is not None and self.hourly:
             paid_s = self.cost / self.hourly * 3600
             left_s, whole_s = min(left_s, paid_s - driven_s), min(whole_s, paid_s)
-        return left_s - closing_s(whole_s)
+        return left_s - closing_s(whole_s, slowdown)
 
 
-def closing_s(whole_s: float) -> float:
+def closing_s(whole_s: float, slowdown: float = 1.0) -> float:
     """Seconds set aside for what comes after the last training, of so many in all."""
     least, most = _CLOSING_S
-    return min(max(_CLOSING * whole_s, least), most)
+    return min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
 
 
 class Finish:
@@ -109,9 +111,9 @@ class Finish:
             return None
         return StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
 
-    def setup(self, setup: TrialSetup, driven_s: float, *, final: bool) -> TrialSetup:
+    def setup(self, setup: TrialSetup, spans: Sequence[Span], driven_s: float, *, final: bool) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
-        ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s)
+        ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s, WallTime.of(spans).slowdown)
         return with_model_folder(setup, self.kept, ends_by, final=final)
 
     def step(self, trials: Sequence[TrialRecord], spans: Sequence[Span], driven_s: float, *, searches: bool) -> Step:
@@ -122,7 +124,8 @@ class Finish:
             searches: whether the search may go on.
         """
         assert self._planner is not None and self.limit is not None
-        left_s, wall = self.limit.left_s(driven_s), WallTime.of(spans)
+        wall = WallTime.of(spans)
+        left_s = self.limit.left_s(driven_s, wall.slowdown)
         if left_s <= 0:
             return None
         took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
@@ -138,7 +141,8 @@ class Finish:
         known_s = known_seconds(self._law, self._whole(parameters))
         if not math.isfinite(known_s):
             return True  # it cannot be planned, which is told elsewhere
-        return float(WallTime.of(spans).at_most_s(known_s, self._budget.sure)) <= self.limit.left_s(driven_s)
+        wall = WallTime.of(spans)
+        return float(wall.at_most_s(known_s, self._budget.sure)) <= self.limit.left_s(driven_s, wall.slowdown)
 
     def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> bool:
         """A trial is complete: keep its model if it is the best. Whether the study has reached its target with it."""

@@ -157,7 +157,9 @@ class StudyRun:
                 attempt = self._planner.first(suggestion, attempts)
                 if self.finish is not None:
                     final = bool(trial.facts.final)
-                    attempt.setup = self.finish.setup(attempt.setup, self.driven_s + self.elapsed_s(), final=final)
+                    attempt.setup = self.finish.setup(
+                        attempt.setup, self._all_spans(), self.driven_s + self.elapsed_s(), final=final
+                    )
                 return self._start(attempt)
             except InfeasiblePlanError as error:
                 self._record_infeasible(suggestion, error)
