@@ -157,6 +157,7 @@ def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
 
 def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
+    from ..search.report.terminal.deadline import plan_sentence
     from ..search.report.terminal.tables import outcome_counts
     from ..search.report.terminal.watch import driver_sentence
 
@@ -164,6 +165,8 @@ def _print_study(stored: StoredStudy, console: Console) -> None:
     console.print(f"Trials: {outcome_counts(stored.records)}")
     if sentence := driver_sentence(stored):
         console.print(sentence)
+    if stored.deadline is not None:
+        console.print(plan_sentence(stored.deadline))
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ...spaces.boundary.storage import is_url
+from ...spaces.deadline import names_zone
 from ...spaces.errors import ClusterError, Fault, StudyFileError, near_miss
 from ...spaces.study.file import parse_study, read_study, study_from_dict
 from ...spaces.study.spec import StudySpec
@@ -131,7 +132,19 @@ class Submission:
 
     def task_faults(self) -> list[Fault]:
         path = self.spec.task.rpartition(":")[0]
-        return [Fault("task", f"{path}: no such file")] if path.endswith(".py") and not Path(path).is_file() else []
+        missing = path.endswith(".py") and not Path(path).is_file()
+        faults = [Fault("task", f"{path}: no such file")] if missing else []
+        return [*faults, *self._deadline_faults()]
+
+    def _deadline_faults(self) -> list[Fault]:
+        """A fault if the deadline is a moment of this machine's time zone, which the job's machines may not share."""
+        by = self.spec.budget.by
+        if by is None or names_zone(by):
+            return []
+        zone = f"{datetime.now().astimezone():%z}"
+        example = f"{datetime.now():%Y-%m-%d}T{by if len(by) <= 5 else '18:00'}{zone[:3]}:{zone[3:]}"
+        message = f"expected a moment with its time zone in a job, or a duration, got {by}. Write {example}, or 2h."
+        return [Fault("budget.by", message)]
 
     def machine_faults(self) -> list[Fault]:
         """What the requested machines lack for one trial."""

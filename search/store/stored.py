@@ -11,6 +11,7 @@ from typing import Any
 
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.boundary.storage import is_url, storage_of
+from ...spaces.deadline import StoredDeadline
 from ...spaces.errors import NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
@@ -75,6 +76,7 @@ class StoredStudy:
         records: every trial, by number; one that blew up as diverged, though its row says that it is complete.
         front: of those records.
         rates: the best learning rates fitted at the end of the last run; None where there was none.
+        deadline: when it has to be done, and the plan until then; None where it has none.
     """
 
     url: str
@@ -85,6 +87,7 @@ class StoredStudy:
     records: tuple[TrialRecord, ...]
     front: ParetoFront
     rates: StoredRates | None = None
+    deadline: StoredDeadline | None = None
 
     @classmethod
     def open(cls, study: str, name: str | None = None, storage: str | None = None) -> StoredStudy:
@@ -102,7 +105,7 @@ class StoredStudy:
         spec = row.study
         records = told_apart(stored_trials(url, row.name), spec.objectives.metric.direction)
         front = study_front(records, spec.objectives)
-        return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates)
+        return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates, row.deadline)
 
     def reread(self) -> StoredStudy:
         """The same study as its database holds it now."""

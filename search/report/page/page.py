@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from ...store.url import shown_url
 from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
+from ..terminal.deadline import plan_sentence
 from ..terminal.tables import front_summary
 from .decide import decision_data
 from .draw import LOOKS, picture, plotly_document
@@ -231,6 +233,8 @@ _MOST_ROWS = 200
 
 
 def _summary(drawn: StudyData) -> Iterator[str]:
+    if (deadline := drawn.study.deadline) is not None and deadline.ends_at > time.time():
+        yield plan_sentence(deadline)
     yield from front_summary(drawn.study)
     note = batch_norm_note(drawn.study.front)
     if note:

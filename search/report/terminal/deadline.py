@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _BRIEF_S = 1800.0
 
 
+def plan_sentence(deadline: StoredDeadline) -> str:
+    """`plan_line` as a sentence."""
+    line = plan_line(deadline)
+    return f"{line[0].upper()}{line[1:]}."
+
+
 def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
     """What happens until the deadline, in one line.
 
@@ -74,4 +80,4 @@ def model_lines(result: StudyResult) -> Iterator[str]:
         yield f"Done {words} {ends:%H:%M:%S} ({deadline.given})."
 
 
-__all__ = ["model_lines", "plan_line"]
+__all__ = ["model_lines", "plan_line", "plan_sentence"]

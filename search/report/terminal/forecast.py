@@ -103,9 +103,9 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
     if forecast.left_s is not None:
         longest_s = min(forecast.slowest_trial_s, forecast.left_s)
         return (
-            f"In the {seconds(forecast.left_s)} until {spec.budget.by}, about {forecast.trials} trials of the search fit into the "
-            f"first half, {slots} at once; the rest is for a final training of at most {seconds(longest_s)}. What it will "
-            "reach is not known before trials have run: the run says so as it goes"
+            f"In the {seconds(forecast.left_s)} that are left ({spec.budget.by}), about {forecast.trials} trials of the search "
+            f"fit into the first half, {slots} at once. The rest is for a final training of at most {seconds(longest_s)}; what it "
+            "will reach is not known before trials have run"
         )
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:

@@ -27,6 +27,7 @@ _AHEAD = (1, 2, 4, 8, 16, 32)
 # What so many trials would find out is not all that they could: they measure with noise, and shorter trainings.
 _LEARNED = float(os.environ.get("LEARNED", "0.25"))
 _KAPPA = float(os.environ.get("KAPPA", "0.5"))
+_PER_TIME = float(os.environ.get("PER", "0.5"))
 _TARGET = int(os.environ.get("TARGET", "2"))
 _TRIED = int(os.environ.get("TRIED", "1"))
 _LEAST = int(os.environ.get("LEAST", "8"))
@@ -148,26 +149,32 @@ def decide(outlook: Outlook, left_s: float, trial_s: float, wall: WallTime, sure
 
 
 def promising(outlook: Outlook, left_s: float, longest_s: float, wall: WallTime, sure: float) -> dict[str, Any] | None:
-    """The setting of which a final training may most exceed the best that is known, as a trial of the search; None: there is none.
+    """The trial of the search that tells most, for its time, of a final training that may exceed the best known; None: none.
+
+    A setting's gain is by how much its longest training that fits is expected to exceed the best; a shorter training of it
+    tells the share of its variance that the two have in common.
 
     Args:
         left_s: for the final training.
         longest_s: the most known seconds of the trial.
     """
     fits = np.asarray(wall.at_most_s(outlook.seconds, sure)) <= left_s
-    if not fits.any():
+    short = np.flatnonzero((outlook.seconds <= longest_s) & (outlook.tried < 0))
+    if not fits.any() or not len(short):
         return None
-    mean = outlook.reached.mean(axis=0)
+    # Rows of a setting are in the order of their lengths.
+    last = np.full(int(outlook.setting.max()) + 1, -1)
+    last[outlook.setting[fits]] = np.flatnonzero(fits)
+    short = short[last[outlook.setting[short]] >= 0]
+    if not len(short):
+        return None
+    final, mean = last[outlook.setting[short]], outlook.reached.mean(axis=0)
     level = max(float(mean[fits].max()), float(outlook.best_so_far.mean()))
-    gains = np.where(fits, np.maximum(outlook.reached - level, 0.0).mean(axis=0), -math.inf)
-    short = (outlook.seconds <= longest_s) & (outlook.tried < 0)
-    for row in np.argsort(-gains):
-        if not np.isfinite(gains[row]):
-            return None
-        own = np.flatnonzero(short & (outlook.setting == outlook.setting[row]))
-        if len(own):
-            return outlook.parameters(int(own[np.argmax(outlook.seconds[own])]))
-    return None
+    gains = np.maximum(outlook.reached[:, final] - level, 0.0).mean(axis=0)
+    own, others = (outlook.reached[:, rows] - mean[rows] for rows in (short, final))
+    shared = (own * others).mean(axis=0) ** 2 / ((own**2).mean(axis=0) * (others**2).mean(axis=0) + 1e-30)
+    worth = gains * shared / np.asarray(wall.expected_s(outlook.seconds[short])) ** _PER_TIME
+    return outlook.parameters(int(short[np.argmax(worth)])) if worth.max() > 0 else None
 
 
 def _trained(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[float, int | None]:
