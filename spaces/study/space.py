@@ -226,7 +226,9 @@ class Space(Section):
         domains = self.domains()
         for name, domain in self.task_parameters().items():
             yield from ((name, message) for message in _condition_faults(name, domain, domains))
-        yield from _cost_faults({name: domain for name, domain in domains.items() if getattr(domain, "changes_cost", False)})
+        may_cost = {*self.task_parameters(), "precision"}
+        costly = {name: domain for name, domain in domains.items() if getattr(domain, "changes_cost", False)}
+        yield from _cost_faults({name: domain for name, domain in costly.items() if name in may_cost})
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
             yield "rule", "power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}."

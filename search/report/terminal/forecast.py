@@ -104,8 +104,8 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
         longest_s = min(forecast.slowest_trial_s, forecast.left_s)
         return (
             f"In the {seconds(forecast.left_s)} that are left ({spec.budget.by}), about {forecast.trials} trials of the search "
-            f"fit into the first half, {slots} at once. The rest is for a final training of at most {seconds(longest_s)}; what it "
-            "will reach is not known before trials have run"
+            f"fit into the first half, {slots} at once. The rest is for a final training of up to {seconds(longest_s)}; what "
+            "it will reach is not known before trials have run"
         )
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:
