@@ -8,7 +8,6 @@ add to the final training is more than the final training loses by the time that
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,20 +23,20 @@ from .eta import ClockFactors, Span
 
 # Trials of the search that are looked ahead at.
 _AHEAD = (1, 2, 4, 8, 16, 32)
-# What so many trials would find out is not all that they could: they measure with noise, and shorter trainings.
-_LEARNED = float(os.environ.get("LEARNED", "0.25"))
-_KAPPA = float(os.environ.get("KAPPA", "0.5"))
-_PER_TIME = float(os.environ.get("PER", "0.5"))
-_TARGET = int(os.environ.get("TARGET", "2"))
-_TRIED = int(os.environ.get("TRIED", "1"))
-_LEAST = int(os.environ.get("LEAST", "8"))
-_HALF = float(os.environ.get("HALF", "0.5"))
+# What so many trials would find out is not all that there is to know: they measure with noise, and shorter trainings.
+_LEARNED = 0.1
+# What a training will reach is taken to be so many standard deviations below its mean.
+_CAREFUL = 0.5
+# Complete trials before a final training begins, unless so much of the time is used.
+_LEAST_TRIALS, _LEAST_SHARE = 6, 0.3
+# Every second trial of the search is one that tells most of a final training for its time.
+_EVERY = 2
 # A final training is worth it if it is expected to add so much of the accuracy's spread.
 _LEAST_GAIN = 0.002
 # Before any trial has ended, training may take longer than known by this standard deviation, in logs, worth so many trials.
 _SLOWER, _WORTH = 0.1, 3
 # No search trial takes more than this share of the time left.
-_LONGEST = float(os.environ.get("LONGEST", "0.15"))
+_LONGEST = 0.25
 
 
 @dataclass(frozen=True)
@@ -173,18 +172,19 @@ def promising(outlook: Outlook, left_s: float, longest_s: float, wall: WallTime,
     gains = np.maximum(outlook.reached[:, final] - level, 0.0).mean(axis=0)
     own, others = (outlook.reached[:, rows] - mean[rows] for rows in (short, final))
     shared = (own * others).mean(axis=0) ** 2 / ((own**2).mean(axis=0) * (others**2).mean(axis=0) + 1e-30)
-    worth = gains * shared / np.asarray(wall.expected_s(outlook.seconds[short])) ** _PER_TIME
+    worth = gains * shared / np.asarray(wall.expected_s(outlook.seconds[short]))
     return outlook.parameters(int(short[np.argmax(worth)])) if worth.max() > 0 else None
 
 
 def _trained(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[float, int | None]:
-    """What the best training that fits is expected to reach at least, and its row; more time never makes it less."""
-    fits = fits & (outlook.tried >= 0) if _TRIED else fits
+    """What the best training of a tried setting that fits may be relied on to reach, and its row: no less with more time."""
+    careful_floor = float(floor.mean() - _CAREFUL * floor.std())
+    fits = fits & (outlook.tried >= 0)
     if not fits.any():
-        return float(floor.mean()), None
-    careful = outlook.reached.mean(axis=0) - _KAPPA * outlook.reached.std(axis=0)
+        return careful_floor, None
+    careful = outlook.reached.mean(axis=0) - _CAREFUL * outlook.reached.std(axis=0)
     row = int(np.argmax(np.where(fits, careful, -math.inf)))
-    return max(float(careful[row]), float(floor.mean() - _KAPPA * floor.std())), row
+    return max(float(careful[row]), careful_floor), row
 
 
 def _searched(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]], trials: int) -> float:
@@ -240,10 +240,10 @@ class FinalPlanner:
             return "search" if searches and fits_s > 0 else None
         ended = sum(trial.outcome == "complete" for trial in trials)
         self.decision = decide(outlook, left_s, trial_s, wall, self._sure)
-        early = ended < _LEAST and left_s > (1 - _HALF) * self._whole_s
+        early = ended < _LEAST_TRIALS and left_s > (1 - _LEAST_SHARE) * self._whole_s
         if searches and (self.decision.trials or early):
             self._searched += 1
-            if _TARGET and self._searched % _TARGET == 0:
+            if self._searched % _EVERY == 0:
                 later_s = left_s - max(self.decision.trials, 1) * trial_s
                 return promising(outlook, later_s, self._suggester.longest_s, wall, self._sure) or "search"
             return "search"
