@@ -315,6 +315,7 @@ def _drive(
             run.recover()
             if spec.budget.min_gain is not None:
                 run.check_worth()
+            run.check_target()
             run.check_cost()  # counting what the trials of earlier drivers have cost
             watch(run)
             with _heartbeat(run, tables, finish), _interrupts(run, runner, tables.retry_policy) as interrupted:

@@ -144,12 +144,19 @@ class Finish:
         wall = WallTime.of(spans)
         return float(wall.at_most_s(known_s, self._budget.sure)) <= self.limit.left_s(driven_s, wall.slowdown)
 
-    def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> bool:
-        """A trial is complete: keep its model if it is the best. Whether the study has reached its target with it."""
+    def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> None:
+        """A trial is complete: keep its model if it is the best.
+
+        Raises:
+            OutputError: it is not there, or cannot be written.
+        """
         if setup.model_folder is not None:
             self.kept.offer(setup, measurements)
-        target, score = self._budget.until, measurements[-1].score(setup.metric)
-        return target is not None and self.kept.sign * score >= self.kept.sign * target
+
+    def has_reached(self) -> bool:
+        """Whether the kept model is as good as the study's target."""
+        target, score = self._budget.until, self.kept.score
+        return target is not None and score is not None and self.kept.sign * score >= self.kept.sign * target
 
     def _planned(self, wall: WallTime, left_s: float, trial_s: float, *, searching: bool) -> Plan:
         assert self._planner is not None

@@ -47,6 +47,8 @@ from .view import StudyView, span_of, study_view
 INFEASIBLE_IN_A_ROW = 100
 # How many further trials must be worth running for the study to continue, and how many end between two such decisions.
 WORTH_OF, _WORTH_EVERY = 10, 5
+# Seconds between two writings of what is planned until a deadline.
+_PLAN_EVERY_S = 1.0
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
 
@@ -86,7 +88,7 @@ class StudyRun:
         finish: Finish | None = None,
     ) -> None:
         self.finish = finish
-        self._search_is_over = False
+        self._search_is_over, self._plan_saved = False, -math.inf
         self.spec, self.name, self.device, self.trials = spec, name, device, trials
         self._planner = Planner(spec, name, profiles, device, task_hash)
         self._owns_workers = owns_workers
@@ -215,8 +217,9 @@ class StudyRun:
         return self.trials.begin(step.parameters, TrialFacts(final=True)) if isinstance(step, Final) else None
 
     def _save_plan(self, finish: Finish) -> None:
-        deadline = finish.deadline()
-        if deadline is not None:
+        deadline, now = finish.deadline(), time.monotonic()
+        if deadline is not None and now > self._plan_saved + _PLAN_EVERY_S:
+            self._plan_saved = now
             self.tables.save_deadline(self.name, asdict(deadline))
 
     def _resumes(self, trial: TrialRecord) -> bool:
@@ -411,13 +414,11 @@ class StudyRun:
         if self.finish is None or not attempt.measurements:
             return
         try:
-            reached = self.finish.offer(attempt.setup, attempt.measurements)
+            self.finish.offer(attempt.setup, attempt.measurements)
         except OutputError as error:
             self._say(f"trial {attempt.setup.number}: its model is not kept: {error}")
             return
-        if reached:
-            value = f"{self.spec.objectives.metric.name} {self.spec.budget.until:g}"
-            self.ending.reach(Stage.STOPPED, f"budget.until: {value} is reached by trial {attempt.setup.number}")
+        self.check_target()
 
     def _finish(self, number: int, result: TrialResult, *, again: bool = False) -> None:
         """End a trial: one transaction, with what its attempt has left to write.
@@ -457,6 +458,12 @@ class StudyRun:
     def _cost(self, attempt: Attempt) -> float:
         held_s = 0.0 if attempt.held_since is None else time.monotonic() - attempt.held_since
         return self.spending.cost(attempt.kind, attempt.setup.plan.devices, held_s)
+
+    def check_target(self) -> None:
+        """Stop a study whose kept model is as good as is wanted."""
+        if self.finish is not None and self.finish.has_reached():
+            target = f"{self.spec.objectives.metric.name} {self.spec.budget.until:g}"
+            self.ending.reach(Stage.STOPPED, f"budget.until: {target} is reached by trial {self.finish.kept.trial}")
 
     def check_cost(self) -> None:
         """Stop the study where its budget is spent."""

@@ -18,6 +18,8 @@ _TRIED, _AROUND, _ANYWHERE, _LENGTHS = 16, 48, 48, 7
 # Functions drawn from the posterior, which values are means over; of as many points as a covariance takes little time for.
 _DRAWS = 96
 _JITTER = 1e-6
+# Coordinates so near are the same.
+_SAME = 1e-9
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,10 @@ class Outlook:
         points: (n, width), of the cube.
         setting: (n,), which rows are one setting at several lengths.
         tried: (n,), the number of the trial that trained this setting, whatever its length; -1 where none has.
+        done: (n,), whether a trial has trained just this, or trains it now; the same again would be the same again.
         seconds: (n,), of training.
         reached: (draws, n), metric, higher is better: joint draws from the posterior.
-        best_so_far: (draws,), of the best complete trial, as it was trained.
+        best_so_far: (draws,), of the best complete trial, as it was trained, or of final trainings that run.
         unit: of the metric: its spread over good trials.
     """
 
@@ -39,6 +42,7 @@ class Outlook:
     points: Array
     setting: np.ndarray[Any, np.dtype[np.int64]]
     tried: np.ndarray[Any, np.dtype[np.int64]]
+    done: np.ndarray[Any, np.dtype[np.bool_]]
     seconds: Array
     reached: Array
     best_so_far: Array
@@ -55,6 +59,7 @@ def outlook(
     only: Mapping[str, Any],
     known: KnownLogTaken,
     tried: Sequence[tuple[int, Mapping[str, Any]]],
+    finals: Sequence[Mapping[str, Any]],
     rng: np.random.Generator,
 ) -> Outlook:
     """Trainings of the best settings and of others, each at several lengths where `epochs` is searched.
@@ -62,6 +67,7 @@ def outlook(
     Args:
         only: parameters of a single value.
         tried: numbers and parameters of complete trials.
+        finals: parameters of final trainings that run.
     """
     numbers = np.array([number for number, _ in tried], dtype=np.int64)
     points = np.array([transform.encode(parameters) for _, parameters in tried]).reshape(-1, transform.width)
@@ -80,6 +86,8 @@ def outlook(
     if model.success is not None:
         planned &= (model.success.mean_at(rows) >= LEAST_PROBABILITY) | (places >= 0)
     complete = np.arange(len(rows)) < len(best)
+    running = np.array([transform.encode(parameters) for parameters in finals]).reshape(-1, transform.width)
+    done = _among(rows, points) | _among(rows, running)
     rows, places, seconds, settings = rows[planned], places[planned], seconds[planned], settings[planned]
     mean, covariance = model.accuracy_model.joint(rows)
     covariance[np.diag_indices_from(covariance)] += _JITTER * float(np.mean(np.diag(covariance)) + 1e-9)
@@ -87,7 +95,27 @@ def outlook(
     reached = np.asarray(model.scale.back(drawn))
     own = np.flatnonzero(complete[planned])
     best_so_far = reached[:, own[np.argmax(mean[own])]] if len(own) else reached.min(axis=1)
-    return Outlook(transform, only, rows, settings, places, np.asarray(seconds), reached, best_so_far, float(model.scale.unit))
+    for row in np.flatnonzero(_among(rows, running)):
+        best_so_far = np.maximum(best_so_far, reached[:, row])
+    return Outlook(
+        transform,
+        only,
+        rows,
+        settings,
+        places,
+        done[planned],
+        np.asarray(seconds),
+        reached,
+        best_so_far,
+        float(model.scale.unit),
+    )
+
+
+def _among(rows: Array, points: Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of the rows (n, width) are one of the points (m, width), as (n,)."""
+    if not len(points):
+        return np.zeros(len(rows), dtype=bool)
+    return np.asarray((np.abs(rows[:, None, :] - points[None, :, :]).max(axis=2) < _SAME).any(axis=1))
 
 
 def _root(covariance: Array) -> Array:

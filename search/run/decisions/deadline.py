@@ -158,7 +158,7 @@ def promising(outlook: Outlook, left_s: float, longest_s: float, wall: WallTime,
         longest_s: the most known seconds of the trial.
     """
     fits = np.asarray(wall.at_most_s(outlook.seconds, sure)) <= left_s
-    short = np.flatnonzero((outlook.seconds <= longest_s) & (outlook.tried < 0))
+    short = np.flatnonzero((outlook.seconds <= longest_s) & (outlook.tried < 0) & ~outlook.done)
     if not fits.any() or not len(short):
         return None
     # Rows of a setting are in the order of their lengths.
@@ -179,7 +179,7 @@ def promising(outlook: Outlook, left_s: float, longest_s: float, wall: WallTime,
 def _trained(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[float, int | None]:
     """What the best training of a tried setting that fits may be relied on to reach, and its row: no less with more time."""
     careful_floor = float(floor.mean() - _CAREFUL * floor.std())
-    fits = fits & (outlook.tried >= 0)
+    fits = fits & (outlook.tried >= 0) & ~outlook.done
     if not fits.any():
         return careful_floor, None
     careful = outlook.reached.mean(axis=0) - _CAREFUL * outlook.reached.std(axis=0)
@@ -216,6 +216,7 @@ class FinalPlanner:
     def __init__(self, suggester: Suggester, sure: float, whole_s: float, shortest_s: float = 0.0) -> None:
         self._suggester, self._sure, self._whole_s, self._shortest_s = suggester, sure, whole_s, shortest_s
         self._outlook: tuple[tuple[int, int], Outlook | None] = (-1, -1), None
+        self._over = -1, -1  # the state of the trials in which there was nothing more to do
         self.decision, self._searched = Decision(None, 0), 0
 
     def next(
@@ -231,6 +232,8 @@ class FinalPlanner:
             trial_s: by the clock, between the ends of two trials of the search.
             searches: whether the search may go on.
         """
+        if self._over == _state(trials):
+            return None
         # The longest of which it is sure enough.
         per_s = float(wall.at_most_s(1.0, self._sure) - wall.at_most_s(0.0, self._sure))
         fits_s = (left_s - float(wall.at_most_s(0.0, self._sure))) / per_s
@@ -248,11 +251,19 @@ class FinalPlanner:
                 return promising(outlook, later_s, self._suggester.longest_s, wall, self._sure) or "search"
             return "search"
         final = self.decision.final
-        return final if final is not None and final.gain > _LEAST_GAIN else None
+        if final is not None and final.gain > _LEAST_GAIN:
+            return final
+        self._over = self._outlook[0]
+        return None
 
     def _seen(self, trials: Sequence[TrialRecord]) -> Outlook | None:
         """The outlook after these trials, which takes a moment."""
-        state = len(trials), sum(trial.has_ended for trial in trials)
+        state = _state(trials)
         if self._outlook[0] != state:
             self._outlook = state, self._suggester.outlook(trials)
         return self._outlook[1]
+
+
+def _state(trials: Sequence[TrialRecord]) -> tuple[int, int]:
+    """What decisions depend on beside the time: how many trials there are, and how many have ended."""
+    return len(trials), sum(trial.has_ended for trial in trials)

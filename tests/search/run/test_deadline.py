@@ -71,7 +71,8 @@ def outlook(lengths: int = 8, settings: int = 3, slope: float = 0.1, spread: flo
     reached = 0.5 + slope * length + known
     points = np.array([transform.encode({"epochs": 2**each}) for each in length])
     setting = np.repeat(np.arange(settings + 1), lengths)
-    return Outlook(transform, {}, points, setting, tried, 2.0**length, reached, reached[:, 0], 0.1)
+    done = np.arange(len(tried)) == 0
+    return Outlook(transform, {}, points, setting, tried, done, 2.0**length, reached, reached[:, 0], 0.1)
 
 
 def test_while_a_search_costs_the_final_training_nothing_it_goes_on() -> None:
