@@ -292,6 +292,7 @@ def _drive(
                 space,
                 law,
                 lambda training: kept(name, study.identity, spec.task, task_hash, training),
+                list(trials),
                 hourly=(price or 0.0) * runner.slots * max(spec.devices.counts),
                 driven_s=driven_s,
             )

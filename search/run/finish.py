@@ -85,6 +85,7 @@ class Finish:
         limit: None where the study ends with its search, as with `budget.until` alone.
         law: seconds of parameters, where known; None: they are not.
         whole: the parameters of a trial with those that are fixed.
+        earlier: trials of earlier runs, which tell how fast the machine is until those of this run do.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class Finish:
         planner: FinalPlanner | None,
         law: Law | None,
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        earlier: Sequence[TrialRecord] = (),
     ) -> None:
+        self._earlier = [span for record in earlier if (span := _span_of(record)) is not None]
         self.kept, self.limit, self.plan = kept, limit, Plan()
         self._budget, self._planner, self._law, self._whole = budget, planner, law, whole
 
@@ -113,7 +116,7 @@ class Finish:
 
     def setup(self, setup: TrialSetup, spans: Sequence[Span], driven_s: float, *, final: bool) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
-        ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s, WallTime.of(spans).slowdown)
+        ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s, self._wall(spans).slowdown)
         return with_model_folder(setup, self.kept, ends_by, final=final)
 
     def step(self, trials: Sequence[TrialRecord], spans: Sequence[Span], driven_s: float, *, searches: bool) -> Step:
@@ -124,7 +127,7 @@ class Finish:
             searches: whether the search may go on.
         """
         assert self._planner is not None and self.limit is not None
-        wall = WallTime.of(spans)
+        wall = self._wall(spans)
         left_s = self.limit.left_s(driven_s, wall.slowdown)
         if left_s <= 0:
             return None
@@ -141,7 +144,7 @@ class Finish:
         known_s = known_seconds(self._law, self._whole(parameters))
         if not math.isfinite(known_s):
             return True  # it cannot be planned, which is told elsewhere
-        wall = WallTime.of(spans)
+        wall = self._wall(spans)
         return float(wall.at_most_s(known_s, self._budget.sure)) <= self.limit.left_s(driven_s, wall.slowdown)
 
     def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> None:
@@ -157,6 +160,9 @@ class Finish:
         """Whether the kept model is as good as the study's target."""
         target, score = self._budget.until, self.kept.score
         return target is not None and score is not None and self.kept.sign * score >= self.kept.sign * target
+
+    def _wall(self, spans: Sequence[Span]) -> WallTime:
+        return WallTime.of(spans if any(span.ended_s is not None for span in spans) else self._earlier)
 
     def _planned(self, wall: WallTime, left_s: float, trial_s: float, *, searching: bool) -> Plan:
         assert self._planner is not None
@@ -176,6 +182,14 @@ class Finish:
         )
 
 
+def _span_of(record: TrialRecord) -> Span | None:
+    """What a trial of an earlier run took; None where its time was not known beforehand."""
+    facts = record.facts
+    if record.outcome != "complete" or facts.train_s_source != "known" or not facts.train_s or not facts.measured_train_s:
+        return None
+    return Span(0.0, facts.measured_train_s, facts.train_s, facts.measured_train_s, 1.0)
+
+
 def known_seconds(law: Law, parameters: Mapping[str, Any]) -> float:
     """Seconds of a training by law; NaN for what cannot be planned."""
     taken = law(parameters)
@@ -191,6 +205,7 @@ def finish_of(
     space: SearchSpace,
     law: Law | None,
     keep: Callable[[Training], Training],
+    earlier: Sequence[TrialRecord],
     *,
     hourly: float,
     driven_s: float,
@@ -200,6 +215,7 @@ def finish_of(
     Args:
         stored: its deadline as an earlier run has stored it, which holds for as long as it is written the same.
         began_at: when this run began, in seconds since 1970.
+        earlier: its trials so far.
         hourly: the price of everything that the study holds.
 
     Raises:
@@ -211,7 +227,7 @@ def finish_of(
     folder = spec.folder / (budget.keep or Path("results") / file_name(name) / "model")
     kept = KeptModel(folder, name, spec.objectives.metric.sign, keep)
     if not budget.trains_at_end:
-        return Finish(budget, kept, None, None, law, space.whole)
+        return Finish(budget, kept, None, None, law, space.whole, earlier)
     limit = _limit(budget, stored, began_at, hourly)
     left_s, whole_s = limit.left_s(driven_s), limit.left_s(0.0) if stored is None else limit.ends_at - limit.began_at
     shortest_s = 0.0
@@ -220,7 +236,7 @@ def finish_of(
         if faults := list(_too_long(spec, law, space, shortest_s, left_s, limit, kept)):
             raise StudyFileError(faults)
     planner = FinalPlanner(suggester, budget.sure, min(whole_s, 366 * 86400.0), shortest_s)
-    return Finish(budget, kept, limit, planner, law, space.whole)
+    return Finish(budget, kept, limit, planner, law, space.whole, earlier)
 
 
 def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourly: float) -> Limit:
