@@ -173,6 +173,12 @@ class Slower(Slow):
     sleeps_s = 2.5
 
 
+class Slowest(Slow):
+    """Too long for a short deadline."""
+
+    sleeps_s = 25.0
+
+
 class NeedsTwo(Points):
     """BatchNorm over points: one sample in a pass does not work."""
 

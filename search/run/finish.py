@@ -50,6 +50,7 @@ class Limit:
         began_at, ends_at: seconds since 1970; infinite where money alone is the limit.
         cost: the most that may be spent; None: any amount.
         hourly: the price of everything that the study holds, busy or idle.
+        start_s: what this run took before its driver's time counts, which is paid for too.
     """
 
     given: str
@@ -57,6 +58,7 @@ class Limit:
     ends_at: float
     cost: float | None = None
     hourly: float = 0.0
+    start_s: float = 0.0
 
     def left_s(self, driven_s: float, slowdown: float = 1.0) -> float:
         """Seconds until what comes after the last training has to begin.
@@ -68,7 +70,7 @@ class Limit:
         left_s, whole_s = self.ends_at - time.time(), self.ends_at - self.began_at
         if self.cost is not None and self.hourly:
             paid_s = self.cost / self.hourly * 3600
-            left_s, whole_s = min(left_s, paid_s - driven_s), min(whole_s, paid_s)
+            left_s, whole_s = min(left_s, paid_s - driven_s - self.start_s), min(whole_s, paid_s)
         return left_s - closing_s(whole_s, slowdown)
 
 
@@ -240,15 +242,16 @@ def finish_of(
 
 
 def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourly: float) -> Limit:
+    money = budget.cost, hourly, time.time() - began_at
     if budget.by is None:
-        return Limit(f"{budget.cost:g}", began_at, math.inf, budget.cost, hourly)
+        return Limit(f"{budget.cost:g}", began_at, math.inf, *money)
     if stored is not None and stored.given == budget.by:
-        return Limit(stored.given, stored.began_at, stored.ends_at, budget.cost, hourly)
+        return Limit(stored.given, stored.began_at, stored.ends_at, *money)
     try:
         ends = moment_of(budget.by, datetime.fromtimestamp(began_at).astimezone())
     except ValueError as error:
         raise StudyFileError(Fault("budget.by", str(error))) from None
-    return Limit(budget.by, began_at, ends.timestamp(), budget.cost, hourly)
+    return Limit(budget.by, began_at, ends.timestamp(), *money)
 
 
 def _shortest_s(law: Law, space: SearchSpace) -> float:

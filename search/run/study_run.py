@@ -385,6 +385,7 @@ class StudyRun:
         if attempt.last is not None and "shortened_to" in attempt.last.facts:
             shorten(attempt, attempt.last)
             setup = attempt.setup
+            self.tables.update_setup(setup)
         shared = self.spec.devices.share < 1
         expected_s = self._planner.expected_s(attempt)
         result = result_of(attempt, outcome, expected_s, self.spec.objectives.speeds, self._price, shared)

@@ -116,7 +116,7 @@ def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str
 
 def settings_of(setup: TrialSetup) -> dict[str, Any]:
     """What a training is, wherever it runs."""
-    elsewhere = ("checkpoint", "model_folder", "device", "cpus", "folder", "sharding")
+    elsewhere = ("checkpoint", "model_folder", "scores_test", "ends_by", "device", "cpus", "folder", "sharding")
     return {name: value for name, value in setup.to_dict().items() if name not in elsewhere}
 
 

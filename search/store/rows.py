@@ -341,7 +341,8 @@ def _setup(attempt: Row) -> TrialSetup:
         raise _Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
     setup: TrialSetup = _validated("setup", TrialSetup, attempt["setup"])
     _check_numbers(setup)
-    return setup
+    # Where its model went and by when it had to be over is that attempt's, and nothing that trains the same again.
+    return replace(setup, model_folder=None, scores_test=True, ends_by=None)
 
 
 def _check_numbers(setup: TrialSetup) -> None:

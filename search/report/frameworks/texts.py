@@ -246,7 +246,8 @@ def pytorch(chosen: ChosenSettings) -> Exported:
 
 def _portable(setup: TrialSetup) -> dict[str, Any]:
     """A setup as a dict, without what belongs to the run of the study."""
-    return {name: value for name, value in setup.to_dict().items() if name not in ("checkpoint", "model_folder")}
+    own = ("checkpoint", "model_folder", "scores_test", "ends_by")
+    return {name: value for name, value in setup.to_dict().items() if name not in own}
 
 
 # The ready task whose data come in batches only, which torch's loader cannot fetch one by one.

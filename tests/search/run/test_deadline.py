@@ -256,6 +256,30 @@ def test_one_that_was_killed_ends_by_the_same_moment(study_file: Callable[..., P
     assert loaded(tmp_path / "kept")["study"] == "small"
 
 
+@pytest.mark.slow
+def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_was(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    # Trainings of twenty seconds whose known time is far less.
+    space = {**LONG["space"], "epochs": {"low": 30, "high": 40}}
+    changed = {**LONG, "space": space, "task": f"{TASKS}:Slowest", "stopping": "none", "budget": {"profile_s": 0}}
+    result = bsearch("run", study_file(**changed), "--serial", "--within", "20s", "--keep", tmp_path / "kept")
+    assert result.exit_code == 0, result.output
+    study = StoredStudy.open(str(tmp_path / "study.yaml"))
+    (record,) = [record for record in study.records if record.facts.shortened_to is not None]
+    facts, made = record.facts, study.setup_of(record)
+    assert facts.epochs is not None
+    assert facts.epochs == made.epochs == pytest.approx(record.parameters["epochs"] * facts.shortened_to)
+    assert facts.samples_budget == made.samples_budget == 400 * made.epochs
+    assert record.values is not None
+    assert record.values[0] == pytest.approx(facts.measured_train_s)
+    # What trains it again has no deadline, and scores the test set.
+    assert (made.ends_by, made.scores_test, made.model_folder) == (None, True, None)
+    assert f"shortened to {facts.shortened_to:.0%}" in result.output
+    exported = bsearch("export", tmp_path / "study.yaml", "--to", "pytorch")
+    assert "ends_by" not in exported.output
+
+
 def test_a_study_may_end_at_a_value_of_its_metric(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"until": 0.6, "trials": 30})
     result = run(path)
