@@ -182,6 +182,13 @@ class Study:
         return self._stored.spec
 
     @property
+    def model(self) -> Path | None:
+        """The folder of the model that it has kept, if its budget asks for one."""
+        budget = self._spec.budget
+        folder = self._spec.folder / (budget.keep or self._results / file_name(self.name) / "model")
+        return folder if budget.keeps_model and (folder / "training.json").exists() else None
+
+    @property
     def front(self) -> Trials:
         """The trials that no other beats in both seconds and metric, fastest first."""
         return Trials(self._stored.front.trials, self._stored.front)

@@ -135,7 +135,8 @@ def _with_deadline(
         try:
             checked_deadline(text)
         except ValueError as error:
-            raise click.UsageError(f"{option}: {error}") from None
+            words = f"expected a duration such as 2h, 90m or 1h30m, got {cut(text, 60)!r}" if is_length else str(error)
+            raise click.UsageError(f"{option}: {words}") from None
         if (duration_of(text) is not None) != is_length:
             other = "--by" if is_length else "--within"
             raise click.UsageError(f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}.")
@@ -234,6 +235,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     elif result.stopped:
         lower = result.stopped.startswith("budget.min_gain")
         more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
+        if spec.budget.keeps_model:
+            more, again = "", f"{again} with another deadline or target"
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
         console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
     elif done < spec.budget.trials != UNLIMITED:

@@ -152,7 +152,8 @@ class TrainingRun(Stepping):
             scores = self.evaluate()
             time_left.evaluated(time.monotonic() - began)
             is_over = seen >= time_left.samples
-            facts |= time_left.facts(seen)
+            if shortened := time_left.facts(seen):
+                facts |= {**shortened, "steps": number}
             if names := ", ".join(undefined(scores)):
                 facts["undefined"] = names
             if setup.model_folder is not None and is_over:

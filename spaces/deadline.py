@@ -30,7 +30,7 @@ def duration_of(text: str) -> timedelta | None:
 
 
 def checked_deadline(text: str) -> str:
-    """The text, if it names a moment or a duration.
+    """The text, if it names a moment or a duration of at most a year.
 
     Raises:
         ValueError: what was expected instead.
@@ -47,21 +47,21 @@ def moment_of(text: str, now: datetime) -> datetime:
     """The moment that a deadline names, with a time zone.
 
     Args:
-        now: with the time zone of what has none of its own: a time of day is today's, a duration begins now.
+        now: with a time zone; a time of day is today's, a duration begins now. What has no zone is in this machine's.
 
     Raises:
         ValueError: it has passed, or names no moment.
 
     >>> from datetime import timezone
     >>> now = datetime(2026, 11, 27, 12, 0, tzinfo=timezone.utc)
-    >>> [moment_of(text, now).isoformat(" ", "minutes") for text in ("18:00", "2h", "2026-11-28 09:00")]
-    ['2026-11-27 18:00+00:00', '2026-11-27 14:00+00:00', '2026-11-28 09:00+00:00']
+    >>> [moment_of(text, now).isoformat(" ", "minutes") for text in ("2h", "2026-11-28T09:00+01:00")]
+    ['2026-11-27 14:00+00:00', '2026-11-28 09:00+01:00']
     """
     if (length := duration_of(text)) is not None:
         return now + length
     named = _moment(text)
     at = datetime.combine(now.date(), named) if isinstance(named, time) else named
-    at = at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
+    at = at if at.tzinfo is not None else at.astimezone()  # by the rules of this machine's zone on that day
     if at <= now:
         tomorrow = (now + timedelta(days=1)).date()
         instead = f"{tomorrow} {text}" if isinstance(named, time) else "a later one"

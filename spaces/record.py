@@ -361,7 +361,8 @@ class TrialRecord:
     def settings(self) -> dict[str, Any]:
         """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
-        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
+        names = ("accumulation", "weight_decay", *(("epochs",) if self.facts.shortened_to is not None else ()))
+        derived: dict[str, Any] = {name: facts[name] for name in names if name in facts}
         return {**facts, **self.parameters, **derived}
 
     def taken(self, speed: Speed) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ...spaces.boundary.storage import is_url
-from ...spaces.deadline import names_zone
+from ...spaces.deadline import moment_of, names_zone
 from ...spaces.errors import ClusterError, Fault, StudyFileError, near_miss
 from ...spaces.study.file import parse_study, read_study, study_from_dict
 from ...spaces.study.spec import StudySpec
@@ -141,8 +141,10 @@ class Submission:
         by = self.spec.budget.by
         if by is None or names_zone(by):
             return []
-        zone = f"{datetime.now().astimezone():%z}"
-        example = f"{datetime.now():%Y-%m-%d}T{by if len(by) <= 5 else '18:00'}{zone[:3]}:{zone[3:]}"
+        try:
+            example = moment_of(by, datetime.now().astimezone()).isoformat(timespec="minutes")
+        except ValueError as error:
+            return [Fault("budget.by", str(error))]
         message = f"expected a moment with its time zone in a job, or a duration, got {by}. Write {example}, or 2h."
         return [Fault("budget.by", message)]
 

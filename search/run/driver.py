@@ -45,7 +45,8 @@ from ..suggest.warm_start import names_sources, prior_trials
 from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
-from .finish import Finish, finish_of
+from .finish import Finish, finish_of, kept_model
+from .kept_model import KeptModel
 from .opening import feasible_batches_sentence, step_time_summary
 from .profiles import StepTimes, step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Runner
@@ -93,6 +94,7 @@ class _OpenStudy:
         step_times: the stored laws that time its trials; None before its first finished trial, {} where the clock does.
         driven_s: driver time of earlier runs.
         began_at: when this run began, in seconds since 1970.
+        kept: where it keeps its model; None where it keeps none.
     """
 
     spec: StudySpec
@@ -102,6 +104,7 @@ class _OpenStudy:
     step_times: StepTimes | None
     driven_s: float
     began_at: float
+    kept: KeptModel | None
 
 
 def run_study(
@@ -180,7 +183,10 @@ def _open(
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
     driven_s = next((row.driver_s for row in tables.studies(spec.study) if row.name == name), 0.0)
-    return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at)
+    # Before anything is timed: a folder that cannot be used is told at once.
+    trials = stored_trials(tables.url, name) if name in {row.name for row in tables.studies()} else ()
+    model = kept_model(spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training))
+    return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at, model)
 
 
 def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult | None:
@@ -192,12 +198,19 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     if any(not record.has_ended and record.outcome != "interrupted" for record in trials):
         return None
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
-    if done >= budget:
+    if done >= budget and not study.spec.budget.trains_at_end:
         notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
         return None
     _store(study)
-    return StudyResult(StoredStudy.open(study.tables.url, study.name), stopped, "", interrupted=None, elapsed_s=0.0)
+    return StudyResult(
+        StoredStudy.open(study.tables.url, study.name),
+        stopped,
+        "",
+        interrupted=None,
+        elapsed_s=0.0,
+        model=None if study.kept is None or study.kept.score is None else study.kept.folder,
+    )
 
 
 def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
@@ -211,6 +224,8 @@ def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
 def _store(study: _OpenStudy) -> None:
     spec = study.spec.model_dump(mode="json") | {"storage": shown_url(study.tables.url)}
     study.tables.save_study(study.name, study.spec.study, study.identity, spec)
+    if study.spec.budget.by is None:
+        study.tables.save_deadline(study.name, None)  # an earlier run may have had one
 
 
 def _stored(study: _OpenStudy, trials: list[TrialRecord], driver_s: float) -> StoredStudy:
@@ -285,13 +300,12 @@ def _drive(
             row = next(row for row in tables.studies(spec.study) if row.name == name)
             finish = finish_of(
                 spec,
-                name,
                 row.deadline,
                 study.began_at,
                 suggester,
                 space,
                 law,
-                lambda training: kept(name, study.identity, spec.task, task_hash, training),
+                study.kept,
                 list(trials),
                 hourly=(price or 0.0) * runner.slots * max(spec.devices.counts),
                 driven_s=driven_s,
@@ -316,6 +330,7 @@ def _drive(
             run.recover()
             if spec.budget.min_gain is not None:
                 run.check_worth()
+            run.begin_deadline()
             run.check_target()
             run.check_cost()  # counting what the trials of earlier drivers have cost
             watch(run)
@@ -357,7 +372,8 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
 
 def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
     """The result of a run that is over, from the database."""
-    met = run.counted >= study.spec.budget.trials  # a stop during the last trial stopped nothing
+    # A stop during the last trial stopped nothing, but where a final training was to come.
+    met = run.counted >= study.spec.budget.trials and (run.finish is None or not run.finish.plans)
     trials = study.tables.trials(study.name)
     if run.finish is not None:
         run.finish.kept.clean()

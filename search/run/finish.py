@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...spaces.boundary.files import file_name
-from ...spaces.deadline import Plan, StoredDeadline, moment_of
+from ...spaces.deadline import Plan, StoredDeadline, duration_of, moment_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import seconds
 from ...spaces.record import TrialRecord
@@ -30,7 +30,7 @@ from .training import Training
 
 # What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
 # these seconds, and so many times as long at most where the machine is slow.
-_CLOSING, _CLOSING_S, _SLOWEST = 0.03, (5.0, 15.0), 4.0
+_CLOSING, _CLOSING_S, _SLOWEST, _MOST_CLOSING = 0.03, (5.0, 15.0), 4.0, 0.12
 # The latest attempts, whose mean time is that of the next.
 _RECENT = 12
 
@@ -77,7 +77,9 @@ class Limit:
 def closing_s(whole_s: float, slowdown: float = 1.0) -> float:
     """Seconds set aside for what comes after the last training, of so many in all."""
     least, most = _CLOSING_S
-    return min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
+    return min(
+        min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST), max(_MOST_CLOSING * whole_s, least)
+    )
 
 
 class Finish:
@@ -112,9 +114,11 @@ class Finish:
     def deadline(self) -> StoredDeadline | None:
         """When the study has to be done, with the plan until then; None where there is no such moment."""
         limit = self.limit
-        if limit is None or not math.isfinite(limit.ends_at):
-            return None
-        return StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
+        return (
+            None
+            if limit is None or not math.isfinite(limit.ends_at)
+            else StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
+        )
 
     def setup(self, setup: TrialSetup, spans: Sequence[Span], driven_s: float, *, final: bool) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
@@ -198,15 +202,28 @@ def known_seconds(law: Law, parameters: Mapping[str, Any]) -> float:
     return float(taken[0] if isinstance(taken, tuple) else taken)
 
 
+def kept_model(
+    spec: StudySpec, name: str, trials: Sequence[TrialRecord], keep: Callable[[Training], Training]
+) -> KeptModel | None:
+    """Where a study keeps its model; None where it keeps none.
+
+    Raises:
+        StudyFileError: the folder holds something else, or cannot be written.
+    """
+    if not spec.budget.keeps_model:
+        return None
+    folder = spec.folder / (spec.budget.keep or Path("results") / file_name(name) / "model")
+    return KeptModel(folder, name, spec.objectives.metric.sign, keep, trials)
+
+
 def finish_of(
     spec: StudySpec,
-    name: str,
     stored: StoredDeadline | None,
     began_at: float,
     suggester: Suggester,
     space: SearchSpace,
     law: Law | None,
-    keep: Callable[[Training], Training],
+    kept: KeptModel | None,
     earlier: Sequence[TrialRecord],
     *,
     hourly: float,
@@ -217,17 +234,17 @@ def finish_of(
     Args:
         stored: its deadline as an earlier run has stored it, which holds for as long as it is written the same.
         began_at: when this run began, in seconds since 1970.
+        kept: where it keeps its model.
         earlier: its trials so far.
         hourly: the price of everything that the study holds.
 
     Raises:
-        StudyFileError: the deadline has passed, nothing can be trained by then, or the folder holds something else.
+        StudyFileError: the deadline has passed, or nothing can be trained by then.
     """
     budget = spec.budget
     if not budget.keeps_model:
         return None
-    folder = spec.folder / (budget.keep or Path("results") / file_name(name) / "model")
-    kept = KeptModel(folder, name, spec.objectives.metric.sign, keep)
+    assert kept is not None
     if not budget.trains_at_end:
         return Finish(budget, kept, None, None, law, space.whole, earlier)
     limit = _limit(budget, stored, began_at, hourly)
@@ -268,7 +285,8 @@ def _too_long(
 ) -> Iterator[Fault]:
     """What cannot be trained in time, although the study asks for it."""
     key, wall = "budget.by" if spec.budget.by else "budget.cost", WallTime()
-    until = f"until {limit.given}" if limit.cost is None else f"for {limit.cost:g}"
+    by = "within" if duration_of(limit.given) is not None else "until"
+    until = f"{by} {limit.given}" if spec.budget.by else f"for {limit.given}"
     least_s = float(wall.at_most_s(shortest_s, spec.budget.sure))
     if kept.score is None and least_s > left_s:
         yield Fault(
@@ -285,4 +303,4 @@ def _too_long(
             yield Fault(f"baseline.{index}", f"{message}{seconds(most_s)}. Allow more, or remove it.")
 
 
-__all__ = ["Finish", "Law", "Limit", "closing_s", "finish_of", "known_seconds"]
+__all__ = ["Finish", "Law", "Limit", "closing_s", "finish_of", "kept_model", "known_seconds"]

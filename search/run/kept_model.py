@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...spaces.errors import Fault, StudyFileError
+from ...spaces.errors import Fault, OutputError, StudyFileError
+from ...spaces.record import TrialRecord
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from .training import RESULT, Training
 
@@ -21,20 +22,38 @@ class KeptModel:
         study: the study's name.
         sign: of its metric: 1 where it is maximized.
         keep: writes a training's log and settings beside its model.
+        trials: of the study so far, of which a model that is there already has to be one.
 
     Raises:
-        StudyFileError: the folder holds something else.
+        StudyFileError: the folder holds something else, or cannot be written.
     """
 
-    def __init__(self, folder: Path, study: str, sign: float, keep: Callable[[Training], Training]) -> None:
-        self.folder, self._study, self.sign, self._keep = folder, study, sign, keep
+    def __init__(
+        self,
+        folder: Path,
+        study: str,
+        sign: float,
+        keep: Callable[[Training], Training],
+        trials: Sequence[TrialRecord] = (),
+    ) -> None:
+        self.folder, self._study, self.sign, self._keep = folder.resolve(), study, sign, keep
         self.trial: int | None = None
         self.score: float | None = None
-        self._read()
+        try:
+            self._candidates.mkdir(parents=True, exist_ok=True)
+            self._read(trials)
+        except OSError as error:
+            message = f"expected a folder that can be written, got {folder}: {error.strerror or error}"
+            raise StudyFileError(Fault("budget.keep", message)) from None
 
+    # Beside it, so that a rename is enough; hidden and of a name that nobody else uses.
     @property
     def _candidates(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.trials")
+        return self.folder.with_name(f".{self.folder.name}.bsearch-trials")
+
+    @property
+    def _before(self) -> Path:
+        return self.folder.with_name(f".{self.folder.name}.bsearch-before")
 
     def folder_of(self, number: int) -> str:
         """Where a trial's model goes while it trains."""
@@ -53,14 +72,15 @@ class KeptModel:
                 return False
             self._keep(Training(setup, own, tuple(measurements), Outcome("complete")))
             # The old one goes only once the new one is whole.
-            before = self.folder.with_name(f"{self.folder.name}.before")
-            shutil.rmtree(before, ignore_errors=True)
+            shutil.rmtree(self._before, ignore_errors=True)
             if self.folder.exists():
-                self.folder.rename(before)
+                self.folder.rename(self._before)
             own.rename(self.folder)
-            shutil.rmtree(before, ignore_errors=True)
+            shutil.rmtree(self._before, ignore_errors=True)
             self.trial, self.score = setup.number, score
             return True
+        except OSError as error:
+            raise OutputError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
         finally:
             shutil.rmtree(own, ignore_errors=True)
 
@@ -68,22 +88,31 @@ class KeptModel:
         """Delete what trials that did not end have left."""
         shutil.rmtree(self._candidates, ignore_errors=True)
 
-    def _read(self) -> None:
+    def _read(self, trials: Sequence[TrialRecord]) -> None:
         """What an earlier run has kept."""
-        before = self.folder.with_name(f"{self.folder.name}.before")
-        if not self.folder.exists() and (before / RESULT).exists():
-            before.rename(self.folder)  # it was being replaced
+        if not self.folder.exists() and (self._before / RESULT).exists():
+            self._before.rename(self.folder)  # it was being replaced
         if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
             return
         try:
             document = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
-            if document["study"] != self._study:
+            number, score = int(document["trial"]), float(document[document["metric"]])
+            if document["study"] != self._study or not _is_of(trials, number, score):
                 raise ValueError(document["study"])
-            self.trial, self.score = int(document["trial"]), float(document[document["metric"]])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (NotADirectoryError, FileNotFoundError, ValueError, KeyError, TypeError):
             raise StudyFileError(
-                Fault("budget.keep", f"expected an empty folder, or the one of this study's model, got {self.folder}")
+                Fault(
+                    "budget.keep",
+                    f"expected an empty folder, or the one of this study's model, got {self.folder}. Choose another.",
+                )
             ) from None
+        self.trial, self.score = number, score
+
+
+def _is_of(trials: Sequence[TrialRecord], number: int, score: float) -> bool:
+    """Whether a model is that of one of the trials, whose driver may have died before it stored the trial's end."""
+    record = next((trial for trial in trials if trial.number == number), None)
+    return record is not None and (not record.has_ended or record.accuracy == score)
 
 
 def with_model_folder(setup: TrialSetup, kept: KeptModel, ends_by: float | None, *, final: bool) -> TrialSetup:

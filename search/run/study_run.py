@@ -181,8 +181,13 @@ class StudyRun:
             number = self._interrupted.popleft()
             if self._resumes(self.trials[number]):
                 return self._resumed(number)
-        if self._baseline:
+        while self._baseline:
             index = self._baseline.popleft()
+            if self.finish is not None and not self.finish.fits(
+                self._space.chosen(self.spec.baseline[index]), self._all_spans(), self.driven_s + self.elapsed_s()
+            ):
+                self._say(f"baseline.{index} is not trained: there is not enough time left for it")
+                continue
             return self.trials.begin(self._space.chosen(self.spec.baseline[index]), TrialFacts(baseline=index))
         if self.finish is not None and self.finish.plans:
             return self._next_by_deadline(self.finish, free, room)
@@ -215,6 +220,11 @@ class StudyRun:
             step = finish.step(self.trials, spans, driven_s, searches=False)
         self._save_plan(finish)
         return self.trials.begin(step.parameters, TrialFacts(final=True)) if isinstance(step, Final) else None
+
+    def begin_deadline(self) -> None:
+        """Store the deadline, so that it is the same for whoever goes on."""
+        if self.finish is not None:
+            self._save_plan(self.finish)
 
     def _save_plan(self, finish: Finish) -> None:
         deadline, now = finish.deadline(), time.monotonic()

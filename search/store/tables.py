@@ -177,10 +177,12 @@ class Tables:
             )
 
     @retrying
-    def save_deadline(self, study: str, document: Mapping[str, Any]) -> None:
+    def save_deadline(self, study: str, document: Mapping[str, Any] | None) -> None:
         with transaction(self.url, self.engine) as connection:
             connection.execute(
-                sa.update(schema.studies).where(schema.studies.c.name == study).values(deadline=json.dumps(document))
+                sa.update(schema.studies)
+                .where(schema.studies.c.name == study)
+                .values(deadline=document and json.dumps(document))
             )
 
     def profile(self, about: str) -> DeviceProfile | None:

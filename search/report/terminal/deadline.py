@@ -59,7 +59,7 @@ def model_lines(result: StudyResult) -> Iterator[str]:
     if not budget.keeps_model:
         return
     if result.model is None:
-        yield "No model is kept: no trial was complete."
+        yield "No model is kept: no trial has been complete since one was asked for."
         return
     document = json.loads((result.model / RESULT).read_text(encoding="utf-8"))
     record = stored.records[document["trial"]]

@@ -36,10 +36,11 @@ def prices_of(
     compared = prices[timed_on] if stored is None else stored
     needed = {name for name in prices if spec.budget.cost is not None}
     needed |= {timed_on} if "cost" in spec.objectives.speeds and compared is None else set()
+    given = f"one for {', '.join(spec.devices.prices)}" if spec.devices.prices else "none"
     faults = [
         Fault(
             "devices.prices",
-            f"expected a price for {devices[name]}, which trials run on; got one for {', '.join(spec.devices.prices)}. Write "
+            f"expected a price for {devices[name]}, which trials run on; got {given}. Write "
             f"{name or kind}: 1.8, or what it costs for an hour.",
         )
         for name in prices

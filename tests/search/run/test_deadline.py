@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ import torch
 from bsearch.search.run.decisions.deadline import WallTime, decide
 from bsearch.search.run.decisions.eta import Span
 from bsearch.search.run.kept_model import KeptModel
-from bsearch.search.run.training import RESULT, kept
+from bsearch.search.run.training import RESULT, Training, kept
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.outlook import Outlook
 from bsearch.search.suggest.space_transform import SpaceTransform
+from bsearch.spaces.deadline import moment_of
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study.file import parse_study
+from bsearch.spaces.readable import UNLIMITED
+from bsearch.spaces.record import TrialFacts, TrialRecord
+from bsearch.spaces.study.file import changed_study, parse_study
 from bsearch.spaces.trial import Measurement
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
@@ -101,10 +105,15 @@ def test_what_is_planned_fits(left_s: float, trial_s: float, sure: float, slope:
 # The model that is kept
 
 
-def keeper(folder: Path, study: str = "small", sign: float = 1.0) -> KeptModel:
-    return KeptModel(
-        folder, study, sign, lambda training: kept(study, {"task": {"code": "x"}}, f"{TASKS}:Points", "x", training)
-    )
+def keeper(folder: Path, study: str = "small", trials: Sequence[TrialRecord] = (), sign: float = 1.0) -> KeptModel:
+    def keep(training: Training) -> Training:
+        return kept(study, {"task": {"code": "x"}}, f"{TASKS}:Points", "x", training)
+
+    return KeptModel(folder, study, sign, keep, trials)
+
+
+def ended(number: int, accuracy: float) -> TrialRecord:
+    return TrialRecord.of(number, "complete", {}, TrialFacts(), (1.0, accuracy), ended_at="2026-11-27T00:00:00+00:00")
 
 
 def offered(model: KeptModel, number: int, accuracy: float) -> bool:
@@ -124,15 +133,16 @@ def test_it_is_the_best_of_those_so_far(tmp_path_factory: pytest.TempPathFactory
         best = hundredths.index(max(hundredths[: number + 1]))
         assert taken == (best == number)
         assert (folder / "model.pt").read_text() == str(best)
-        again = keeper(folder)
+        again = keeper(folder, trials=[ended(number, each / 100) for number, each in enumerate(hundredths)])
         assert (again.trial, again.score) == (best, hundredths[best] / 100)
+    model.clean()
     assert [path.name for path in folder.parent.iterdir() if any(path.iterdir())] == ["model"]
 
 
 def test_what_was_being_replaced_when_the_driver_died_is_there_again(tmp_path: Path) -> None:
     assert offered(keeper(tmp_path / "model"), 3, 0.5)
-    (tmp_path / "model").rename(tmp_path / "model.before")
-    assert keeper(tmp_path / "model").trial == 3
+    (tmp_path / "model").rename(tmp_path / ".model.bsearch-before")
+    assert keeper(tmp_path / "model", trials=[ended(3, 0.5)]).trial == 3
     assert (tmp_path / "model" / RESULT).exists()
 
 
@@ -142,8 +152,26 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StudyFileError, match=r"budget\.keep: expected an empty folder"):
         keeper(tmp_path / "model")
     offered(keeper(tmp_path / "other", "another"), 1, 0.5)
-    with pytest.raises(StudyFileError, match=r"budget\.keep"):
-        keeper(tmp_path / "other")
+    for study, trials in (("small", [ended(1, 0.5)]), ("another", []), ("another", [ended(1, 0.6)])):
+        with pytest.raises(StudyFileError, match=r"budget\.keep"):
+            keeper(tmp_path / "other", study, trials)
+
+
+def test_folders_beside_it_are_left_alone_and_a_link_is_followed(tmp_path: Path) -> None:
+    for name in ("model.before", "model.trials", "target"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model").symlink_to("target")
+    model = keeper(tmp_path / "model")
+    assert offered(model, 0, 0.5)
+    assert offered(model, 1, 0.6)
+    model.clean()
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "model.before", "model.trials", "target"}
+    assert (tmp_path / "target" / "model.pt").read_text() == "1"
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once() -> None:
+    with pytest.raises(StudyFileError, match=r"budget\.keep: expected a folder that can be written"):
+        keeper(Path("/proc/nomodel"))
 
 
 # What cannot be
@@ -166,6 +194,29 @@ def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
         parse_study(text)
     assert words in str(refused.value)
     assert "study.yaml:4" in str(refused.value)
+
+
+def test_a_deadline_given_in_python_limits_the_study_instead_of_its_trials() -> None:
+    study = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\n")
+    assert (study.budget.trials, changed_study(study, {"budget": {"by": "2h"}}).budget.trials) == (20, UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "moment"),
+    [
+        ("2026-01-10T12:00-05:00", "2026-07-28 09:00", "2026-07-28T09:00:00-04:00"),
+        ("2026-03-08T01:00-05:00", "18:00", "2026-03-08T18:00:00-04:00"),
+        ("2026-07-10T12:00-04:00", "2026-11-28 09:00", "2026-11-28T09:00:00-05:00"),
+    ],
+)
+def test_a_moment_is_by_the_rules_of_its_own_day(monkeypatch: pytest.MonkeyPatch, now: str, text: str, moment: str) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert moment_of(text, datetime.fromisoformat(now)).isoformat() == moment
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def bsearch(*arguments: object) -> Result:
@@ -228,7 +279,7 @@ def test_a_study_is_done_in_time_with_its_model(study_file: Callable[..., Path],
     assert any(record.facts.final for record in study.records)
     assert "Model:" in result.output
     assert "before" in result.output
-    assert not (tmp_path / "kept.trials").exists()
+    assert [path.name for path in tmp_path.iterdir() if "bsearch" in path.name] == []
     # Once its time has passed, the same command has nothing left to do.
     time.sleep(max(began + 27 - time.time(), 0.0))
     again = bsearch("run", path, "--serial", "--within", "25s", "--keep", tmp_path / "kept")
