@@ -65,6 +65,7 @@ def attempt(reference: str, made: object) -> tuple[list[Measurement], Outcome]:
     return [one for one in measurements if isinstance(one, Measurement)], outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [f"{TASKS}:Slow", f"{TASKS}:slow_loop"])
 def test_a_real_training_is_shortened_with_its_schedule_and_leaves_its_model(reference: str, tmp_path: Path) -> None:
     # Ten seconds of training in three.

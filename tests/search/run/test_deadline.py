@@ -253,6 +253,7 @@ def test_a_command_is_refused_in_words(study_file: Callable[..., Path], options:
     assert words in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_a_baseline_that_does_not_fit_is_told(study_file: Callable[..., Path]) -> None:
     changed = {**LONG, "task": f"{TASKS}:Slower", "baseline": [{"effective_batch": 16, "reference_rate": 0.1, "epochs": 40}]}
     result = bsearch("run", study_file(**changed), "--serial", "--within", "8s")
