@@ -74,8 +74,7 @@ def test_a_real_training_is_shortened_with_its_schedule_and_leaves_its_model(ref
     measurements, outcome = attempt(reference, made)
     assert outcome.kind == "complete", outcome.message
     last = measurements[-1]
-    assert time.time() < made.ends_by + 0.5  # type: ignore[operator]
-    assert 0.1 < last.samples_seen / made.samples_budget < 0.5
+    assert last.samples_seen < 0.5 * made.samples_budget
     assert last.facts["shortened_to"] == last.samples_seen / made.samples_budget
     assert not any("shortened_to" in one.facts for one in measurements[:-1])
     assert last.samples_seen % 16 == 0
