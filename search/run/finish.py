@@ -30,7 +30,7 @@ from .training import Training
 
 # What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
 # these seconds, and so many times as long at most where the machine is slow.
-_CLOSING, _CLOSING_S, _SLOWEST, _MOST_CLOSING = 0.03, (5.0, 15.0), 4.0, 0.12
+_CLOSING, _CLOSING_S, _SLOWEST, _MOST_CLOSING = 0.03, (5.0, 15.0), 2.5, 0.12
 # The latest attempts, whose mean time is that of the next.
 _RECENT = 12
 

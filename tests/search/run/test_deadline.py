@@ -314,6 +314,25 @@ def test_one_that_was_killed_ends_by_the_same_moment(study_file: Callable[..., P
 
 
 @pytest.mark.slow
+def test_a_study_that_has_met_its_trials_still_trains_by_a_deadline(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    changed = {**LONG, "budget": {**LONG["budget"], "trials": 7}}
+    path = study_file(**changed, baseline=[{"effective_batch": 64, "reference_rate": 0.02, "epochs": 1}])
+    assert bsearch("run", path, "--serial").exit_code == 0
+    before = StoredStudy.open(str(path)).records
+    result = bsearch("run", path, "--serial", "--within", "60s", "--keep", tmp_path / "kept")
+    assert result.exit_code == 0, result.output
+    assert "has met its budget" not in result.output
+    after = StoredStudy.open(str(path))
+    assert after.records[: len(before)] == before
+    # What is left is for final trainings alone; where none promises more, none is trained, and no model was kept before.
+    assert all(record.facts.final for record in after.records[len(before) :])
+    assert (tmp_path / "kept").exists() == (len(after.records) > len(before))
+    # Without a deadline it is what it was.
+    assert "has met its budget" in bsearch("run", path, "--serial").output
+    assert StoredStudy.open(str(path)).deadline is None
+
+
+@pytest.mark.slow
 def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_was(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -327,7 +346,7 @@ def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_wa
     facts, made = record.facts, study.setup_of(record)
     assert facts.epochs is not None
     assert facts.epochs == made.epochs == pytest.approx(record.parameters["epochs"] * facts.shortened_to)
-    assert facts.samples_budget == made.samples_budget == 400 * made.epochs
+    assert facts.samples_budget == made.samples_budget == round(400 * made.epochs)
     assert record.values is not None
     assert record.values[0] == pytest.approx(facts.measured_train_s)
     # What trains it again has no deadline, and scores the test set.
