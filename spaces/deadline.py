@@ -95,7 +95,7 @@ class Plan:
 
     Args:
         search_until: when the search ends, about; None where it has ended.
-        tried: the trial whose setting is to be trained; None: one that none has tried.
+        tried: the trial whose setting is to be trained; None where no final training is planned.
         epochs: of the final training; None where they are not searched.
         train_s: seconds of it, by the clock.
         done_by: when it is done, about.

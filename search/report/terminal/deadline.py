@@ -43,9 +43,8 @@ def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
         return f"it was to be done by {ends}"
     if plan is None or plan.train_s is None or plan.done_by is None:
         return f"done by {ends}: no final training is planned now"
-    setting = "a new setting" if plan.tried is None else f"the setting of trial {plan.tried}"
     length = "" if plan.epochs is None else f", {number(plan.epochs)} epochs"
-    train = f"{setting} for {seconds(plan.train_s)}{length}"
+    train = f"the setting of trial {plan.tried} for {seconds(plan.train_s)}{length}"
     sure = "" if plan.sure is None else f", {100 * min(plan.sure, 0.99):.0f}% sure to be whole by {ends}"
     done = f"done by {at(min(plan.done_by, deadline.ends_at))}"
     if plan.search_until is not None:

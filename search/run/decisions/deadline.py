@@ -88,16 +88,14 @@ class Final:
 
     Args:
         parameters: searched ones.
-        tried: the trial whose setting it is; None: nobody's.
+        tried: the trial whose setting it is.
         known_s: seconds of training.
-        expected: its metric, higher is better.
         gain: what it is expected to add to the best model there is, in units of the accuracy's spread.
     """
 
     parameters: dict[str, Any]
-    tried: int | None
+    tried: int
     known_s: float
-    expected: float
     gain: float
 
 
@@ -136,14 +134,8 @@ def decide(outlook: Outlook, left_s: float, trial_s: float, wall: WallTime, sure
             best, row, ahead = value, then, trials
     if row is None:
         return Decision(None, ahead)
-    tried, gain = int(outlook.tried[row]), np.maximum(outlook.reached[:, row], floor).mean() - floor.mean()
-    final = Final(
-        outlook.parameters(row),
-        tried if tried >= 0 else None,
-        float(outlook.seconds[row]),
-        float(outlook.reached[:, row].mean()),
-        float(gain / outlook.unit),
-    )
+    gain = np.maximum(outlook.reached[:, row], floor).mean() - floor.mean()
+    final = Final(outlook.parameters(row), int(outlook.tried[row]), float(outlook.seconds[row]), float(gain / outlook.unit))
     return Decision(final, ahead)
 
 
