@@ -143,9 +143,11 @@ def _module_of_file(path: Path) -> ModuleType:
     stamps = _loaded.get(name, {})
     if any(_stamp(source) != stamp for source, stamp in stamps.items()):
         _forget(stamps)
+    # What lies beside a file can be imported, as when it is run as a script: by later trials and the processes that they start
+    # too, though what a profile or a trial changes in this process, this among it, is set back after it.
+    if (root := str(import_root(path))) not in sys.path:
+        sys.path.insert(0, root)
     if name not in sys.modules:
-        if (root := str(import_root(path))) not in sys.path:
-            sys.path.insert(0, root)  # what lies beside a file can be imported, as when it is run as a script
         stamps = {source: _stamp(source) for source in task_sources(path)}
         try:
             importlib.import_module(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bsearch.objectives.loading import load_task
 from bsearch.objectives.machine import process_state
 from bsearch.objectives.machine.process_state import THREADS, _settings, adopt, kept_process, left_behind
 from bsearch.search.run.serial import SerialRunner
@@ -109,3 +111,15 @@ def test_what_a_profile_changes_is_no_trials_either(
     runner.profile(spec.task, profile_request(spec, runner.device, cost_keys(spec)[0]), runner.kinds[0])
     assert torch.get_default_dtype() == torch.float32
     assert "MY_SWITCH" not in os.environ
+
+
+def test_what_lies_beside_a_task_is_found_after_what_loaded_it_first_was_set_back(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_task.py").write_text("VALUE = 1\n")
+    (tmp_path / "tasks.py").write_text("from beside_the_task import VALUE\ndef train(setup):\n    yield VALUE\n")
+    with kept_process():  # as a profile does
+        load_task(f"{tmp_path}/tasks.py:train")
+    assert str(tmp_path) not in sys.path
+    load_task(f"{tmp_path}/tasks.py:train")
+    # Processes that a trial starts are given this path.
+    assert str(tmp_path) in sys.path
+    sys.path.remove(str(tmp_path))
