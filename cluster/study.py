@@ -184,9 +184,11 @@ class Study:
     @property
     def model(self) -> Path | None:
         """The folder of the model that it has kept, if its budget asks for one."""
-        budget = self._spec.budget
-        folder = self._spec.folder / (budget.keep or self._results / file_name(self.name) / "model")
-        return folder if budget.keeps_model and (folder / "training.json").exists() else None
+        from ..search.run.kept_model import model_folder
+        from ..search.run.training import RESULT
+
+        folder = model_folder(self._spec, self.name)
+        return folder if folder is not None and (folder / RESULT).exists() else None
 
     @property
     def front(self) -> Trials:

@@ -165,8 +165,8 @@ def _print_study(stored: StoredStudy, console: Console) -> None:
     console.print(f"Trials: {outcome_counts(stored.records)}")
     if sentence := driver_sentence(stored):
         console.print(sentence)
-    if stored.deadline is not None:
-        console.print(plan_sentence(stored.deadline))
+    if plan := plan_sentence(stored.deadline):
+        console.print(plan)
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
-@click.option("--within", metavar="DURATION", help="The same, so long after the study's first start: 2h, 90m.")
+@click.option("--within", metavar="DURATION", help="The same, so long after the first run with it: 2h, 90m.")
 @click.option("--spend", type=click.FloatRange(min=0, min_open=True), help="The same, for so much by devices.prices.")
 @click.option("--until", type=float, metavar="VALUE", help="Stop as soon as the metric reaches this, and keep the model.")
 @click.option("--keep", metavar="FOLDER", help="Folder for that model; default: results/STUDY/model.")

@@ -16,6 +16,7 @@ The loop has the steps of any integer batch, the rates of the schedule, checkpoi
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -187,7 +188,7 @@ class Loop(TrainingSamples):
         }
         self._number = self._seen = self._total = self._resumed_at = 0
         self._time_left = TimeLeft(setup)
-        self._elapsed_s = 0.0
+        self._elapsed_s = self._evaluating_since = 0.0
         self.current: Step | None = None
         self._casts = False
         self._ever: set[str] = set()
@@ -268,7 +269,7 @@ class Loop(TrainingSamples):
         self.start()
         if self.ranks.rank:
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
-        self._time_left, begun = TimeLeft(setup), self._number
+        begun = self._number
         due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
         loader = self.loader((run.plan for run in plans[self._number :]), self._seen)
         with self.hooked():
@@ -344,6 +345,7 @@ class Loop(TrainingSamples):
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         self._buffers.broadcast()
         self._evaluation.enter_context(self.average.in_place())
+        self._evaluating_since = time.monotonic()
 
     def end(self, step: Step) -> None:
         """The body of a step has ended.
@@ -469,6 +471,7 @@ class Loop(TrainingSamples):
         if self.current is None or self._measured or not self.current.paused:
             raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
         self.pause()
+        self._time_left.evaluated(time.monotonic() - self._evaluating_since)
         self._measured = True
         self._evaluation.close()
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}

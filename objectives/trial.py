@@ -207,9 +207,9 @@ def _check(measurement: object, last: Measurement | None, setup: TrialSetup, nam
 def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
     if last is None:
         raise TaskError(f"task {name}: expected at least one Measurement, got none")
-    # A custom loop may round to whole steps; the built-in loop never does.
     if setup.ends_by is not None and "shortened_to" in last.facts:
         return
+    # A custom loop may round to whole steps; the built-in loop never does.
     if abs(last.samples_seen - setup.samples_budget) >= setup.effective_batch:
         raise TaskError(
             f"task {name}: expected a last Measurement after setup.samples_budget = {setup.samples_budget} samples, within "

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
+from .errors import Fault, StudyFileError
+
 _EXPECTED = (
     "expected a time of day such as 18:00, a date such as 2026-11-28 09:00, one with a time zone such as "
     "2026-11-28T09:00+01:00, or a duration such as 2h, 90m or 1h30m"
@@ -44,13 +46,13 @@ def checked_deadline(text: str) -> str:
 
 
 def moment_of(text: str, now: datetime) -> datetime:
-    """The moment that a deadline names, with a time zone.
+    """The moment that `budget.by` names, with a time zone.
 
     Args:
         now: with a time zone; a time of day is today's, a duration begins now. What has no zone is in this machine's.
 
     Raises:
-        ValueError: it has passed, or names no moment.
+        StudyFileError: it has passed.
 
     >>> from datetime import timezone
     >>> now = datetime(2026, 11, 27, 12, 0, tzinfo=timezone.utc)
@@ -65,7 +67,8 @@ def moment_of(text: str, now: datetime) -> datetime:
     if at <= now:
         tomorrow = (now + timedelta(days=1)).date()
         instead = f"{tomorrow} {text}" if isinstance(named, time) else "a later one"
-        raise ValueError(f"expected a time to come, but {text} has passed: it is {now:%H:%M}. Write {instead}.")
+        message = f"expected a time to come, but {text} has passed: it is {now:%H:%M}. Write {instead}."
+        raise StudyFileError(Fault("budget.by", message))
     return at
 
 

@@ -37,7 +37,7 @@ class TrialFacts:
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
-        final: it is trained to be the study's model, in what is left of its time.
+        final_training: it is trained to be the study's model, in what is left of its time.
         shortened_to: the share of the planned training to which it was shortened, to end in time.
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
@@ -92,7 +92,7 @@ class TrialFacts:
     host: str | None = None
     device_kind: str | None = None
     baseline: int | None = None
-    final: bool | None = None
+    final_training: bool | None = None
     shortened_to: float | None = None
     repeats: int | None = None
     stopped_fraction: float | None = None

@@ -143,8 +143,8 @@ class Submission:
             return []
         try:
             example = moment_of(by, datetime.now().astimezone()).isoformat(timespec="minutes")
-        except ValueError as error:
-            return [Fault("budget.by", str(error))]
+        except StudyFileError as error:
+            return [*error.faults]
         message = f"expected a moment with its time zone in a job, or a duration, got {by}. Write {example}, or 2h."
         return [Fault("budget.by", message)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...spaces.deadline import moment_of
 from ...spaces.domain import Choices, Fixed, bounds, values_of
-from ...spaces.errors import Fault, InfeasiblePlanError, StudyFileError
+from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study.spec import StudySpec
@@ -111,10 +111,7 @@ def time_left_s(spec: StudySpec) -> float | None:
     if spec.budget.by is None:
         return None
     now = datetime.now().astimezone()
-    try:
-        return (moment_of(spec.budget.by, now) - now).total_seconds()
-    except ValueError as error:
-        raise StudyFileError(Fault("budget.by", str(error))) from None
+    return (moment_of(spec.budget.by, now) - now).total_seconds()
 
 
 def forecast(

@@ -45,8 +45,8 @@ from ..suggest.warm_start import names_sources, prior_trials
 from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
-from .finish import Finish, finish_of, kept_model
-from .kept_model import KeptModel
+from .finish import Finish, finish_of
+from .kept_model import KeptModel, kept_model
 from .opening import feasible_batches_sentence, step_time_summary
 from .profiles import StepTimes, step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Runner
@@ -183,9 +183,10 @@ def _open(
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
     driven_s = next((row.driver_s for row in tables.studies(spec.study) if row.name == name), 0.0)
-    # Before anything is timed: a folder that cannot be used is told at once.
-    trials = stored_trials(tables.url, name) if name in {row.name for row in tables.studies()} else ()
-    model = kept_model(spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training))
+    model = None
+    if spec.budget.keeps_model:  # before anything is timed: a folder that cannot be used is told at once
+        trials = stored_trials(tables.url, name) if name in {row.name for row in tables.studies()} else ()
+        model = kept_model(spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training))
     return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at, model)
 
 

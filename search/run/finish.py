@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...spaces.boundary.files import file_name
 from ...spaces.deadline import Plan, StoredDeadline, duration_of, moment_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import seconds
@@ -25,8 +23,7 @@ from ..suggest.space_transform import SearchSpace, SpaceTransform
 from ..suggest.suggester import Suggester
 from .decisions.deadline import Final, FinalPlanner, Step, WallTime
 from .decisions.eta import Span, at_once
-from .kept_model import KeptModel, with_model_folder
-from .training import Training
+from .kept_model import KeptModel
 
 # What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
 # these seconds, and so many times as long at most where the machine is slow.
@@ -67,19 +64,26 @@ class Limit:
             driven_s: driver time so far, over all runs.
             slowdown: of the machine, as its trials show it.
         """
-        left_s, whole_s = self.ends_at - time.time(), self.ends_at - self.began_at
-        if self.cost is not None and self.hourly:
-            paid_s = self.cost / self.hourly * 3600
-            left_s, whole_s = min(left_s, paid_s - driven_s - self.start_s), min(whole_s, paid_s)
-        return left_s - closing_s(whole_s, slowdown)
+        left_s = self.ends_at - time.time()
+        if (paid_s := self._paid_s) is not None:
+            left_s = min(left_s, paid_s - driven_s - self.start_s)
+        return left_s - self.closing_s(slowdown)
 
+    def closing_s(self, slowdown: float = 1.0) -> float:
+        """Seconds set aside for what comes after the last training."""
+        whole_s, (least, most) = self.whole_s, _CLOSING_S
+        aside_s = min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
+        return min(aside_s, max(_MOST_CLOSING * whole_s, least))
 
-def closing_s(whole_s: float, slowdown: float = 1.0) -> float:
-    """Seconds set aside for what comes after the last training, of so many in all."""
-    least, most = _CLOSING_S
-    return min(
-        min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST), max(_MOST_CLOSING * whole_s, least)
-    )
+    @property
+    def whole_s(self) -> float:
+        """Seconds from its beginning to its end."""
+        whole_s = self.ends_at - self.began_at
+        return whole_s if (paid_s := self._paid_s) is None else min(whole_s, paid_s)
+
+    @property
+    def _paid_s(self) -> float | None:
+        return None if self.cost is None or not self.hourly else self.cost / self.hourly * 3600
 
 
 class Finish:
@@ -102,6 +106,7 @@ class Finish:
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         earlier: Sequence[TrialRecord] = (),
     ) -> None:
+        self._clock: Callable[[], tuple[Sequence[Span], float]] = lambda: ((), 0.0)
         self._earlier = [span for record in earlier if (span := _span_of(record)) is not None]
         self.kept, self.limit, self.plan = kept, limit, Plan()
         self._budget, self._planner, self._law, self._whole = budget, planner, law, whole
@@ -114,44 +119,51 @@ class Finish:
     def deadline(self) -> StoredDeadline | None:
         """When the study has to be done, with the plan until then; None where there is no such moment."""
         limit = self.limit
-        return (
-            None
-            if limit is None or not math.isfinite(limit.ends_at)
-            else StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
-        )
+        if limit is None or not math.isfinite(limit.ends_at):
+            return None
+        return StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
 
-    def setup(self, setup: TrialSetup, spans: Sequence[Span], driven_s: float, *, final: bool) -> TrialSetup:
+    def follow(self, clock: Callable[[], tuple[Sequence[Span], float]]) -> None:
+        """Go by a run's attempts, ended and running, and by its driver's seconds over all runs."""
+        self._clock = clock
+
+    def setup(self, setup: TrialSetup, *, final: bool) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
-        ends_by = None if self.limit is None else time.time() + self.limit.left_s(driven_s, self._wall(spans).slowdown)
-        return with_model_folder(setup, self.kept, ends_by, final=final)
+        ends_by = None if self.limit is None else time.time() + self._left()[0]
+        return replace(setup, model_folder=self.kept.folder_of(setup.number), scores_test=final, ends_by=ends_by)
 
-    def step(self, trials: Sequence[TrialRecord], spans: Sequence[Span], driven_s: float, *, searches: bool) -> Step:
+    def step(self, trials: Sequence[TrialRecord], *, searches: bool) -> Step:
         """What to do with a free device; None: nothing more, since what fits is not expected to do any good.
 
         Args:
-            spans: attempts of this run, running ones too.
             searches: whether the search may go on.
         """
-        assert self._planner is not None and self.limit is not None
-        wall = self._wall(spans)
-        left_s = self.limit.left_s(driven_s, wall.slowdown)
+        assert self._planner is not None
+        left_s, wall = self._left()
         if left_s <= 0:
             return None
+        spans, _ = self._clock()
         took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
         trial_s = sum(took) / len(took) / at_once(spans) if took else left_s
         step = self._planner.next(trials, wall, left_s, trial_s, searches=searches)
         self.plan = self._planned(wall, left_s, trial_s, searching=step is not None and not isinstance(step, Final))
         return step
 
-    def fits(self, parameters: Mapping[str, Any], spans: Sequence[Span], driven_s: float) -> bool:
+    def fits(self, parameters: Mapping[str, Any]) -> bool:
         """Whether a trial is over in time, as surely as is wanted."""
-        if self.limit is None or self._law is None:
-            return self.limit is None or self.limit.left_s(driven_s) > 0
-        known_s = known_seconds(self._law, self._whole(parameters))
+        if self.limit is None:
+            return True
+        left_s, wall = self._left()
+        known_s = math.nan if self._law is None else known_seconds(self._law, self._whole(parameters))
         if not math.isfinite(known_s):
-            return True  # it cannot be planned, which is told elsewhere
-        wall = self._wall(spans)
-        return float(wall.at_most_s(known_s, self._budget.sure)) <= self.limit.left_s(driven_s, wall.slowdown)
+            return left_s > 0  # what cannot be planned is told elsewhere
+        return float(wall.at_most_s(known_s, self._budget.sure)) <= left_s
+
+    def resumes(self, trial: TrialRecord) -> bool:
+        """Whether there is time for an interrupted trial; a final training takes what there is."""
+        if trial.facts.final_training:
+            return self.limit is None or self._left()[0] > 0
+        return self.fits(trial.parameters)
 
     def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> None:
         """A trial is complete: keep its model if it is the best.
@@ -167,11 +179,15 @@ class Finish:
         target, score = self._budget.until, self.kept.score
         return target is not None and score is not None and self.kept.sign * score >= self.kept.sign * target
 
-    def _wall(self, spans: Sequence[Span]) -> WallTime:
-        return WallTime.of(spans if any(span.ended_s is not None for span in spans) else self._earlier)
+    def _left(self) -> tuple[float, WallTime]:
+        """Seconds until what comes after the last training has to begin, and how long trainings take."""
+        assert self.limit is not None
+        spans, driven_s = self._clock()
+        wall = WallTime.of(spans if any(span.ended_s is not None for span in spans) else self._earlier)
+        return self.limit.left_s(driven_s, wall.slowdown), wall
 
     def _planned(self, wall: WallTime, left_s: float, trial_s: float, *, searching: bool) -> Plan:
-        assert self._planner is not None
+        assert self._planner is not None and self.limit is not None
         decision, now = self._planner.decision, time.time()
         if decision.final is None:
             return Plan()
@@ -183,7 +199,7 @@ class Finish:
             tried=final.tried,
             epochs=None if epochs is None else float(epochs),
             train_s=train_s,
-            done_by=now + search_s + train_s + closing_s(left_s),
+            done_by=now + search_s + train_s + self.limit.closing_s(wall.slowdown),
             sure=wall.probability(final.known_s, left_s - search_s),
         )
 
@@ -200,20 +216,6 @@ def known_seconds(law: Law, parameters: Mapping[str, Any]) -> float:
     """Seconds of a training by law; NaN for what cannot be planned."""
     taken = law(parameters)
     return float(taken[0] if isinstance(taken, tuple) else taken)
-
-
-def kept_model(
-    spec: StudySpec, name: str, trials: Sequence[TrialRecord], keep: Callable[[Training], Training]
-) -> KeptModel | None:
-    """Where a study keeps its model; None where it keeps none.
-
-    Raises:
-        StudyFileError: the folder holds something else, or cannot be written.
-    """
-    if not spec.budget.keeps_model:
-        return None
-    folder = spec.folder / (spec.budget.keep or Path("results") / file_name(name) / "model")
-    return KeptModel(folder, name, spec.objectives.metric.sign, keep, trials)
 
 
 def finish_of(
@@ -248,13 +250,12 @@ def finish_of(
     if not budget.trains_at_end:
         return Finish(budget, kept, None, None, law, space.whole, earlier)
     limit = _limit(budget, stored, began_at, hourly)
-    left_s, whole_s = limit.left_s(driven_s), limit.left_s(0.0) if stored is None else limit.ends_at - limit.began_at
     shortest_s = 0.0
     if law is not None:
         shortest_s = _shortest_s(law, space)
-        if faults := list(_too_long(spec, law, space, shortest_s, left_s, limit, kept)):
+        if faults := list(_too_long(spec, law, space, shortest_s, limit.left_s(driven_s), limit, kept)):
             raise StudyFileError(faults)
-    planner = FinalPlanner(suggester, budget.sure, min(whole_s, 366 * 86400.0), shortest_s)
+    planner = FinalPlanner(suggester, budget.sure, limit.whole_s, shortest_s)
     return Finish(budget, kept, limit, planner, law, space.whole, earlier)
 
 
@@ -264,10 +265,7 @@ def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourl
         return Limit(f"{budget.cost:g}", began_at, math.inf, *money)
     if stored is not None and stored.given == budget.by:
         return Limit(stored.given, stored.began_at, stored.ends_at, *money)
-    try:
-        ends = moment_of(budget.by, datetime.fromtimestamp(began_at).astimezone())
-    except ValueError as error:
-        raise StudyFileError(Fault("budget.by", str(error))) from None
+    ends = moment_of(budget.by, datetime.fromtimestamp(began_at).astimezone())
     return Limit(budget.by, began_at, ends.timestamp(), *money)
 
 
@@ -292,7 +290,7 @@ def _too_long(
         yield Fault(
             key,
             f"expected time for at least one training, up to {seconds(least_s)} for the shortest of this space; got "
-            f"{seconds(max(left_s, 0.0))} {until}, with {seconds(closing_s(left_s))} set aside for the end. Allow more, or "
+            f"{seconds(max(left_s, 0.0))} {until}, with {seconds(limit.closing_s())} set aside for the end. Allow more, or "
             "shorter trainings.",
         )
         return
@@ -303,4 +301,4 @@ def _too_long(
             yield Fault(f"baseline.{index}", f"{message}{seconds(most_s)}. Allow more, or remove it.")
 
 
-__all__ = ["Finish", "Law", "Limit", "closing_s", "finish_of", "kept_model", "known_seconds"]
+__all__ = ["Finish", "Law", "Limit", "finish_of", "known_seconds"]

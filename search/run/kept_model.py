@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from ...spaces.boundary.files import file_name
 from ...spaces.errors import Fault, OutputError, StudyFileError
 from ...spaces.record import TrialRecord
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from .training import RESULT, Training
 
@@ -42,6 +43,7 @@ class KeptModel:
         try:
             self._candidates.mkdir(parents=True, exist_ok=True)
             self._read(trials)
+            self.clean()  # of trials that a killed driver left
         except OSError as error:
             message = f"expected a folder that can be written, got {folder}: {error.strerror or error}"
             raise StudyFileError(Fault("budget.keep", message)) from None
@@ -85,7 +87,7 @@ class KeptModel:
             shutil.rmtree(own, ignore_errors=True)
 
     def clean(self) -> None:
-        """Delete what trials that did not end have left."""
+        """Delete what trials have left that did not end."""
         shutil.rmtree(self._candidates, ignore_errors=True)
 
     def _read(self, trials: Sequence[TrialRecord]) -> None:
@@ -115,9 +117,22 @@ def _is_of(trials: Sequence[TrialRecord], number: int, score: float) -> bool:
     return record is not None and (not record.has_ended or record.accuracy == score)
 
 
-def with_model_folder(setup: TrialSetup, kept: KeptModel, ends_by: float | None, *, final: bool) -> TrialSetup:
-    """A setup whose training leaves its model where it may be kept."""
-    return replace(setup, model_folder=kept.folder_of(setup.number), scores_test=final, ends_by=ends_by)
+def kept_model(
+    spec: StudySpec, name: str, trials: Sequence[TrialRecord], keep: Callable[[Training], Training]
+) -> KeptModel | None:
+    """What keeps a study's model; None where it keeps none.
+
+    Raises:
+        StudyFileError: the folder holds something else, or cannot be written.
+    """
+    folder = model_folder(spec, name)
+    return None if folder is None else KeptModel(folder, name, spec.objectives.metric.sign, keep, trials)
 
 
-__all__ = ["KeptModel", "with_model_folder"]
+def model_folder(spec: StudySpec, name: str) -> Path | None:
+    """Where a study keeps its model; None where it keeps none."""
+    budget = spec.budget
+    return spec.folder / (budget.keep or Path("results") / file_name(name) / "model") if budget.keeps_model else None
+
+
+__all__ = ["KeptModel", "kept_model", "model_folder"]

@@ -90,7 +90,7 @@ class StudyRun:
         self.finish = finish
         self._search_is_over, self._plan_saved = False, -math.inf
         self.spec, self.name, self.device, self.trials = spec, name, device, trials
-        self._planner = Planner(spec, name, profiles, device, task_hash)
+        self._planner = Planner(spec, name, profiles, device, task_hash, finish)
         self._owns_workers = owns_workers
         self.notify = notify
         self._suggester, self._space, self.tables = suggester, space, tables
@@ -127,6 +127,8 @@ class StudyRun:
         self.reported_s: float | None = None
         self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._load_curves()
+        if finish is not None:
+            finish.follow(self._attempts_so_far)
 
     @property
     def profiles(self) -> Mapping[str, Mapping[CostKey, DeviceProfile]]:
@@ -156,13 +158,7 @@ class StudyRun:
             suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict())
             attempts = self._attempts_at(trial)
             try:
-                attempt = self._planner.first(suggestion, attempts)
-                if self.finish is not None:
-                    final = bool(trial.facts.final)
-                    attempt.setup = self.finish.setup(
-                        attempt.setup, self._all_spans(), self.driven_s + self.elapsed_s(), final=final
-                    )
-                return self._start(attempt)
+                return self._start(self._planner.first(suggestion, attempts))
             except InfeasiblePlanError as error:
                 self._record_infeasible(suggestion, error)
                 if attempts:
@@ -179,16 +175,14 @@ class StudyRun:
             return None
         while self._interrupted:
             number = self._interrupted.popleft()
-            if self._resumes(self.trials[number]):
+            if self.finish is None or self.finish.resumes(self.trials[number]):
                 return self._resumed(number)
         while self._baseline:
             index = self._baseline.popleft()
-            if self.finish is not None and not self.finish.fits(
-                self._space.chosen(self.spec.baseline[index]), self._all_spans(), self.driven_s + self.elapsed_s()
-            ):
-                self._say(f"baseline.{index} is not trained: there is not enough time left for it")
-                continue
-            return self.trials.begin(self._space.chosen(self.spec.baseline[index]), TrialFacts(baseline=index))
+            setting = self._space.chosen(self.spec.baseline[index])
+            if self.finish is None or self.finish.fits(setting):
+                return self.trials.begin(setting, TrialFacts(baseline=index))
+            self._say(f"baseline.{index} is not trained: there is not enough time left for it")
         if self.finish is not None and self.finish.plans:
             return self._next_by_deadline(self.finish, free, room)
         if (repeat := self._next_repeat()) is not None:
@@ -204,22 +198,21 @@ class StudyRun:
 
     def _next_by_deadline(self, finish: Finish, free: int, room: float) -> TrialRecord | Literal["wait"] | None:
         """A trial of the search, or a final training, whatever is worth more in the time that is left."""
-        driven_s, spans = self.driven_s + self.elapsed_s(), self._all_spans()
         searches = room > 0 and self.ending.stage < Stage.NO_NEW_TRIALS and not self._search_is_over
-        step = finish.step(self.trials, spans, driven_s, searches=searches)
+        step = finish.step(self.trials, searches=searches)
         if step is not None and not isinstance(step, Final):
             proposal: Any = step
             if step == "search":
                 proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
             if proposal == "wait":
                 return "wait"
-            if isinstance(proposal, Mapping) and finish.fits(proposal, spans, driven_s):
+            if isinstance(proposal, Mapping) and finish.fits(proposal):
                 self._save_plan(finish)
                 return self.trials.begin(proposal)
             self._search_is_over = True
-            step = finish.step(self.trials, spans, driven_s, searches=False)
+            step = finish.step(self.trials, searches=False)
         self._save_plan(finish)
-        return self.trials.begin(step.parameters, TrialFacts(final=True)) if isinstance(step, Final) else None
+        return self.trials.begin(step.parameters, TrialFacts(final_training=True)) if isinstance(step, Final) else None
 
     def begin_deadline(self) -> None:
         """Store the deadline, so that it is the same for whoever goes on."""
@@ -231,20 +224,6 @@ class StudyRun:
         if deadline is not None and now > self._plan_saved + _PLAN_EVERY_S:
             self._plan_saved = now
             self.tables.save_deadline(self.name, asdict(deadline))
-
-    def _resumes(self, trial: TrialRecord) -> bool:
-        """Whether there is time for an interrupted trial; a final training takes what there is."""
-        finish = self.finish
-        if finish is None or finish.limit is None:
-            return True
-        driven_s = self.driven_s + self.elapsed_s()
-        if trial.facts.final:
-            return finish.limit.left_s(driven_s) > 0
-        return finish.fits(trial.parameters, self._all_spans(), driven_s)
-
-    def _all_spans(self) -> list[Span]:
-        running = [self._span(attempt, counts=1.0) for attempt in list(self._running.values())]
-        return [*self._spans, *running]
 
     @property
     def trains(self) -> bool:
@@ -325,7 +304,7 @@ class StudyRun:
         accuracy = self._sign * measurement.score(setup.metric)
         fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, accuracy)
-        stays = self.trials[number].is_repeat or self.trials[number].facts.final
+        stays = self.trials[number].is_repeat or self.trials[number].facts.final_training
         return (should_stop and not stays) or self.ending.stage is Stage.STOPPED
 
     def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:
@@ -604,6 +583,11 @@ class StudyRun:
         if train_s is None:
             train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
         return taken_by(self.spec.objectives.speeds, train_s, attempt, self._price)
+
+    def _attempts_so_far(self) -> tuple[list[Span], float]:
+        """The latest attempts of this run, running ones too, and the driver's seconds over all runs."""
+        running = [self._span(attempt, counts=1.0) for attempt in list(self._running.values())]
+        return [*self._spans, *running], self.driven_s + self.elapsed_s()
 
     def _span(self, attempt: Attempt, ended_s: float | None = None, *, counts: float) -> Span:
         expected_s = self._planner.expected_s(attempt)

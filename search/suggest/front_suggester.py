@@ -174,7 +174,7 @@ class FrontSuggester(Suggester):
         with single_threaded_blas():
             length = self.transform.place(EPOCHS) if EPOCHS in self.transform.space else None
             model = self._model(observations, known, self._last_outlook, length)
-            finals = [trial.parameters for trial in trials if trial.facts.final and not trial.has_ended]
+            finals = [trial.parameters for trial in trials if trial.facts.final_training and not trial.has_ended]
             return outlook(model, self.transform, self._only, known, tried, finals, rng)
 
     def _observations(self, trials: Sequence[TrialRecord], ready: Sequence[Mapping[str, Any]] = ()) -> Observations:

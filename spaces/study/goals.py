@@ -50,8 +50,8 @@ class Budget(Section):
     )
     by: Annotated[StrictStr, AfterValidator(_deadline)] | None = Field(
         None,
-        description="When the study has to be done, final training included: a time of day, a date, or a duration since its "
-        "first start, such as `18:00`, `2026-11-28 09:00` or `2h`; null: it ends with the search.",
+        description="When the study has to be done, final training included: a time of day, a date, or a duration since the "
+        "first run with it, such as `18:00`, `2026-11-28 09:00` or `2h`; null: it ends with the search.",
     )
     sure: Annotated[Share, Field(gt=0)] = Field(
         0.95, description="Probability with which a training that is begun before the deadline is to be whole in time."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -233,8 +232,8 @@ _MOST_ROWS = 200
 
 
 def _summary(drawn: StudyData) -> Iterator[str]:
-    if (deadline := drawn.study.deadline) is not None and deadline.ends_at > time.time():
-        yield plan_sentence(deadline)
+    if plan := plan_sentence(drawn.study.deadline):
+        yield plan
     yield from front_summary(drawn.study)
     note = batch_norm_note(drawn.study.front)
     if note:

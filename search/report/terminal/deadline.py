@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 _BRIEF_S = 1800.0
 
 
-def plan_sentence(deadline: StoredDeadline) -> str:
-    """`plan_line` as a sentence."""
+def plan_sentence(deadline: StoredDeadline | None) -> str:
+    """`plan_line` as a sentence; empty where there is no deadline, or it has passed."""
+    if deadline is None or deadline.ends_at <= time.time():
+        return ""
     line = plan_line(deadline)
     return f"{line[0].upper()}{line[1:]}."
 
@@ -64,7 +66,7 @@ def model_lines(result: StudyResult) -> Iterator[str]:
     record = stored.records[document["trial"]]
     score = f"{stored.front.metric} {number(document[stored.front.metric])}"
     tests = "".join(f", {name} {number(value)}" for name, value in document["tests"].items())
-    role = "a final training" if record.facts.final else "a trial of the search"
+    role = "a final training" if record.facts.final_training else "a trial of the search"
     shortened = record.facts.shortened_to
     cut = "" if shortened is None else f", shortened to {shortened:.0%} of its plan to be in time"
     yield (

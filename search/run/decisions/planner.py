@@ -23,6 +23,7 @@ from ....spaces.planning import (
 from ....spaces.study.spec import StudySpec
 from ....spaces.trial import EVALUATION_BATCH, TRAINER_EVALUATION_BATCH, Outcome, Suggestion, TrialSetup
 from ...suggest.pausing import RUNG
+from ..finish import Finish
 from .attempt import Attempt
 
 
@@ -31,6 +32,7 @@ class Planner:
 
     Args:
         profiles: of every kind of device, by parameters that change cost; the first kind's laws time all trials.
+        finish: how the study ends with a trained model; None: it ends with its search.
 
     Attributes:
         timed_on: that kind.
@@ -43,7 +45,9 @@ class Planner:
         profiles: Mapping[str, Mapping[CostKey, DeviceProfile]],
         device: Literal["cpu", "gpu"],
         task_hash: str,
+        finish: Finish | None = None,
     ) -> None:
+        self._finish = finish
         self._spec, self._name, self._device, self._task_hash = spec, name, device, task_hash
         self.profiles = {kind: dict(of_kind) for kind, of_kind in profiles.items()}
         self.timed_on = next(iter(self.profiles))
@@ -65,13 +69,16 @@ class Planner:
         """
         spec = self._spec
         profile = self.profiles[kind][cost_key(spec, suggestion.parameters)]
-        return replace(
+        setup = replace(
             trial_setup(spec, self._name, suggestion, profile, self._device),
             checkpoint=checkpoint_url(spec, self._name, self._task_hash, suggestion),
             checkpoint_every_s=float(spec.cluster.checkpoint_every_s),
             pauses_at=RUNG if spec.stopping.kind == "pause" else None,
             counts_energy="energy_j" in spec.objectives.speeds,
         )
+        if self._finish is None:
+            return setup
+        return self._finish.setup(setup, final=bool(suggestion.notes.get("final_training")))
 
     def everywhere(self, attempt: Attempt) -> dict[str, TrialSetup]:
         """An attempt as every kind of device would train it: the same batch, its own micro-batches."""

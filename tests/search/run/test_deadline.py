@@ -325,7 +325,7 @@ def test_a_study_that_has_met_its_trials_still_trains_by_a_deadline(study_file: 
     after = StoredStudy.open(str(path))
     assert after.records[: len(before)] == before
     # What is left is for final trainings alone; where none promises more, none is trained, and no model was kept before.
-    assert all(record.facts.final for record in after.records[len(before) :])
+    assert all(record.facts.final_training for record in after.records[len(before) :])
     assert (tmp_path / "kept").exists() == (len(after.records) > len(before))
     # Without a deadline it is what it was.
     assert "has met its budget" in bsearch("run", path, "--serial").output
