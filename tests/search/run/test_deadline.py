@@ -20,6 +20,7 @@ import torch
 from bsearch.search.run.decisions.deadline import WallTime, decide
 from bsearch.search.run.decisions.eta import Span
 from bsearch.search.run.kept_model import KeptModel
+from bsearch.search.run.study_run import StudyRun
 from bsearch.search.run.training import RESULT, Training, kept
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.outlook import Outlook
@@ -29,7 +30,7 @@ from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.readable import UNLIMITED
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import changed_study, parse_study
-from bsearch.spaces.trial import Measurement
+from bsearch.spaces.trial import Measurement, TrialSetup
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
 from helpers import finished, run, setup
@@ -354,6 +355,21 @@ def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_wa
     assert "shortened to" in result.output
     exported = bsearch("export", tmp_path / "study.yaml", "--to", "pytorch")
     assert "ends_by" not in exported.output
+
+
+def test_on_every_kind_of_device_a_trial_ends_in_time_and_leaves_its_model(study_file: Callable[..., Path]) -> None:
+    setups: list[TrialSetup] = []
+
+    def look(study: StudyRun) -> None:
+        setup = study.next_attempt()
+        assert isinstance(setup, TrialSetup)
+        study._planner.profiles["another"] = study._planner.profiles[study._planner.timed_on]
+        setups.extend(study.setups(setup.number).values())
+        study.put_back(setup.number)
+
+    run(study_file(task=f"{TASKS}:Points", budget={"by": "20s", "trials": 2}), watch=look)
+    assert len(setups) == 2
+    assert all(setup.model_folder and setup.ends_by and not setup.scores_test for setup in setups)
 
 
 def test_a_study_may_end_at_a_value_of_its_metric(study_file: Callable[..., Path]) -> None:
