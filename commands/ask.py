@@ -83,7 +83,7 @@ def ask(
     from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.export import json_text
-    from ..search.report.terminal.verdicts import group_parts, verdict_document
+    from ..search.report.terminal.laws.verdicts import group_parts, verdict_document
     from ..search.sources.read import is_source
 
     console = terminal(as_json)
@@ -139,7 +139,7 @@ def _read(
         targets: runs to a target are read as such.
     """
     from ..search.laws.runs_table import to_target
-    from ..search.report.terminal.verdicts import columns_table
+    from ..search.report.terminal.laws.verdicts import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
     from ..search.sources.read import runs_of

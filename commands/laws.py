@@ -198,7 +198,7 @@ def scale_up(
     """
     from ..search.laws.scale_up import scale_up as predict
     from ..search.report.export import json_text
-    from ..search.report.terminal.scale_up import scale_up_document, scale_up_parts
+    from ..search.report.terminal.laws.scale_up import scale_up_document, scale_up_parts
     from ..search.store.stored import StoredStudy
 
     if then_run is not None and then_run.exists():
@@ -291,7 +291,7 @@ def _fit_table_batches(table: Path, batches: tuple[int, ...], workload: str | No
     from ..search.laws.runs_table import read_runs
     from ..search.laws.samples_to_target import LEAST_BATCHES, fit_batch_law
     from ..search.report.export import json_text
-    from ..search.report.terminal.batch_law import law_document, law_parts
+    from ..search.report.terminal.laws.batch_law import law_document, law_parts
 
     workloads = read_runs(table)
     if workload is not None and workload not in workloads:
@@ -323,7 +323,7 @@ def _fit_table_batches(table: Path, batches: tuple[int, ...], workload: str | No
 def _fit_study_batches(study: str, batches: tuple[int, ...], target: float | None, name: str | None, as_json: bool) -> None:
     from ..search.laws.samples_by_batch import study_samples
     from ..search.report.export import json_text
-    from ..search.report.terminal.batch_law import samples_document, samples_parts
+    from ..search.report.terminal.laws.batch_law import samples_document, samples_parts
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name)

@@ -147,7 +147,7 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     written(tmp_path / "runs.csv", 60)
     done = typed("init", "next", "--from", "runs.csv")
     assert done.exit_code == 0, done.output
-    from bsearch.search.suggest.warm_start import prior_trials
+    from bsearch.search.suggest.priors.warm_start import prior_trials
     from bsearch.spaces.study.file import read_study
 
     spec = read_study(tmp_path / "next" / "study.yaml")

@@ -25,7 +25,7 @@ from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.confirm import averaged
 from ..analysis.gaussian_process import Array, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
-from ..suggest.batch_rate_prior import BATCH, AccuracyPrior, BatchRate
+from ..suggest.priors.batch_rate_prior import BATCH, AccuracyPrior, BatchRate
 from ..suggest.space_transform import SpaceTransform, distribution
 
 # The parameter that says how long a training is.

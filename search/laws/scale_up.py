@@ -33,7 +33,7 @@ from ..analysis.cliff import Cliff
 from ..analysis.coordinates import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
-from ..suggest.batch_rate_prior import BARE, AccuracyPrior, BatchRate
+from ..suggest.priors.batch_rate_prior import BARE, AccuracyPrior, BatchRate
 from .scaled_up import EXPONENTS, NextStudy, ScaledUp, SettingAt, Size, follows_size, size_of
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.

@@ -16,8 +16,8 @@ from ...spaces.record import TrialRecord
 from ..analysis.rates import BestRates, Estimate, RateAt
 from ..store.stored import StoredStudy
 from ..store.trials import Trials
-from ..suggest.batch_rate_prior import BATCH
 from ..suggest.importance import parameter_importances
+from ..suggest.priors.batch_rate_prior import BATCH
 from ..suggest.space_transform import SearchSpace, distribution
 from ..suggest.suggester import suggester_of
 from .best_rate import FEWEST, best_rates

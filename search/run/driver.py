@@ -39,9 +39,9 @@ from ..store.stored import StoredStudy, codes, is_same_experiment, study_identit
 from ..store.tables import Tables
 from ..store.trials import Trials, stored_trials
 from ..store.url import shown_url
+from ..suggest.priors.warm_start import names_sources, prior_trials
 from ..suggest.space_transform import SearchSpace
 from ..suggest.suggester import Suggester, suggester_of
-from ..suggest.warm_start import names_sources, prior_trials
 from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event

@@ -18,9 +18,9 @@ from scipy.special import ndtr
 
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
-from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
-from .optimum_prior import OptimumPrior
 from .pausing import GapKernel
+from .priors.batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
+from .priors.optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
 from .trial_history import MOST_POINTS, Observations, PausedTrials, front_places
 

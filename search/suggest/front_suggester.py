@@ -15,11 +15,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
-from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
-from .doubt import Doubt
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
-from .optimum_prior import OptimumPrior
 from .outlook import EPOCHS, Outlook, outlook
+from .priors.batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
+from .priors.doubt import Doubt
+from .priors.optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
 from .suggester import Proposal, Suggester
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory, as_trained

@@ -15,7 +15,7 @@ from bsearch.cli import main
 from bsearch.search.laws.next_study import next_study
 from bsearch.search.laws.scale_up import NEXT_TRIALS, scale_up
 from bsearch.search.laws.scaled_up import LAWS, ScaledUp, Size
-from bsearch.search.report.terminal.scale_up import scale_up_parts
+from bsearch.search.report.terminal.laws.scale_up import scale_up_parts
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import read_study, study_from_dict

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from bsearch.search.analysis import gaussian_process
 from bsearch.search.analysis.gaussian_process import Structure, conditioned, fitted
-from bsearch.search.suggest.batch_rate_prior import (
+from bsearch.search.suggest.optuna.sampler import FrontSampler
+from bsearch.search.suggest.priors.batch_rate_prior import (
     BARE,
     SCALED,
     AccuracyPrior,
@@ -18,7 +19,6 @@ from bsearch.search.suggest.batch_rate_prior import (
     first_point,
     first_points,
 )
-from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 

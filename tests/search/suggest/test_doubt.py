@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.search.suggest.doubt import Doubt
+from bsearch.search.suggest.priors.doubt import Doubt
+from bsearch.search.suggest.priors.warm_start import names_sources, prior_trials
 from bsearch.search.suggest.trial_history import Observations, PausedTrials
-from bsearch.search.suggest.warm_start import names_sources, prior_trials
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.learning_rate import OptimizerSettings, scaled_settings
 from bsearch.spaces.study.file import resolve_study, study_from_dict

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bsearch.search.suggest.ask_tell import Search
-from bsearch.search.suggest.optimum_prior import OptimumPrior
+from bsearch.search.suggest.priors.optimum_prior import OptimumPrior
 from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import StudyFileError

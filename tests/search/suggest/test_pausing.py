@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from bsearch.search.analysis.gaussian_process import Plain
 from bsearch.search.suggest.ask_tell import Search
-from bsearch.search.suggest.batch_rate_prior import ANCHORS, AccuracyPrior, BatchRate, first_point, first_points
 from bsearch.search.suggest.pausing import RUNG, GapKernel
+from bsearch.search.suggest.priors.batch_rate_prior import ANCHORS, AccuracyPrior, BatchRate, first_point, first_points
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.stopping import PauseAtRung
 from bsearch.search.suggest.trial_history import PausedTrials

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ..analysis.gaussian_process import Array
-from .space_transform import SpaceTransform
+from ...analysis.gaussian_process import Array
+from ..space_transform import SpaceTransform
 
 # Trials after which the logarithm of the weight has fallen to 1/e of itself.
 _LASTS = 5.0

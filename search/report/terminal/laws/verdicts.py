@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from ....spaces.errors import cut
-from ....spaces.readable import plural
-from ...laws.verdicts import Verdict
-from ...store.stored import StoredStudy
-from .tables import column
+from .....spaces.errors import cut
+from .....spaces.readable import plural
+from ....laws.verdicts import Verdict
+from ....store.stored import StoredStudy
+from ..tables import column
 
 if TYPE_CHECKING:
-    from ...sources.columns import Columns
-    from ...sources.imported import Imported
+    from ....sources.columns import Columns
+    from ....sources.imported import Imported
 
 # More columns than this that are left out are counted instead.
 _MOST_LEFT_OUT = 15

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..analysis.accuracy_scale import AccuracyScale
-from ..analysis.gaussian_process import Array, GaussianProcess, fitted, single_threaded_blas
-from .trial_history import Observations
+from ...analysis.accuracy_scale import AccuracyScale
+from ...analysis.gaussian_process import Array, GaussianProcess, fitted, single_threaded_blas
+from ..trial_history import Observations
 
 # Of the prior of s: the standard deviation as a share of the earlier runs', and as how many trials it counts.
 _SHARE, _COUNTS = 0.1, 2.0

@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...spaces.domain import Domain, applies, values_of
-from ...spaces.errors import BsearchError, Fault, StudyFileError
-from ...spaces.learning_rate import OptimizerSettings, RuleConstants, scaled_settings
-from ...spaces.record import TrialRecord
-from ...spaces.study.file import read_study
-from ...spaces.study.spec import StudySpec
-from ..analysis.blow_ups import told_apart
-from ..analysis.confirm import averaged
-from ..sources.columns import columns_of
-from ..sources.imported import imported, metric_name
-from ..sources.read import is_source, runs_of
-from ..store.rows import StudyRow
-from ..store.tables import Tables
-from ..store.trials import stored_trials
-from .trial_history import PriorTrial
+from ....spaces.domain import Domain, applies, values_of
+from ....spaces.errors import BsearchError, Fault, StudyFileError
+from ....spaces.learning_rate import OptimizerSettings, RuleConstants, scaled_settings
+from ....spaces.record import TrialRecord
+from ....spaces.study.file import read_study
+from ....spaces.study.spec import StudySpec
+from ...analysis.blow_ups import told_apart
+from ...analysis.confirm import averaged
+from ...sources.columns import columns_of
+from ...sources.imported import imported, metric_name
+from ...sources.read import is_source, runs_of
+from ...store.rows import StudyRow
+from ...store.tables import Tables
+from ...store.trials import stored_trials
+from ..trial_history import PriorTrial
 
 # What must be the same for accuracies of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")

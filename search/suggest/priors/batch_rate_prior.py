@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..analysis.gaussian_process import Array, Structure
-from .space_transform import SpaceTransform
+from ...analysis.gaussian_process import Array, Structure
+from ..space_transform import SpaceTransform
 
 BATCH, RATES = "effective_batch", ("reference_rate", "learning_rate")
 

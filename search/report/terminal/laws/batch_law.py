@@ -10,11 +10,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ...analysis.rates import Estimate
-from ...laws.runs_table import RunsToTarget
-from ...laws.samples_by_batch import SamplesByBatch
-from ...laws.samples_to_target import BatchLaw
-from .tables import column
+from ....analysis.rates import Estimate
+from ....laws.runs_table import RunsToTarget
+from ....laws.samples_by_batch import SamplesByBatch
+from ....laws.samples_to_target import BatchLaw
+from ..tables import column
 
 # A median that differs from the law by this factor is reported: MLPerf's 90 points differ by less.
 _FAR = 2.0

@@ -1,0 +1,1 @@
+"""What the laws of trials say, printed: samples by batch, the next size, and verdicts on old runs."""
