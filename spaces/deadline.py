@@ -1,4 +1,4 @@
-"""When a study has to be done: a time of day, a date, or so long after its first start."""
+"""When a study has to be done: a time of day, a date, or so long after the first run with it."""
 
 from __future__ import annotations
 
