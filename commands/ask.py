@@ -248,7 +248,7 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimi
     try:
         parse_study(study)
     except StudyFileError as error:
-        click.echo(plain(f"Before it can run, study.yaml is to be edited:\n{error}"), err=True)
+        click.echo(plain(f"study.yaml needs editing before it can run:\n{error}"), err=True)
     return {"study.yaml": study, "tasks.py": task_file(spec, source), OLD_RUNS: "\n".join(rows) + "\n"}
 
 

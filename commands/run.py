@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
-@click.option("--within", metavar="DURATION", help="The same, so long after the first run with it: 2h, 90m.")
-@click.option("--spend", type=click.FloatRange(min=0, min_open=True), help="The same, for so much by devices.prices.")
+@click.option("--within", metavar="DURATION", help="The same, counted from the first run with this deadline: 2h, 90m.")
+@click.option("--spend", type=click.FloatRange(min=0, min_open=True), help="The same, for this amount at devices.prices.")
 @click.option("--until", type=float, metavar="VALUE", help="Stop as soon as the metric reaches this, and keep the model.")
 @click.option("--keep", metavar="FOLDER", help="Folder for that model; default: results/STUDY/model.")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
@@ -268,8 +268,8 @@ def _shown(study: Path, spec: StudySpec) -> str:
 
 @main.command(epilog=epilog("bsearch check study.yaml"))
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
-@click.option("--by", metavar="TIME", help="Forecast it with this deadline, as of `bsearch run`.")
-@click.option("--within", metavar="DURATION", help="The same, from now on.")
+@click.option("--by", metavar="TIME", help="Forecast with this deadline, as for `bsearch run`.")
+@click.option("--within", metavar="DURATION", help="The same, counted from now.")
 @set_option
 @json_option
 def check(study: Path, by: str | None, within: str | None, settings: tuple[str, ...], as_json: bool) -> None:

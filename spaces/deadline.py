@@ -67,7 +67,7 @@ def moment_of(text: str, now: datetime) -> datetime:
     if at <= now:
         tomorrow = (now + timedelta(days=1)).date()
         instead = f"{tomorrow} {text}" if isinstance(named, time) else "a later one"
-        message = f"expected a time to come, but {text} has passed: it is {now:%H:%M}. Write {instead}."
+        message = f"expected a time in the future, but {text} has passed: it is {now:%H:%M}. Write {instead}."
         raise StudyFileError(Fault("budget.by", message))
     return at
 

@@ -225,7 +225,7 @@ def test_more_sizes_than_can_be_timed_are_said_at_once(tmp_path: Path) -> None:
     rows = [f"8,0.0{place % 7 + 1},0.{place % 9 + 1},{place % 5},{place // 5 % 5}" for place in range(50)]
     (tmp_path / "runs.csv").write_text("\n".join(["bs,lr,val_acc,width,depth", *rows]))
     done = typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
-    assert "study.yaml is to be edited:\nstudy.yaml:" in done.output
+    assert "study.yaml needs editing before it can run:\nstudy.yaml:" in done.output
     assert "expected at most 16 combinations of values with changes_cost" in done.output
 
 

@@ -219,7 +219,7 @@ def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
     if deadline is None or deadline.given != study.spec.budget.by or deadline.ends_at > study.began_at:
         return ""
     at = datetime.fromtimestamp(deadline.ends_at).astimezone()
-    return f"budget.by: {deadline.given} was {at:%Y-%m-%d %H:%M}, which has passed"
+    return f"the deadline ({deadline.given}) passed at {at:%Y-%m-%d %H:%M}"
 
 
 def _store(study: _OpenStudy) -> None:

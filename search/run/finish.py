@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...spaces.deadline import Plan, StoredDeadline, duration_of, moment_of
+from ...spaces.deadline import Plan, StoredDeadline, moment_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import seconds
 from ...spaces.record import TrialRecord
@@ -283,22 +283,20 @@ def _too_long(
 ) -> Iterator[Fault]:
     """What cannot be trained in time, although the study asks for it."""
     key, wall = "budget.by" if spec.budget.by else "budget.cost", WallTime()
-    by = "within" if duration_of(limit.given) is not None else "until"
-    until = f"{by} {limit.given}" if spec.budget.by else f"for {limit.given}"
+    left = f"{seconds(max(left_s, 0.0))} ({limit.given}), with {seconds(limit.closing_s())} set aside for the end"
     least_s = float(wall.at_most_s(shortest_s, spec.budget.sure))
     if kept.score is None and least_s > left_s:
         yield Fault(
             key,
-            f"expected time for at least one training, up to {seconds(least_s)} for the shortest of this space; got "
-            f"{seconds(max(left_s, 0.0))} {until}, with {seconds(limit.closing_s())} set aside for the end. Allow more, or "
-            "shorter trainings.",
+            f"expected time for at least one training, up to {seconds(least_s)} for the shortest of this space; got {left}. "
+            "Allow more time, or shorter trainings.",
         )
         return
     for index, setting in enumerate(spec.baseline):
         most_s = float(wall.at_most_s(known_seconds(law, space.whole(space.chosen(setting))), spec.budget.sure))
         if most_s > left_s and kept.score is None:
-            message = f"expected a setting that is trained in the {seconds(max(left_s, 0.0))} {until}; this one takes up to "
-            yield Fault(f"baseline.{index}", f"{message}{seconds(most_s)}. Allow more, or remove it.")
+            message = f"expected a setting that can be trained in {left}; this one takes up to {seconds(most_s)}."
+            yield Fault(f"baseline.{index}", f"{message} Allow more time, or remove it.")
 
 
 __all__ = ["Finish", "Law", "Limit", "finish_of", "known_seconds"]

@@ -105,7 +105,7 @@ class KeptModel:
             raise StudyFileError(
                 Fault(
                     "budget.keep",
-                    f"expected an empty folder, or the one of this study's model, got {self.folder}. Choose another.",
+                    f"expected an empty folder, or the one with this study's model; got {self.folder}. Choose another.",
                 )
             ) from None
         self.trial, self.score = number, score

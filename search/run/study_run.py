@@ -406,7 +406,7 @@ class StudyRun:
         try:
             self.finish.offer(attempt.setup, attempt.measurements)
         except OutputError as error:
-            self._say(f"trial {attempt.setup.number}: its model is not kept: {error}")
+            self._say(f"trial {attempt.setup.number}: its model was not kept: {error}")
             return
         self.check_target()
 
@@ -453,7 +453,7 @@ class StudyRun:
         """Stop a study whose kept model is as good as is wanted."""
         if self.finish is not None and self.finish.has_reached():
             target = f"{self.spec.objectives.metric.name} {self.spec.budget.until:g}"
-            self.ending.reach(Stage.STOPPED, f"budget.until: {target} is reached by trial {self.finish.kept.trial}")
+            self.ending.reach(Stage.STOPPED, f"budget.until: {target} was reached by trial {self.finish.kept.trial}")
 
     def check_cost(self) -> None:
         """Stop the study where its budget is spent."""

@@ -54,7 +54,7 @@ class Budget(Section):
         "first run with it, such as `18:00`, `2026-11-28 09:00` or `2h`; null: it ends with the search.",
     )
     sure: Annotated[Share, Field(gt=0)] = Field(
-        0.95, description="Probability with which a training that is begun before the deadline is to be whole in time."
+        0.95, description="Probability with which a training is planned to finish in full before the deadline."
     )
     keep: StrictStr | None = Field(
         None,
@@ -63,7 +63,7 @@ class Budget(Section):
         "`results/STUDY/model` with `by` and `until`.",
     )
     until: Number | None = Field(
-        None, description="Value of the metric at which the study is done, its model kept; null: none."
+        None, description="Value of the metric at which the study stops and keeps its model; null: none."
     )
 
     @model_validator(mode="after")

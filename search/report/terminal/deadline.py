@@ -42,12 +42,12 @@ def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
 
     plan, ends = deadline.plan, at(deadline.ends_at)
     if deadline.ends_at <= now:
-        return f"it was to be done by {ends}"
+        return f"its deadline, {ends}, has passed"
     if plan is None or plan.train_s is None or plan.done_by is None:
-        return f"done by {ends}: no final training is planned now"
+        return f"no final training is planned yet; done by {ends}"
     length = "" if plan.epochs is None else f", {number(plan.epochs)} epochs"
     train = f"the setting of trial {plan.tried} for {seconds(plan.train_s)}{length}"
-    sure = "" if plan.sure is None else f", {100 * min(plan.sure, 0.99):.0f}% sure to be whole by {ends}"
+    sure = "" if plan.sure is None else f", {100 * min(plan.sure, 0.99):.0f}% sure to finish in full by {ends}"
     done = f"done by {at(min(plan.done_by, deadline.ends_at))}"
     if plan.search_until is not None:
         return f"search until about {at(plan.search_until)}, then train {train}; {done}{sure}"
@@ -60,7 +60,7 @@ def model_lines(result: StudyResult) -> Iterator[str]:
     if not budget.keeps_model:
         return
     if result.model is None:
-        yield "No model is kept: no trial has been complete since one was asked for."
+        yield "No model was kept: no trial has completed since one was asked for."
         return
     document = json.loads((result.model / RESULT).read_text(encoding="utf-8"))
     record = stored.records[document["trial"]]
@@ -68,7 +68,7 @@ def model_lines(result: StudyResult) -> Iterator[str]:
     tests = "".join(f", {name} {number(value)}" for name, value in document["tests"].items())
     role = "a final training" if record.facts.final_training else "a trial of the search"
     shortened = record.facts.shortened_to
-    cut = "" if shortened is None else f", shortened to {shortened:.0%} of its plan to be in time"
+    cut = "" if shortened is None else f", shortened to {shortened:.0%} of its planned length to meet the deadline"
     yield (
         f"Model: {from_here(result.model)}: trial {record.number}, {role}{cut}: {score}{tests}, batch "
         f"{record.facts.effective_batch}, {number(record.facts.epochs)} epochs"
