@@ -39,6 +39,7 @@ class TrialFacts:
         baseline: its index in the study's `baseline:`.
         final_training: it is trained to be the study's model, in what is left of its time.
         shortened_to: the share of the planned training to which it was shortened, to end in time.
+        planned_epochs: the searched epochs that it was to have, where it was shortened.
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
@@ -94,6 +95,7 @@ class TrialFacts:
     baseline: int | None = None
     final_training: bool | None = None
     shortened_to: float | None = None
+    planned_epochs: float | None = None
     repeats: int | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
@@ -240,12 +242,14 @@ class TrialResult:
         facts: beside those that were known before.
         values: in the order of `Objectives.names`; None where training gave none.
         violation: > 0 where no plan is feasible, by how far.
+        epochs: in place of those among its parameters, where it was shortened.
     """
 
     outcome: OutcomeKind
     facts: TrialFacts = TrialFacts()
     values: tuple[float, ...] | None = None
     violation: float = 0.0
+    epochs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +312,11 @@ class TrialRecord:
 
     def ended(self, result: TrialResult, at: str) -> Self:
         """The trial with its result."""
-        facts = self.facts | result.facts
-        return self.of(
-            self.number, result.outcome, self.parameters, facts, result.values, result.violation, self.started_at, at
-        )
+        facts, parameters = self.facts | result.facts, self.parameters
+        if result.epochs is not None and "epochs" in parameters:  # whoever reads it reads what was trained
+            facts |= TrialFacts(planned_epochs=parameters["epochs"])  # type: ignore[arg-type]
+            parameters = {**parameters, "epochs": result.epochs}
+        return self.of(self.number, result.outcome, parameters, facts, result.values, result.violation, self.started_at, at)
 
     @property
     def counts(self) -> float:
@@ -361,8 +366,7 @@ class TrialRecord:
     def settings(self) -> dict[str, Any]:
         """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
-        names = ("accumulation", "weight_decay", *(("epochs",) if self.facts.shortened_to is not None else ()))
-        derived: dict[str, Any] = {name: facts[name] for name in names if name in facts}
+        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
         return {**facts, **self.parameters, **derived}
 
     def taken(self, speed: Speed) -> float | None:

@@ -379,12 +379,13 @@ class StudyRun:
         expected_s = self._planner.expected_s(attempt)
         result = result_of(attempt, outcome, expected_s, self.spec.objectives.speeds, self._price, shared)
         facts = result.facts | prediction | TrialFacts(spent=self.spending.of(number))
-        if facts.shortened_to is not None:
+        shortened = facts.shortened_to is not None
+        if shortened:
             facts |= TrialFacts(epochs=setup.epochs, samples_budget=setup.samples_budget)
         if outcome.kind == "complete":
             self._keep(attempt)  # before the trial has ended, so that it is trained again if its model was not kept
         self.tables.end_attempt(setup, outcome)
-        self._finish(number, replace(result, facts=facts))
+        self._finish(number, replace(result, facts=facts, epochs=setup.epochs if shortened else None))
         self._history = self._history.after_end(outcome)
         self._histories.pop(number, None)
         trained = outcome.kind == "complete"

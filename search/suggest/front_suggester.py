@@ -22,7 +22,7 @@ from .priors.doubt import Doubt
 from .priors.optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
 from .suggester import Proposal, Suggester
-from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory, as_trained
+from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
 # Random points before the model is used: this many more than there are parameters.
 _FIRST = 2
@@ -166,7 +166,7 @@ class FrontSuggester(Suggester):
         if not self.transform.space or self._too_few(observations):
             return None
         tried = [
-            (trial.number, as_trained(trial))
+            (trial.number, trial.parameters)
             for trial in trials
             if trial.outcome == "complete" and self.transform.is_whole(trial.parameters)
         ]

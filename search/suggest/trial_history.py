@@ -130,13 +130,6 @@ def front_places(taken: Array, accuracy: Array) -> np.ndarray[Any, np.dtype[np.i
 _OPEN, _OBSERVED, _FAILED, _IGNORED = range(4)
 
 
-def as_trained(trial: TrialRecord) -> Mapping[str, Any]:
-    """A trial's parameters, with the epochs that it had where it was shortened."""
-    if trial.facts.shortened_to is None or "epochs" not in trial.parameters or trial.facts.epochs is None:
-        return trial.parameters
-    return {**trial.parameters, "epochs": trial.facts.epochs}
-
-
 class TrialHistory:
     """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
 
@@ -212,7 +205,7 @@ class TrialHistory:
     def _read(self, number: int, trial: TrialRecord) -> int:
         """Store an ended trial's point and values; returns what it is to the models."""
         facts, sign = trial.facts, self._sign
-        self._points[number] = self.transform.encode(as_trained(trial))
+        self._points[number] = self.transform.encode(trial.parameters)
         if trial.values is not None and np.isfinite(trial.values).all():
             rung = math.nan, math.nan
             if facts.rung_fraction is not None and facts.rung_accuracy is not None:

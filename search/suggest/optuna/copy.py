@@ -142,8 +142,10 @@ class OptunaCopy:
         return _state(record), record.values
 
     def _known(self, record: TrialRecord) -> dict[str, Any]:
-        """Its parameters that are searched."""
-        return {name: value for name, value in record.parameters.items() if name in self._space}
+        """Its parameters that are searched, as they were suggested: a trial that is shortened keeps those there."""
+        planned = record.facts.planned_epochs
+        suggested = {**record.parameters, **({} if planned is None else {"epochs": planned})}
+        return {name: value for name, value in suggested.items() if name in self._space}
 
 
 def record_of(trial: FrozenTrial) -> TrialRecord:
