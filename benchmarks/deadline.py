@@ -3,9 +3,12 @@
     python benchmarks/deadline.py --problems digits cifar laws lcbench --deadlines 500 --out deadlines.csv
     python benchmarks/deadline.py --table deadlines.csv
 
-One device. A deadline is 2 to 60 mean trainings; step times are off by up to 30 % from what is known, in a third of the cases
-the machine slows down midway by up to half, and in a fifth the driver is killed once. The metric is that of the model that is
-kept, in shares of the table's range below the best setting that one training as long as the whole time could have been.
+One device. A deadline is 2 to 60 mean trainings; step times are off by -10 to +30 % from what is known, in a third of the
+cases the machine slows down midway by up to half, and in a fifth the driver is killed once. The metric is that of the model
+that is kept, in shares of the table's range below the best setting that one training for all of this time could have been.
+
+What was said of a final training as it began is set against what came: the probability that it is whole, and the interval of
+its metric.
 
 Beside ours: 80 % of the time for the same search and the rest for the best setting found; the search alone, whose best trial
 counts as if its model had been kept; and the baseline (the middle of the space), trained as long as fits.
@@ -20,12 +23,15 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bsearch.search.run.decisions.deadline import FinalPlanner, WallTime
 from bsearch.search.run.decisions.eta import Span
+from bsearch.search.run.decisions.final import Pace
+from bsearch.search.run.decisions.final_planner import FinalPlanner
+from bsearch.search.run.decisions.wall_time import WallTime
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from problems import FRACTIONS, Problem, Table, problems
@@ -66,6 +72,12 @@ class World:
         before_s = max(min(work_s, self.slows_at_s - now_s), 0.0)
         return before_s + (work_s - before_s) * self.slows_by
 
+    def known_s(self, limit_s: float) -> float:
+        """The most known seconds of a training that takes all the time."""
+        lost_s = self.lost_s if self.killed_at_s < limit_s else 0.0
+        before_s = min(self.slows_at_s, limit_s - lost_s)
+        return (before_s + (limit_s - lost_s - before_s) / self.slows_by) / self.factor
+
     def killed_s(self, began_s: float, ends_s: float) -> float:
         """What a kill costs between these times: the new start, and steps since the last checkpoint."""
         if not self.killed and began_s <= self.killed_at_s < ends_s:
@@ -82,14 +94,15 @@ class Result:
     kept: float = math.nan
     trials: int = 0
     final: str = ""
+    said: str = ""
     decided_s: list[float] = field(default_factory=list)
 
 
 class Driver:
     """A study on one simulated device."""
 
-    def __init__(self, problem: Problem, limit_s: float, mean_s: float, seed: int) -> None:
-        self.problem, self.limit_s, self.mean_s = problem, limit_s - CLOSING * mean_s, mean_s
+    def __init__(self, problem: Problem, limit_s: float, mean_s: float, shortest_s: float, seed: int) -> None:
+        self.problem, self.limit_s, self.mean_s, self.seed = problem, limit_s - CLOSING * mean_s, mean_s, seed
         self.world, self.rng = World.of(limit_s, mean_s, seed), np.random.default_rng((5, seed))
         self.suggester = FrontSuggester(problem.space, 1.0, 1, known_seconds=problem.seconds, by_time=True, seed=seed)
         self.trials: list[TrialRecord] = []
@@ -97,7 +110,7 @@ class Driver:
         self.now_s, self.result = 0.0, Result()
         self.best = -math.inf
         self.overhead_s = 0.02 * mean_s
-        self.shortest_s = float(np.quantile([seconds for seconds, _ in problem.everything()[:5000]], 0.02))
+        self.shortest_s = shortest_s
 
     def train(self, parameters: Mapping[str, Any], *, shrinks: bool) -> bool:
         """Train, to the end if the time suffices; one that shrinks ends in time in any case. Whether it is complete."""
@@ -137,8 +150,8 @@ class Driver:
         """One trial of the search that fits; False where none does."""
         if parameters is None:
             (parameters,) = self.suggester.suggest(self.trials)
-        wall = WallTime.of(self.spans)
-        if self.now_s + float(wall.at_most_s(self.problem.seconds(parameters), SURE)) > until_s:
+        wall = WallTime.of(self.spans, self.limit_s)
+        if self.now_s + wall.at_most_s(self.problem.seconds(parameters), SURE) > until_s:
             return False
         return self.train(parameters, shrinks=False)
 
@@ -147,9 +160,9 @@ def ours(driver: Driver) -> None:
     planner, searches = FinalPlanner(driver.suggester, SURE, driver.limit_s, driver.shortest_s), True
     while True:
         started = time.perf_counter()
-        wall = WallTime.of(driver.spans)
+        wall = WallTime.of(driver.spans, driver.limit_s)
         trial_s = statistics.fmean(span.ended_s - span.started_s for span in driver.spans) if driver.spans else driver.mean_s
-        step = planner.next(driver.trials, wall, driver.limit_s - driver.now_s, trial_s, searches=searches)
+        step = planner.next(driver.trials, Pace(wall, driver.limit_s - driver.now_s, trial_s), searches=searches)
         driver.result.decided_s.append(time.perf_counter() - started)
         if step == "search":
             searches = driver.search(driver.limit_s)
@@ -160,25 +173,29 @@ def ours(driver: Driver) -> None:
         else:
             if not driver.result.final:
                 driver.result.final = f"{driver.now_s / driver.limit_s:.2f}"
-            driver.train(step.parameters, shrinks=True)
+            sure = float(wall.probability(step.known_s, driver.limit_s - driver.now_s))
+            if driver.train(step.parameters, shrinks=True):
+                whole, reached = driver.spans[-1].share == 1, driver.trials[-1].accuracy
+                driver.result.said += f"{sure:.3f} {int(whole)} {step.low:.4f} {reached:.4f} {step.high:.4f};"
 
 
 def share_then_train(driver: Driver, share: float = 0.8) -> None:
     """The same search for a share of the time, then the best setting for as long as is left."""
-    while driver.now_s < share * driver.limit_s:
-        driver.suggester.longest_s = (share * driver.limit_s - driver.now_s) / WallTime.of(driver.spans).slowdown
-        if not driver.search(share * driver.limit_s):
+    until_s = share * driver.limit_s
+    while driver.now_s < until_s:
+        driver.suggester.longest_s = (until_s - driver.now_s) / WallTime.of(driver.spans, driver.limit_s).slowdown
+        if not driver.search(until_s):
             break
     done = [trial for trial in driver.trials if trial.outcome == "complete"]
     if not done or share == 1:
         return
     best = max(done, key=lambda trial: trial.accuracy)
-    parameters, wall = dict(best.parameters), WallTime.of(driver.spans)
+    parameters, wall = dict(best.parameters), WallTime.of(driver.spans, driver.limit_s)
     if "epochs" in parameters:
         space = driver.problem.space["epochs"]
         lengths = [{**parameters, "epochs": epochs} for epochs in range(int(space.low), int(space.high) + 1)]
         left_s = driver.limit_s - driver.now_s
-        fitting = [one for one in lengths if float(wall.at_most_s(driver.problem.seconds(one), SURE)) <= left_s]
+        fitting = [one for one in lengths if wall.at_most_s(driver.problem.seconds(one), SURE) <= left_s]
         if not fitting:
             return
         parameters = fitting[-1]
@@ -213,23 +230,27 @@ WAYS = {
 }
 
 
+@cache
+def settings_of(family: str, member: int) -> tuple[Problem, list[tuple[float, float]], float]:
+    """A problem, all its settings and its mean seconds."""
+    problem = problems(family)[member]
+    return problem, problem.everything(), problem.mean_seconds()
+
+
 def rows_of(families: list[str], deadlines: int, first: int, ways: list[str]) -> Any:
     for number in range(first, first + deadlines):
         family = families[number % len(families)]
-        members = problems(family)
-        problem = members[(number // len(families)) % len(members)]
-        settings = problem.everything()
-        mean_s = problem.mean_seconds()
+        problem, settings, mean_s = settings_of(family, (number // len(families)) % len(problems(family)))
         rng = np.random.default_rng((3, number))
         length = math.exp(rng.uniform(math.log(2), math.log(60)))
         limit_s = length * mean_s
         accuracies = [accuracy for _, accuracy in settings]
         span = max(accuracies) - max(min(accuracies), problem.lowest)
-        hindsight = best_possible(problem, limit_s, settings)
+        hindsight = best_possible(problem, World.of(limit_s, mean_s, number).known_s(limit_s), settings)
         for name, way in WAYS.items():
             if name not in ways:
                 continue
-            driver = Driver(problem, limit_s, mean_s, number)
+            driver = Driver(problem, limit_s, mean_s, float(np.quantile([s for s, _ in settings], 0.02)), number)
             way(driver)
             kept = driver.result.kept
             yield {
@@ -242,6 +263,7 @@ def rows_of(families: list[str], deadlines: int, first: int, ways: list[str]) ->
                 "kept": int(math.isfinite(kept)),
                 "trials": driver.result.trials,
                 "final": driver.result.final,
+                "said": driver.result.said,
                 "decided_ms": f"{1e3 * statistics.median(driver.result.decided_s):.0f}" if driver.result.decided_s else "",
             }
 
@@ -271,6 +293,18 @@ def table(path: Path) -> None:
                 f"in time {shares[0]:5.1f} %  model {shares[1]:5.1f} %  "
                 f"trials {np.mean([int(row['trials']) for row in some]):5.1f}"
             )
+    said = np.array([list(map(float, one.split())) for row in rows for one in row["said"].split(";") if one])
+    if not len(said):
+        return
+    sure, whole, low, reached, high = said.T
+    print("\nfinal trainings, by how sure it was said that they would be whole; and intervals of 90 % of whole ones' metric")
+    for least, most in ((0.0, 0.9), (0.9, 0.95), (0.95, 0.98), (0.98, 1.01)):
+        some = (sure >= least) & (sure < most)
+        if some.any():
+            between, means = f"{least:.2f} to {min(most, 1):.2f}", (sure[some].mean(), whole[some].mean())
+            print(f"{between}  n {some.sum():>4}  said {means[0]:.3f}  whole {means[1]:.3f}")
+    held = ((low <= reached) & (reached <= high))[whole == 1]
+    print(f"intervals held {held.mean():.3f} of {len(held)}; below {(reached < low)[whole == 1].mean():.3f}")
 
 
 def main() -> None:
@@ -285,6 +319,9 @@ def main() -> None:
     if arguments.table:
         table(arguments.table)
         return
+    for family in arguments.problems:
+        if not problems(family):
+            parser.error(f"{family}: its data are not in $BSEARCH_DATA")
     with arguments.out.open("w", newline="") as file:
         writer = None
         for row in rows_of(arguments.problems, arguments.deadlines, arguments.first, arguments.ways):

@@ -59,12 +59,12 @@ def count(trials: float) -> str:
 
 
 def out_of(counted: float, trials: int, word: str = "/") -> str:
-    """Trials so far, of those of the budget where it limits them.
+    """Trials so far, of those of the budget where it limits them; final trainings may come on top.
 
-    >>> out_of(3.0, 20), out_of(3.0, 20, " of "), out_of(3.0, UNLIMITED)
-    ('3/20', '3 of 20', '3')
+    >>> out_of(3.0, 20), out_of(3.0, 20, " of "), out_of(3.0, UNLIMITED), out_of(7.0, 6)
+    ('3/20', '3 of 20', '3', '7')
     """
-    return count(counted) + ("" if trials == UNLIMITED else f"{word}{trials}")
+    return count(counted) + ("" if trials == UNLIMITED or counted > trials else f"{word}{trials}")
 
 
 def readable_bytes(value: float) -> str:

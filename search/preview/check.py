@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,17 +15,23 @@ from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.planning import CostKey, cost_keys, feasible_batches
+from ...spaces.planning import CostKey, cost_keys, feasible_batches, known_taken
 from ...spaces.profile_request import profile_faults, profile_request
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
+from ..run.decisions.deadline import best_after
 from ..run.decisions.eta import ClockFactors, Span
+from ..run.decisions.final import Pace
 from ..run.decisions.spending import device_names, prices_of
+from ..run.decisions.wall_time import WallTime
 from ..run.serial import SerialRunner
 from ..store.database import storage_engine
-from ..store.stored import study_identity
+from ..store.stored import is_same_experiment, study_identity
 from ..store.tables import Tables
-from .forecast import Forecast, forecast
+from ..suggest.priors.warm_start import names_sources, prior_trials
+from ..suggest.space_transform import SearchSpace
+from ..suggest.suggester import suggester_of
+from .forecast import SEARCHED, Forecast, forecast
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
@@ -89,18 +96,68 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     slots = spec.cluster.trials_at_once or max(cores_here() // cores, 1)
     timed = all(profile.step_times for profile in profiles.values())
     at_once = slots if runner.device == "cpu" else 1
-    forecasted = forecast(spec, profiles, at_once, _earlier_factors(spec)) if timed else None
+    spans = _earlier_spans(spec)
+    forecasted = forecast(spec, profiles, at_once, ClockFactors.of(spans) if spans else None) if timed else None
+    if forecasted is not None and forecasted.left_s is not None:
+        forecasted = _with_metric(spec, profiles, feasible, forecasted, WallTime.of(spans, forecasted.left_s))
     return CheckedStudy(profiles, feasible, forecasted, slots, runner.notice)
 
 
-def _earlier_factors(spec: StudySpec) -> ClockFactors | None:
-    """What surrounded training in the last study of this file whose database has some; None without one."""
+def _with_metric(
+    spec: StudySpec,
+    profiles: Mapping[CostKey, DeviceProfile],
+    feasible: tuple[int, int],
+    forecasted: Forecast,
+    wall: WallTime,
+) -> Forecast:
+    """The forecast with what a final training is expected to reach, as far as earlier trials tell."""
+    assert forecasted.left_s is not None
+    law, space = known_taken(spec, profiles), SearchSpace.of(spec.domains(), feasible)
+    identity = study_identity(spec, task_code_hash(spec.task))
+    prior, trials = prior_trials(spec, identity, law), _trials_so_far(spec, identity)
+    suggester = suggester_of(
+        spec.sampler,
+        space,
+        spec.objectives,
+        trials=len(trials),
+        seed=spec.training.seed,
+        known_seconds=law,
+        prior_trials=prior,
+        doubted=names_sources(spec),
+    )
+    if (outlook := suggester.outlook(trials)) is None:
+        return forecasted
+    pace = Pace(wall, forecasted.left_s, 0.0)
+    final = best_after(outlook, pace, spec.budget.sure, SEARCHED * forecasted.left_s)
+    if final is None:
+        return forecasted
+    low, high = final.interval(spec.objectives.metric.sign, trials)
+    known = len(prior) + sum(trial.outcome == "complete" for trial in trials)
+    return replace(forecasted, learned_from=known, low=low, high=high)
+
+
+def _trials_so_far(spec: StudySpec, identity: Mapping[str, Any]) -> list[TrialRecord]:
+    """The trials that a run would go on from; none where it would begin a new study."""
     assert spec.storage is not None
     try:
         tables = Tables(spec.storage, create=False)
     except NoStudyError:
-        return None
+        return []
+    with closing(tables):
+        for study in reversed(tables.studies(spec.study)):
+            if is_same_experiment(study.identity, identity):
+                return tables.trials(study.name)
+    return []
+
+
+def _earlier_spans(spec: StudySpec) -> list[Span]:
+    """Trials of the last study of this file whose database has some, which tell what surrounds training; none without one."""
+    assert spec.storage is not None
     try:
+        tables = Tables(spec.storage, create=False)
+    except NoStudyError:
+        return []
+    with closing(tables):
         for study in reversed(tables.studies(spec.study)):
             trials = {record.number: record for record in tables.trials(study.name)}
             ended = [
@@ -110,10 +167,8 @@ def _earlier_factors(spec: StudySpec) -> ClockFactors | None:
             ]
             known = [span for span in ended if span.known_s is not None]
             if len(known) >= _ENOUGH:
-                return ClockFactors.of(known)
-    finally:
-        tables.close()
-    return None
+                return known
+    return []
 
 
 def _span(attempt: Mapping[str, Any], trial: TrialRecord) -> Span:

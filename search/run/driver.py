@@ -216,7 +216,9 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
 
 def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
     """That a study's deadline, as it is still written, has passed; else empty."""
-    if deadline is None or deadline.given != study.spec.budget.by or deadline.ends_at > study.began_at:
+    if deadline is None or deadline.ends_at is None or deadline.given != study.spec.budget.by:
+        return ""
+    if deadline.ends_at > study.began_at:
         return ""
     at = datetime.fromtimestamp(deadline.ends_at).astimezone()
     return f"the deadline ({deadline.given}) passed at {at:%Y-%m-%d %H:%M}"
@@ -225,7 +227,7 @@ def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
 def _store(study: _OpenStudy) -> None:
     spec = study.spec.model_dump(mode="json") | {"storage": shown_url(study.tables.url)}
     study.tables.save_study(study.name, study.spec.study, study.identity, spec)
-    if study.spec.budget.by is None:
+    if not study.spec.budget.keeps_model:
         study.tables.save_deadline(study.name, None)  # an earlier run may have had one
 
 
@@ -374,10 +376,12 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
 def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
     """The result of a run that is over, from the database."""
     # A stop during the last trial stopped nothing, but where a final training was to come.
-    met = run.counted >= study.spec.budget.trials and (run.finish is None or not run.finish.plans)
+    met = run.counted >= study.spec.budget.trials and (run.finish is None or run.finish.limit is None)
     trials = study.tables.trials(study.name)
     if run.finish is not None:
         run.finish.kept.clean()
+        if run.finish.limit is None:
+            study.tables.save_deadline(study.name, None)  # what was to be reached, and when, is over
     gain = suggester.expected_gain(run.trials, WORTH_OF) if run.finish is None else None
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = with_rates(_stored(study, trials, study.driven_s + run.elapsed_s()))

@@ -15,14 +15,16 @@ from ...spaces.deadline import Plan, StoredDeadline, moment_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import seconds
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Budget
+from ...spaces.study.goals import Budget, Metric
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, TrialSetup
 from ..suggest.outlook import EPOCHS
 from ..suggest.space_transform import SearchSpace, SpaceTransform
 from ..suggest.suggester import Suggester
-from .decisions.deadline import Final, FinalPlanner, Step, WallTime
-from .decisions.eta import Span, at_once
+from .decisions.eta import ClockFactors, Span, at_once
+from .decisions.final import Final, Pace
+from .decisions.final_planner import FinalPlanner, Step
+from .decisions.wall_time import WallTime
 from .kept_model import KeptModel
 
 # What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
@@ -31,6 +33,8 @@ _CLOSING, _CLOSING_S, _SLOWEST, _MOST_CLOSING = 0.03, (5.0, 15.0), 2.5, 0.12
 # The latest attempts, whose mean time is that of the next.
 _RECENT = 12
 
+# Without any attempt that has ended, the next is taken to last so long.
+_SOON_S = 60.0
 # Settings by which the shortest trainings of a space are known, and the share of them that counts as short.
 _SAMPLED, _SHORT = 512, 0.02
 
@@ -75,6 +79,14 @@ class Limit:
         aside_s = min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
         return min(aside_s, max(_MOST_CLOSING * whole_s, least))
 
+    def done_by(self, driven_s: float) -> float:
+        """The moment, in seconds since 1970, when its time or its money is over, if the driver runs until then."""
+        return (
+            self.ends_at
+            if (paid_s := self._paid_s) is None
+            else min(self.ends_at, time.time() + paid_s - driven_s - self.start_s)
+        )
+
     @property
     def whole_s(self) -> float:
         """Seconds from its beginning to its end."""
@@ -90,7 +102,7 @@ class Finish:
     """What a study with a kept model does with a free device, and which model it keeps.
 
     Args:
-        limit: None where the study ends with its search, as with `budget.until` alone.
+        limit: None where a number of trials or a target ends it, and not a time.
         law: seconds of parameters, where known; None: they are not.
         whole: the parameters of a trial with those that are fixed.
         earlier: trials of earlier runs, which tell how fast the machine is until those of this run do.
@@ -99,9 +111,10 @@ class Finish:
     def __init__(
         self,
         budget: Budget,
+        metric: Metric,
         kept: KeptModel,
         limit: Limit | None,
-        planner: FinalPlanner | None,
+        planner: FinalPlanner,
         law: Law | None,
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         earlier: Sequence[TrialRecord] = (),
@@ -109,19 +122,18 @@ class Finish:
         self._clock: Callable[[], tuple[Sequence[Span], float]] = lambda: ((), 0.0)
         self._earlier = [span for record in earlier if (span := _span_of(record)) is not None]
         self.kept, self.limit, self.plan = kept, limit, Plan()
-        self._budget, self._planner, self._law, self._whole = budget, planner, law, whole
+        self._budget, self._metric, self._planner, self._law, self._whole = budget, metric, planner, law, whole
+
+    def deadline(self) -> StoredDeadline:
+        """When the study has to be done, with the plan until then."""
+        limit = self.limit
+        if limit is None:
+            return StoredDeadline(self._target, None, None, self.plan)
+        return StoredDeadline(limit.given, limit.done_by(self._clock()[1]), limit.began_at, self.plan)
 
     @property
-    def plans(self) -> bool:
-        """Whether the rest of the study's time is for a final training."""
-        return self._planner is not None
-
-    def deadline(self) -> StoredDeadline | None:
-        """When the study has to be done, with the plan until then; None where there is no such moment."""
-        limit = self.limit
-        if limit is None or not math.isfinite(limit.ends_at):
-            return None
-        return StoredDeadline(limit.given, limit.ends_at, limit.began_at, self.plan)
+    def _target(self) -> str:
+        return "" if self._budget.until is None else f"{self._metric.name} {self._budget.until:g}"
 
     def follow(self, clock: Callable[[], tuple[Sequence[Span], float]]) -> None:
         """Go by a run's attempts, ended and running, and by its driver's seconds over all runs."""
@@ -138,15 +150,15 @@ class Finish:
         Args:
             searches: whether the search may go on.
         """
-        assert self._planner is not None
         left_s, wall = self._left()
         if left_s <= 0:
             return None
         spans, _ = self._clock()
         took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
-        trial_s = sum(took) / len(took) / at_once(spans) if took else left_s
-        step = self._planner.next(trials, wall, left_s, trial_s, searches=searches)
-        self.plan = self._planned(wall, left_s, trial_s, searching=step is not None and not isinstance(step, Final))
+        trial_s = sum(took) / len(took) / at_once(spans) if took else min(left_s, _SOON_S)
+        pace = Pace(wall, left_s, trial_s, _free_in_s(spans, trial_s))
+        step = self._planner.next(trials, pace, searches=searches)
+        self.plan = self._planned(trials, pace, searching=step is not None and not isinstance(step, Final))
         return step
 
     def fits(self, parameters: Mapping[str, Any]) -> bool:
@@ -157,7 +169,7 @@ class Finish:
         known_s = math.nan if self._law is None else known_seconds(self._law, self._whole(parameters))
         if not math.isfinite(known_s):
             return left_s > 0  # what cannot be planned is told elsewhere
-        return float(wall.at_most_s(known_s, self._budget.sure)) <= left_s
+        return float(wall.probability(known_s, left_s)) >= self._budget.sure
 
     def resumes(self, trial: TrialRecord) -> bool:
         """Whether there is time for an interrupted trial; a final training takes what there is."""
@@ -181,27 +193,49 @@ class Finish:
 
     def _left(self) -> tuple[float, WallTime]:
         """Seconds until what comes after the last training has to begin, and how long trainings take."""
-        assert self.limit is not None
         spans, driven_s = self._clock()
-        wall = WallTime.of(spans if any(span.ended_s is not None for span in spans) else self._earlier)
-        return self.limit.left_s(driven_s, wall.slowdown), wall
+        shown = spans if any(span.ended_s is not None for span in spans) else self._earlier
+        wall = WallTime.of(shown, math.inf if self.limit is None else self.limit.whole_s)
+        return math.inf if self.limit is None else self.limit.left_s(driven_s, wall.slowdown), wall
 
-    def _planned(self, wall: WallTime, left_s: float, trial_s: float, *, searching: bool) -> Plan:
-        assert self._planner is not None and self.limit is not None
-        decision, now = self._planner.decision, time.time()
-        if decision.final is None:
-            return Plan()
-        search_s = max(decision.trials, 1) * trial_s if searching else 0.0
-        final, train_s = decision.final, float(wall.expected_s(decision.final.known_s))
-        epochs = final.parameters.get(EPOCHS)
-        return Plan(
-            search_until=now + search_s if searching else None,
-            tried=final.tried,
+    def _planned(self, trials: Sequence[TrialRecord], pace: Pace, *, searching: bool) -> Plan:
+        decision, reach, now = self._planner.decision, self._planner.reach, time.time()
+        final = self._planner.first if decision.final is None else decision.final
+        if final is None:
+            return Plan(metric=self._metric.name)
+        search_s = max(decision.trials, 1) * pace.trial_s if searching and decision.final is not None else 0.0
+        epochs, train_s = final.parameters.get(EPOCHS), float(pace.wall.expected_s(final.known_s))
+        low, high = final.interval(self._metric.sign, trials)
+        plan = Plan(
+            tried=final.tried if final.tried >= 0 else None,
             epochs=None if epochs is None else float(epochs),
+            devices=final.devices,
             train_s=train_s,
-            done_by=now + search_s + train_s + self.limit.closing_s(wall.slowdown),
-            sure=wall.probability(final.known_s, left_s - search_s),
+            metric=self._metric.name,
+            low=low,
+            high=high,
         )
+        if self.limit is None or decision.final is None:
+            return replace(
+                plan,
+                target=self._target,
+                chance=reach.first_chance,
+                reached_by=now + reach.expected_s if math.isfinite(reach.expected_s) else None,
+                not_before=now + reach.earliest_s if math.isfinite(reach.earliest_s) else None,
+            )
+        return replace(
+            plan,
+            search_until=now + search_s if searching else None,
+            done_by=now + search_s + final.wait_s + train_s + self.limit.closing_s(pace.wall.slowdown),
+            sure=float(pace.wall.probability(final.known_s, pace.left_s - search_s - final.wait_s)),
+        )
+
+
+def _free_in_s(spans: Sequence[Span], trial_s: float) -> tuple[float, ...]:
+    """Seconds until each device is free, ascending: one is, and others when their trials end."""
+    now_s, factors = time.monotonic(), ClockFactors.of(spans)
+    left = ((span.devices, factors.left_s(span, now_s)) for span in spans if span.ended_s is None)
+    return tuple(sorted([0.0, *(trial_s if s is None else s for devices, s in left for _ in range(devices))]))
 
 
 def _span_of(record: TrialRecord) -> Span | None:
@@ -247,23 +281,22 @@ def finish_of(
     if not budget.keeps_model:
         return None
     assert kept is not None
-    if not budget.trains_at_end:
-        return Finish(budget, kept, None, None, law, space.whole, earlier)
-    limit = _limit(budget, stored, began_at, hourly)
-    shortest_s = 0.0
-    if law is not None:
+    metric = spec.objectives.metric
+    limit, shortest_s = _limit(budget, stored, began_at, hourly) if budget.trains_at_end else None, 0.0
+    if law is not None and limit is not None:
         shortest_s = _shortest_s(law, space)
         if faults := list(_too_long(spec, law, space, shortest_s, limit.left_s(driven_s), limit, kept)):
             raise StudyFileError(faults)
-    planner = FinalPlanner(suggester, budget.sure, limit.whole_s, shortest_s)
-    return Finish(budget, kept, limit, planner, law, space.whole, earlier)
+    target = None if budget.until is None else metric.sign * budget.until
+    planner = FinalPlanner(suggester, budget.sure, math.inf if limit is None else limit.whole_s, shortest_s, target)
+    return Finish(budget, metric, kept, limit, planner, law, space.whole, earlier)
 
 
 def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourly: float) -> Limit:
     money = budget.cost, hourly, time.time() - began_at
     if budget.by is None:
         return Limit(f"{budget.cost:g}", began_at, math.inf, *money)
-    if stored is not None and stored.given == budget.by:
+    if stored is not None and stored.given == budget.by and stored.began_at is not None and stored.ends_at is not None:
         return Limit(stored.given, stored.began_at, stored.ends_at, *money)
     ends = moment_of(budget.by, datetime.fromtimestamp(began_at).astimezone())
     return Limit(budget.by, began_at, ends.timestamp(), *money)
@@ -284,7 +317,7 @@ def _too_long(
     """What cannot be trained in time, although the study asks for it."""
     key, wall = "budget.by" if spec.budget.by else "budget.cost", WallTime()
     left = f"{seconds(max(left_s, 0.0))} ({limit.given}), with {seconds(limit.closing_s())} set aside for the end"
-    least_s = float(wall.at_most_s(shortest_s, spec.budget.sure))
+    least_s = wall.at_most_s(shortest_s, spec.budget.sure)
     if kept.score is None and least_s > left_s:
         yield Fault(
             key,
@@ -293,7 +326,7 @@ def _too_long(
         )
         return
     for index, setting in enumerate(spec.baseline):
-        most_s = float(wall.at_most_s(known_seconds(law, space.whole(space.chosen(setting))), spec.budget.sure))
+        most_s = wall.at_most_s(known_seconds(law, space.whole(space.chosen(setting))), spec.budget.sure)
         if most_s > left_s and kept.score is None:
             message = f"expected a setting that can be trained in {left}; this one takes up to {seconds(most_s)}."
             yield Fault(f"baseline.{index}", f"{message} Allow more time, or remove it.")

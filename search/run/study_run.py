@@ -33,9 +33,9 @@ from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .decisions.after import Failed, History, Paused, Retry, after
 from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
-from .decisions.deadline import Final
 from .decisions.ending import Ending, Stage
 from .decisions.eta import ClockFactors, Span
+from .decisions.final import Final
 from .decisions.planner import Planner
 from .decisions.spending import Spending, device_names, prices_of
 from .decisions.suggestion_queue import SuggestionQueue
@@ -171,7 +171,7 @@ class StudyRun:
         running = self._running
         to_train = sum(1.0 - self._shares.get(number, 0.0) for number in running)
         room = self.spec.budget.trials - self.counted - to_train
-        if room <= 0 and (self.finish is None or not self.finish.plans):
+        if room <= 0 and (self.finish is None or self.finish.limit is None):
             return None
         while self._interrupted:
             number = self._interrupted.popleft()
@@ -183,12 +183,17 @@ class StudyRun:
             if self.finish is None or self.finish.fits(setting):
                 return self.trials.begin(setting, TrialFacts(baseline=index))
             self._say(f"baseline.{index} is not trained: there is not enough time left for it")
-        if self.finish is not None and self.finish.plans:
+        if self.finish is not None and self.finish.limit is not None:
             return self._next_by_deadline(self.finish, free, room)
         if (repeat := self._next_repeat()) is not None:
             return repeat
         if self.ending.stage >= Stage.NO_NEW_TRIALS:
             return None
+        if self.finish is not None and room >= 1:
+            step = self.finish.step(self.trials, searches=True)
+            self._save_plan(self.finish)
+            if step is not None and step != "search":
+                return self._begun(step)
         # What is left of a budget finishes paused trials.
         new = room >= 1 or not self._paused
         proposal = self.suggestions.take(len(running), free, most=math.ceil(room), new=new)
@@ -212,7 +217,13 @@ class StudyRun:
             self._search_is_over = True
             step = finish.step(self.trials, searches=False)
         self._save_plan(finish)
-        return self.trials.begin(step.parameters, TrialFacts(final_training=True)) if isinstance(step, Final) else None
+        return self._begun(step) if isinstance(step, Final) else None
+
+    def _begun(self, step: Final | Mapping[str, Any]) -> TrialRecord:
+        """A trial with the parameters of a decision, from now on."""
+        if isinstance(step, Final):
+            return self.trials.begin(step.parameters, TrialFacts(final_training=True))
+        return self.trials.begin(step)
 
     def begin_deadline(self) -> None:
         """Store the deadline, so that it is the same for whoever goes on."""
@@ -221,7 +232,7 @@ class StudyRun:
 
     def _save_plan(self, finish: Finish) -> None:
         deadline, now = finish.deadline(), time.monotonic()
-        if deadline is not None and now > self._plan_saved + _PLAN_EVERY_S:
+        if now > self._plan_saved + _PLAN_EVERY_S:
             self._plan_saved = now
             self.tables.save_deadline(self.name, asdict(deadline))
 

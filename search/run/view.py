@@ -108,7 +108,8 @@ def study_view(
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
     to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
-    left_s = eta_s(spans, now_s, to_come) if deadline is None else max(deadline.ends_at - time.time(), 0.0)
+    ends_at = None if deadline is None else deadline.ends_at
+    left_s = eta_s(spans, now_s, to_come) if ends_at is None else max(ends_at - time.time(), 0.0)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
     return StudyView(
@@ -140,4 +141,4 @@ def span_of(
 ) -> Span:
     """An attempt on the clock, by its setup and what it measured last."""
     share = min(measured.samples_seen / setup.samples_budget, 1.0) if measured else 0.0
-    return Span(started_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts)
+    return Span(started_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts, setup.plan.devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from ..analysis.gaussian_process import Array
 from .front_model import LEAST_PROBABILITY, FrontModel, KnownLogTaken
 from .space_transform import SpaceTransform
 
-EPOCHS = "epochs"
+EPOCHS, DEVICES = "epochs", "devices"
 # Settings: the best of those that were tried, and others around them and anywhere; each at so many lengths.
 _TRIED, _AROUND, _ANYWHERE, _LENGTHS = 16, 48, 48, 7
 # Functions drawn from the posterior, which values are means over; of as many points as a covariance takes little time for.
 _DRAWS = 96
 _JITTER = 1e-6
+# What is chosen as the best of many falls short of what models expect more often than it exceeds it: below their medians, draws
+# of what is measured are so many times as far away (docs/log.md).
+_SHORT_OF = 1.6
 # Coordinates that are alike in so many digits are the same.
 _SAME = 9
 
@@ -32,7 +36,9 @@ class Outlook:
         tried: (n,), the number of the trial that trained this setting, whatever its length; -1 where none has.
         done: (n,), whether a trial has trained just this, or trains it now; the same again would be the same again.
         seconds: (n,), of training.
-        reached: (draws, n), metric, higher is better: joint draws from the posterior.
+        devices: (n,), that it trains on.
+        reached: (draws, n), mean metric of each over seeds, higher is better: joint draws from the posterior.
+        measured: (draws, n), what one training would reach in each draw, with its noise.
         best_so_far: (draws,), of the best complete trial, as it was trained, or of final trainings that run.
         unit: of the metric: its spread over good trials.
     """
@@ -44,7 +50,9 @@ class Outlook:
     tried: np.ndarray[Any, np.dtype[np.int64]]
     done: np.ndarray[Any, np.dtype[np.bool_]]
     seconds: Array
+    devices: np.ndarray[Any, np.dtype[np.int64]]
     reached: Array
+    measured: Array
     best_so_far: Array
     unit: float
 
@@ -64,6 +72,8 @@ def outlook(
 ) -> Outlook:
     """Trainings of the best settings and of others, each at several lengths where `epochs` is searched.
 
+    Where `devices` is searched they are on as many as make them fastest, which changes nothing else.
+
     Args:
         only: parameters of a single value.
         tried: numbers and parameters of complete trials.
@@ -76,7 +86,8 @@ def outlook(
     around = np.clip(around + rng.normal(0, 0.1, around.shape) * (rng.random(around.shape) < 0.5), 0, 1)
     others = transform.round_to_feasible(np.vstack([around, rng.random((_ANYWHERE, transform.width))]))
     # Every trial at its own length, for what is kept so far is one of them.
-    rows = np.vstack([points[best], _at_lengths(transform, np.vstack([points[best], others]))])
+    at_lengths = _on_fastest(transform, known, _at_lengths(transform, np.vstack([points[best], others])))
+    rows = np.vstack([points[best], at_lengths])
     lengths = (len(rows) - len(best)) // (len(best) + len(others))
     places = np.concatenate([numbers[best], np.repeat(np.append(numbers[best], np.full(len(others), -1)), lengths)])
     settings = np.concatenate([np.arange(len(best)), np.repeat(np.arange(len(best) + len(others)), lengths)])
@@ -93,6 +104,10 @@ def outlook(
     covariance[np.diag_indices_from(covariance)] += _JITTER * float(np.mean(np.diag(covariance)) + 1e-9)
     drawn = mean + rng.standard_normal((_DRAWS, len(rows))) @ _root(covariance).T
     reached = np.asarray(model.scale.back(drawn))
+    noise = math.sqrt(math.exp(model.accuracy_model.log_noise)) * model.accuracy_model.std
+    measured = np.asarray(model.scale.back(drawn + noise * rng.standard_normal(drawn.shape)))
+    below = np.median(measured, axis=0) - measured
+    measured = measured - (_SHORT_OF - 1) * np.maximum(below, 0.0)
     own = np.flatnonzero(complete[planned])
     best_so_far = reached[:, own[np.argmax(mean[own])]] if len(own) else reached.min(axis=1)
     for row in np.flatnonzero(_among(rows, running)):
@@ -105,7 +120,9 @@ def outlook(
         places,
         done[planned],
         np.asarray(seconds),
+        np.array([{**only, **values}.get(DEVICES, 1) for values in transform.decode_many(rows)], dtype=np.int64),
         reached,
+        measured,
         best_so_far,
         float(model.scale.unit),
     )
@@ -135,4 +152,16 @@ def _at_lengths(transform: SpaceTransform, points: Array) -> Array:
     return transform.round_to_feasible(copies)
 
 
-__all__ = ["EPOCHS", "Outlook", "outlook"]
+def _on_fastest(transform: SpaceTransform, known: KnownLogTaken, points: Array) -> Array:
+    """Points (n, width) on as many devices each as a law knows to be fastest."""
+    counts = transform.values(DEVICES)
+    if len(counts) < 2 or known(points) is None:
+        return points
+    each = np.array(
+        [[transform.encode({**values, DEVICES: count}) for values in transform.decode_many(points)] for count in counts]
+    )
+    taken = np.array([known(of_count)[:, 0] for of_count in each])  # type: ignore[index]  # a law knows all or none
+    return np.asarray(each[np.argmin(np.where(np.isnan(taken), math.inf, taken), axis=0), np.arange(len(points))])
+
+
+__all__ = ["DEVICES", "EPOCHS", "Outlook", "outlook"]

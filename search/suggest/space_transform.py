@@ -196,6 +196,13 @@ class SpaceTransform:
         moved[:, place] = ((np.log(values) if _is_log(distribution) else values) - low) / scale
         return moved
 
+    def values(self, name: str) -> Sequence[Any]:
+        """Every value of a category or of a whole number's range; none for what is not in the space."""
+        distribution = self.space.get(name)
+        if isinstance(distribution, IntDistribution):
+            return range(distribution.low, distribution.high + 1, distribution.step)
+        return distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
+
     def place(self, name: str) -> int:
         """A parameter's first coordinate."""
         return self._part(name)[2]

@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
-from ..deadline import checked_deadline
+from ..deadline import checked_deadline, duration_of
 from ..domain import Number, Section, Share, fault, one_of
 from ..readable import UNLIMITED
+
+# Of a study that has so long, at most this share is for timing steps, and at least so many seconds.
+_TIMING, _LEAST_TIMING_S = 0.05, 2.0
 
 # Measures of speed.
 Speed = Literal["train_s", "device_s", "cost", "energy_j"]
@@ -46,7 +49,7 @@ class Budget(Section):
         20,
         ge=0,
         description="Seconds of step timing before the first trial; 0: training times are not known in advance, and each "
-        "trial is timed by the clock.",
+        "trial is timed by the clock. Default: 20, or less where `by` is a short duration, a twentieth of it.",
     )
     by: Annotated[StrictStr, AfterValidator(_deadline)] | None = Field(
         None,
@@ -70,6 +73,9 @@ class Budget(Section):
     def _unlimited(self) -> Self:
         if (self.by or self.keep) and "trials" not in self.model_fields_set:
             object.__setattr__(self, "trials", UNLIMITED)
+        if self.by is not None and "profile_s" not in self.model_fields_set and (length := duration_of(self.by)) is not None:
+            short_s = max(_TIMING * length.total_seconds(), _LEAST_TIMING_S)
+            object.__setattr__(self, "profile_s", min(self.profile_s, short_s))
         return self
 
     @property

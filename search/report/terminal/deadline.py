@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ....spaces.deadline import StoredDeadline
+from ....spaces.deadline import Plan, StoredDeadline
 from ....spaces.readable import from_here, number, seconds
 from ...run.training import RESULT
 
@@ -20,38 +20,77 @@ _BRIEF_S = 1800.0
 
 
 def plan_sentence(deadline: StoredDeadline | None) -> str:
-    """`plan_line` as a sentence; empty where there is no deadline, or it has passed."""
-    if deadline is None or deadline.ends_at <= time.time():
+    """`plan_line` as a sentence; empty where there is none, or its time has passed."""
+    if deadline is None or deadline.plan is None:
+        return ""
+    until = deadline.plan.reached_by if deadline.ends_at is None else deadline.ends_at
+    if until is not None and until <= time.time():
         return ""
     line = plan_line(deadline)
     return f"{line[0].upper()}{line[1:]}."
 
 
 def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
-    """What happens until the deadline, in one line.
+    """What happens until the deadline or the target, in one line.
 
     Args:
         now: seconds since 1970.
     """
-    now = time.time() if now is None else now
+    now, plan = time.time() if now is None else now, deadline.plan or Plan()
+    if deadline.ends_at is None:
+        return _to_target(deadline.given, plan, now)
+    at = _clock(now, deadline.ends_at - (deadline.began_at or now))
+    ends = at(deadline.ends_at)
+    if deadline.ends_at <= now:
+        return f"its deadline, {ends}, has passed"
+    if plan.chance is not None:
+        return f"{_to_target(plan.target, plan, now)}; done by {ends} in any case"
+    if plan.train_s is None or plan.done_by is None:
+        return f"no final training is planned yet; done by {ends}"
+    train = _training(plan)
+    sure = "" if plan.sure is None else f", {100 * min(plan.sure, 0.99):.0f}% sure to finish in full by {ends}"
+    done = f"done by {at(min(plan.done_by, deadline.ends_at))}{sure}"
+    search = "" if plan.search_until is None else f"search until about {at(plan.search_until)}, then "
+    return "; ".join(filter(None, (f"{search}train {train}", done, _expected(plan))))
+
+
+def _to_target(target: str, plan: Plan, now: float) -> str:
+    """How a target is to be reached, and when."""
+    if plan.train_s is None or plan.chance is None:
+        return f"when the target, {target}, will be reached is not known yet"
+    following = f"next: {_training(plan)}, with a {100 * min(max(plan.chance, 0.01), 0.99):.0f}% chance"
+    if plan.not_before is None:
+        return f"the target, {target}, is not expected to be reached in this space; {following}"
+    at = _clock(now, (plan.reached_by or plan.not_before) - now)
+    not_before = f"not before {at(plan.not_before)} (90% sure)"
+    if plan.reached_by is None:
+        return f"the target, {target}, will be reached, if at all, {not_before}; {following}"
+    return f"the target, {target}, is expected by about {at(plan.reached_by)}, {not_before}; {following}"
+
+
+def _training(plan: Plan) -> str:
+    assert plan.train_s is not None
+    which = "a new setting" if plan.tried is None else f"the setting of trial {plan.tried}"
+    length = "" if plan.epochs is None else f", {number(plan.epochs)} epochs"
+    return f"{which} for {seconds(plan.train_s)}{length}" + (f" on {plan.devices} devices" if plan.devices > 1 else "")
+
+
+def _expected(plan: Plan) -> str:
+    """What a training is expected to reach, with its interval."""
+    if plan.low is None or plan.high is None:
+        return ""
+    return f"{plan.metric} expected from {number(plan.low)} to {number(plan.high)} (90%)"
+
+
+def _clock(now: float, length_s: float) -> Callable[[float], str]:
+    """How moments are told, in a plan of this length."""
 
     def at(moment: float) -> str:
         told = datetime.fromtimestamp(moment).astimezone()
-        clock = f"{told:%H:%M:%S}" if deadline.ends_at - deadline.began_at < _BRIEF_S else f"{told:%H:%M}"
+        clock = f"{told:%H:%M:%S}" if length_s < _BRIEF_S else f"{told:%H:%M}"
         return clock if abs(moment - now) < 43_200 else f"{told:%Y-%m-%d} {clock}"
 
-    plan, ends = deadline.plan, at(deadline.ends_at)
-    if deadline.ends_at <= now:
-        return f"its deadline, {ends}, has passed"
-    if plan is None or plan.train_s is None or plan.done_by is None:
-        return f"no final training is planned yet; done by {ends}"
-    length = "" if plan.epochs is None else f", {number(plan.epochs)} epochs"
-    train = f"the setting of trial {plan.tried} for {seconds(plan.train_s)}{length}"
-    sure = "" if plan.sure is None else f", {100 * min(plan.sure, 0.99):.0f}% sure to finish in full by {ends}"
-    done = f"done by {at(min(plan.done_by, deadline.ends_at))}"
-    if plan.search_until is not None:
-        return f"search until about {at(plan.search_until)}, then train {train}; {done}{sure}"
-    return f"train {train}; {done}{sure}"
+    return at
 
 
 def model_lines(result: StudyResult) -> Iterator[str]:
@@ -74,7 +113,7 @@ def model_lines(result: StudyResult) -> Iterator[str]:
         f"{record.facts.effective_batch}, {number(record.facts.epochs)} epochs"
     )
     deadline = result.deadline
-    if deadline is not None:
+    if deadline is not None and deadline.ends_at is not None:
         ends, now = datetime.fromtimestamp(deadline.ends_at).astimezone(), time.time()
         early = deadline.ends_at - now
         words = f"{seconds(early)} before" if early >= 0 else f"{seconds(-early)} after"

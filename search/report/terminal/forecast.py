@@ -104,8 +104,8 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
         longest_s = min(forecast.slowest_trial_s, forecast.left_s)
         return (
             f"In the {seconds(forecast.left_s)} that are left ({spec.budget.by}), about {forecast.trials} trials of the search "
-            f"fit into the first half, {slots} at once. The rest is for a final training of up to {seconds(longest_s)}; what "
-            "it will reach is not known before trials have run"
+            f"fit into the first half, {slots} at once. The rest is for a final training of up to {seconds(longest_s)}; "
+            + _reached(spec, forecast)
         )
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:
@@ -117,6 +117,16 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
         f"{trials} take about {took}, {slots} at once, judging by this study's last run: "
         f"{seconds(forecast.overhead_s)} per trial besides training, and training at {forecast.slowdown:.2g} times its "
         "predicted time"
+    )
+
+
+def _reached(spec: StudySpec, forecast: Forecast) -> str:
+    """What a final training will reach, as far as is known."""
+    if forecast.low is None or forecast.high is None:
+        return "what it will reach is not known before trials have run"
+    return (
+        f"by the {forecast.learned_from} trials so far it will reach {spec.objectives.metric.name} {number(forecast.low)} to "
+        f"{number(forecast.high)} (90%), unless the search finds better settings"
     )
 
 

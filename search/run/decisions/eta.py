@@ -21,6 +21,7 @@ class Span:
         trained_s: seconds of training by the clock at its last measurement, evaluation left out.
         share: of its budget trained by then, from 0 to 1.
         counts: what its trial counts towards the budget, 0 where it ended without.
+        devices: that it holds.
     """
 
     started_s: float
@@ -29,6 +30,7 @@ class Span:
     trained_s: float = 0.0
     share: float = 0.0
     counts: float = 1.0
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bsearch.search.run.decisions.deadline import WallTime, decide
+from bsearch.search.run.decisions.deadline import decide
 from bsearch.search.run.decisions.eta import Span
+from bsearch.search.run.decisions.final import Pace
+from bsearch.search.run.decisions.target import reach
+from bsearch.search.run.decisions.wall_time import WallTime
 from bsearch.search.run.kept_model import KeptModel
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.run.training import RESULT, Training, kept
@@ -47,20 +50,47 @@ def spans(*slowdowns: float) -> list[Span]:
 
 @given(st.lists(st.floats(0.5, 3.0), max_size=30), st.floats(0.1, 1000.0), st.floats(0.6, 0.99))
 def test_more_certainty_takes_more_time(slowdowns: list[float], known_s: float, sure: float) -> None:
-    wall = WallTime.of(spans(*slowdowns))
-    at_most = float(wall.at_most_s(known_s, sure))
-    assert at_most > float(wall.expected_s(known_s))
-    assert at_most < float(wall.at_most_s(known_s, sure + 0.005))
-
-
-@given(st.lists(st.floats(0.9, 1.1), min_size=2, max_size=30), st.floats(1.0, 100.0))
-def test_the_probability_of_a_time_is_that_of_its_certainty(slowdowns: list[float], known_s: float) -> None:
-    wall = replace(WallTime.of(spans(*slowdowns)), overhead_s=0.0)
-    assert math.isclose(wall.probability(known_s, float(wall.at_most_s(known_s, 0.9))), 0.9, abs_tol=1e-6)
+    wall = WallTime.of(spans(*slowdowns), whole_s=1000.0)
+    at_most_s = wall.at_most_s(known_s, sure)
+    assert wall.at_most_s(known_s, 0.5) < at_most_s < wall.at_most_s(known_s, sure + 0.005)
+    assert float(wall.probability(known_s, at_most_s)) == pytest.approx(sure, abs=1e-6)
+    assert float(wall.probability(wall.longest_s(at_most_s, sure), at_most_s)) == pytest.approx(sure, abs=1e-6)
 
 
 def test_trials_that_take_twice_as_long_as_known_are_believed() -> None:
     assert float(WallTime.of(spans(*[2.0] * 20)).expected_s(10.0)) == pytest.approx(20.5, rel=0.05)
+
+
+def test_a_machine_that_became_slower_is_believed_to_stay_so() -> None:
+    steady, slower = (WallTime.of(spans(*[1.0] * 10, *last), whole_s=400.0) for last in ([1.0] * 4, [1.6] * 4))
+    assert slower.slowdown == pytest.approx(1.6, rel=0.1)
+    # And may do so again: the same margin is worth less.
+    assert float(slower.probability(100.0, 1.2 * float(slower.expected_s(100.0)))) < float(steady.probability(100.0, 120.6))
+
+
+def test_over_a_longer_time_the_machine_may_change_more() -> None:
+    wall = replace(WallTime.of(spans(*[1.0] * 20), whole_s=1000.0), overhead_s=0.0)
+    margins = [wall.at_most_s(known_s, 0.95) / known_s for known_s in (1.0, 100.0, 500.0)]
+    assert margins == sorted(margins)
+    assert margins[0] < 1.05 < margins[-1]
+
+
+@pytest.mark.parametrize(("drift", "noise"), [(0.0, 0.03), (0.15, 0.03), (0.3, 0.1)])
+def test_what_is_said_of_a_time_comes_true_as_often(drift: float, noise: float) -> None:
+    """Machines whose speed moves as the model has it: a training is done in time in the share that was said."""
+    rng, said, came = np.random.default_rng(0), [], []
+    for _ in range(400):
+        steps = rng.normal(0.0, drift * math.sqrt(10.0 / 400.0), 40)
+        level = rng.normal(0.0, 0.2) + np.cumsum(steps)
+        wall = WallTime.of(spans(*np.exp(level[:20] + rng.normal(0, noise, 20))), whole_s=400.0)
+        known_s = 180.0
+        took_s = known_s * float(np.exp(level[20:38]).mean()) * math.exp(rng.normal(0, noise)) + wall.overhead_s
+        within_s = known_s * math.exp(level[19] + rng.normal(0.1, 0.15))
+        said.append(float(wall.probability(known_s, within_s)))
+        came.append(took_s <= within_s)
+    assert np.mean(came) == pytest.approx(np.mean(said), abs=0.06)
+    sure = np.array(said) > 0.9
+    assert np.mean(np.array(came)[sure]) > 0.87
 
 
 # What to do with a free device
@@ -76,18 +106,23 @@ def outlook(lengths: int = 8, settings: int = 3, slope: float = 0.1, spread: flo
     points = np.array([transform.encode({"epochs": 2**each}) for each in length])
     setting = np.repeat(np.arange(settings + 1), lengths)
     done = np.arange(len(tried)) == 0
-    return Outlook(transform, {}, points, setting, tried, done, 2.0**length, reached, reached[:, 0], 0.1)
+    seconds, devices = 2.0**length, np.ones(len(tried), dtype=np.int64)
+    return Outlook(transform, {}, points, setting, tried, done, seconds, devices, reached, reached, reached[:, 0], 0.1)
+
+
+def pace(left_s: float, trial_s: float = 1.0, free_in_s: tuple[float, ...] = (0.0,), wall: WallTime | None = None) -> Pace:
+    return Pace(wall or WallTime(), left_s, trial_s, free_in_s)
 
 
 def test_while_a_search_costs_the_final_training_nothing_it_goes_on() -> None:
-    decision = decide(outlook(), left_s=10_000.0, trial_s=1.0, wall=WallTime(), sure=0.95)
+    decision = decide(outlook(), pace(10_000.0), sure=0.95)
     assert decision.trials > 0
     assert decision.final is not None
     assert decision.final.parameters == {"epochs": 128}
 
 
 def test_when_the_time_is_short_the_longest_training_that_fits_begins() -> None:
-    decision = decide(outlook(spread=0.01), left_s=100.0, trial_s=40.0, wall=WallTime(), sure=0.95)
+    decision = decide(outlook(spread=0.01), pace(100.0, 40.0), sure=0.95)
     assert decision.trials == 0
     assert decision.final is not None
     assert decision.final.parameters == {"epochs": 64}
@@ -95,11 +130,63 @@ def test_when_the_time_is_short_the_longest_training_that_fits_begins() -> None:
 
 @given(st.floats(0.5, 300.0), st.floats(0.1, 50.0), st.floats(0.6, 0.99), st.floats(0.0, 0.3), st.floats(0.001, 0.3))
 def test_what_is_planned_fits(left_s: float, trial_s: float, sure: float, slope: float, spread: float) -> None:
-    wall = WallTime(slowdown=1.3, overhead_s=0.2, spread=0.1, freedom=5)
-    decision = decide(outlook(slope=slope, spread=spread), left_s, trial_s, wall, sure)
+    wall = WallTime.of(spans(1.3, 1.4, 1.2, 1.5), whole_s=400.0)
+    decision = decide(outlook(slope=slope, spread=spread), pace(left_s, trial_s, wall=wall), sure)
     if decision.final is not None:
-        taken_s = float(wall.at_most_s(decision.final.known_s, sure))
-        assert taken_s + decision.trials * trial_s <= left_s + 1e-9
+        taken_s = wall.at_most_s(decision.final.known_s, sure)
+        assert taken_s + decision.trials * trial_s <= left_s + 1e-6
+
+
+def test_a_training_on_several_devices_begins_when_they_are_free() -> None:
+    several = replace(outlook(spread=0.01), devices=np.full(32, 4))
+    (early, late) = (decide(several, pace(100.0, 90.0, free), sure=0.95).final for free in ((0.0,), (0.0, 20.0, 30.0, 60.0)))
+    assert early is not None
+    assert late is not None
+    assert (early.devices, early.wait_s, early.parameters) == (4, 0.0, {"epochs": 64})
+    assert (late.wait_s, late.parameters) == (60.0, {"epochs": 16})
+
+
+# How a target is reached
+
+
+def chances(probabilities: Sequence[float], seconds: Sequence[float], draws: int = 4000) -> Outlook:
+    """Trainings that reach 1 with these probabilities, each by itself, and 0 otherwise."""
+    others = [0.0] * (8 - len(seconds))
+    measured = (np.random.default_rng(1).random((draws, 8)) < [*probabilities, *others]).astype(float)
+    takes_s = np.array([*seconds, *(1.0 + each for each in others)])
+    return replace(outlook(settings=0), done=np.zeros(8, bool), seconds=takes_s, reached=measured, measured=measured)
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 0.95), st.floats(0.5, 50.0)), min_size=1, max_size=6), st.integers(1, 4))
+def test_the_way_to_a_target_begins_with_the_most_chances_a_second(each: list[tuple[float, float]], devices: int) -> None:
+    probabilities, takes_s = zip(*each, strict=True)
+    seen = reach(chances(probabilities, takes_s), 1.0, pace(math.inf, free_in_s=(0.0,) * devices), 0.95)
+    assert seen.first is not None
+    worth = np.array(probabilities) / takes_s
+    assert worth[seen.first] >= 0.8 * worth.max()
+    assert seen.first_chance == pytest.approx(probabilities[seen.first], abs=0.04)
+    # Each is independent of the others: one of them reaches it, unless all fall short.
+    assert seen.chance == pytest.approx(1 - np.prod(1 - np.array(probabilities)), abs=0.04)
+    assert devices > 1 or takes_s[seen.first] <= seen.earliest_s + 1e-9
+    assert seen.earliest_s <= seen.expected_s
+
+
+def test_of_independent_chances_the_expected_time_is_that_of_a_simulation() -> None:
+    probabilities, takes_s = [0.3, 0.5, 0.2], [1.0, 4.0, 1.0]  # in the order 0, 2, 1
+    seen = reach(chances(probabilities, takes_s), 1.0, pace(math.inf), 0.95)
+    assert seen.earliest_s == 1.0
+    assert seen.expected_s == 6.0  # after the first two, .56 of the draws are short
+    assert seen.chance == pytest.approx(0.72, abs=0.03)
+
+
+def test_a_target_out_of_reach_is_said_to_be() -> None:
+    seen = reach(outlook(), 5.0, pace(math.inf), 0.95)
+    assert (seen.first, seen.chance, seen.earliest_s) == (None, 0.0, math.inf)
+
+
+def test_by_a_deadline_only_what_fits_counts() -> None:
+    seen = reach(chances([0.9, 0.9], [10.0, 200.0]), 1.0, pace(50.0), 0.95)
+    assert (seen.first, round(seen.chance, 1)) == (0, 0.9)
 
 
 # The model that is kept
