@@ -62,10 +62,11 @@ def _to_target(target: str, plan: Plan, now: float) -> str:
     if plan.not_before is None:
         return f"the target, {target}, is not expected to be reached in this space; {following}"
     at = _clock(now, (plan.reached_by or plan.not_before) - now)
-    not_before = f"not before {at(plan.not_before)} (90% sure)"
-    if plan.reached_by is None:
-        return f"the target, {target}, will be reached, if at all, {not_before}; {following}"
-    return f"the target, {target}, is expected by about {at(plan.reached_by)}, {not_before}; {following}"
+    earliest, middle = at(plan.not_before), None if plan.reached_by is None else at(plan.reached_by)
+    if middle is None:
+        return f"the target, {target}, will be reached, if at all, not before {earliest} (90% sure); {following}"
+    bound = "" if earliest == middle else f", not before {earliest} (90% sure)"
+    return f"the target, {target}, is expected by about {middle}{bound}; {following}"
 
 
 def _training(plan: Plan) -> str:

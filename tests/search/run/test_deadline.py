@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bsearch.search.report.terminal.deadline import plan_line
 from bsearch.search.run.decisions.deadline import decide
 from bsearch.search.run.decisions.eta import Span
-from bsearch.search.run.decisions.final import Pace
+from bsearch.search.run.decisions.final import Final, Pace
 from bsearch.search.run.decisions.target import reach
 from bsearch.search.run.decisions.wall_time import WallTime
 from bsearch.search.run.kept_model import KeptModel
@@ -28,7 +30,7 @@ from bsearch.search.run.training import RESULT, Training, kept
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.outlook import Outlook
 from bsearch.search.suggest.space_transform import SpaceTransform
-from bsearch.spaces.deadline import StoredDeadline, moment_of
+from bsearch.spaces.deadline import Plan, StoredDeadline, moment_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.readable import UNLIMITED
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -470,3 +472,74 @@ def test_a_study_may_end_at_a_value_of_its_metric(study_file: Callable[..., Path
     assert result.stopped.startswith("budget.until: accuracy 0.6 was reached by trial")
     assert result.model is not None
     assert loaded(result.model)["accuracy"] >= 0.6
+
+
+# What is said of it
+
+NOON = datetime(2026, 11, 27, 12, 0).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("plan", "ends_s", "words"),
+    [
+        (None, 21_600, "no final training is planned yet; done by 18:00"),
+        (
+            Plan(NOON + 16_920, 23, 38.0, 2, 4260.0, "accuracy", 0.921, 0.941, NOON + 21_300, 0.953),
+            21_600,
+            "search until about 16:42, then train the setting of trial 23 for 1 h 11 min, 38 epochs on 2 devices; done by "
+            "17:55, 95% sure to finish in full by 18:00; accuracy expected from 0.921 to 0.941 (90%)",
+        ),
+        (Plan(tried=3, train_s=60.0, done_by=NOON + 90, sure=1.0), 100, "99% sure to finish in full by 12:01:40"),
+        (Plan(metric="accuracy"), None, "when the target, accuracy 0.92, will be reached is not known yet"),
+        (
+            Plan(train_s=2280.0, epochs=24.0, chance=0.41, reached_by=NOON + 31_200, not_before=NOON + 29_400),
+            None,
+            "the target, accuracy 0.92, is expected by about 20:40, not before 20:10 (90% sure); next: a new setting for "
+            "38 min 0 s, 24 epochs, with a 41% chance",
+        ),
+        (
+            Plan(train_s=9.0, chance=0.0),
+            None,
+            "is not expected to be reached in this space; next: a new setting for 9 s, with a 1%",
+        ),
+        (
+            Plan(train_s=9.0, chance=0.2, not_before=NOON + 60),
+            None,
+            "will be reached, if at all, not before 12:01:00 (90% sure)",
+        ),
+        (
+            Plan(tried=4, train_s=9.0, target="loss 2", chance=1.0, not_before=NOON + 60, reached_by=NOON + 60),
+            3600,
+            "the target, loss 2, is expected by about 12:01:00; next: the setting of trial 4 for 9 s, with a 99% chance; done "
+            "by 13:00 in any case",
+        ),
+    ],
+)
+def test_what_is_planned_is_said(plan: Plan | None, ends_s: float | None, words: str) -> None:
+    ends = None if ends_s is None else NOON + ends_s
+    deadline = StoredDeadline("accuracy 0.92", ends, None if ends is None else NOON, plan)
+    line = plan_line(deadline, NOON)
+    assert words in line
+    assert "; ;" not in line
+    assert not line.endswith("; ")
+
+
+def test_a_check_foretells_the_metric_as_far_as_trials_tell(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"trials": 12, "profile_s": 0.5})
+    before = " ".join(bsearch("check", path, "--within", "10m").output.split())
+    assert "what it will reach is not known before trials have run" in before
+    assert bsearch("run", path, "--serial").exit_code == 0
+    after = " ".join(bsearch("check", path, "--within", "10m").output.split())
+    found = re.search(r"by the \d+ trials so far it will reach accuracy (\S+) to (\S+) \(90%\)", after)
+    assert found, after
+    assert 0 <= float(found[1]) <= float(found[2]) <= 1
+    # Without a deadline there is no final training to foretell.
+    assert "it will reach" not in bsearch("check", path).output
+
+
+def test_a_share_is_foretold_within_its_ends_and_a_loss_is_not() -> None:
+    final = Final({}, 0, 1.0, 1, 0.0, 0.1, expected=0.98, low=0.9, high=1.1)
+    assert final.interval(1.0, [ended(0, 0.97)]) == (0.9, 1.0)
+    assert final.interval(1.0, [ended(0, 0.97), ended(1, 1.3)]) == (0.9, 1.1)
+    loss = replace(final, expected=-2.0, low=-2.5, high=-1.8)
+    assert loss.interval(-1.0, [ended(0, 2.2)]) == (1.8, 2.5)
