@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from bsearch.search.run.decisions.eta import Span
-from bsearch.search.run.decisions.final import Pace
+from bsearch.search.run.decisions.final import Final, Pace
 from bsearch.search.run.decisions.final_planner import FinalPlanner
 from bsearch.search.run.decisions.wall_time import WallTime
 from bsearch.search.suggest.front_suggester import FrontSuggester
@@ -101,7 +101,7 @@ class Result:
 class Driver:
     """A study on one simulated device."""
 
-    def __init__(self, problem: Problem, limit_s: float, mean_s: float, shortest_s: float, seed: int) -> None:
+    def __init__(self, problem: Problem, limit_s: float, mean_s: float, seed: int) -> None:
         self.problem, self.limit_s, self.mean_s, self.seed = problem, limit_s - CLOSING * mean_s, mean_s, seed
         self.world, self.rng = World.of(limit_s, mean_s, seed), np.random.default_rng((5, seed))
         self.suggester = FrontSuggester(problem.space, 1.0, 1, known_seconds=problem.seconds, by_time=True, seed=seed)
@@ -110,7 +110,6 @@ class Driver:
         self.now_s, self.result = 0.0, Result()
         self.best = -math.inf
         self.overhead_s = 0.02 * mean_s
-        self.shortest_s = shortest_s
 
     def train(self, parameters: Mapping[str, Any], *, shrinks: bool) -> bool:
         """Train, to the end if the time suffices; one that shrinks ends in time in any case. Whether it is complete."""
@@ -146,10 +145,9 @@ class Driver:
             return (reached := float(np.interp(share * FRACTIONS, range(FRACTIONS + 1), [0.0, *curve]))), reached
         return curve[-1], self.problem.accuracy(parameters)
 
-    def search(self, until_s: float, parameters: Mapping[str, Any] | None = None) -> bool:
+    def search(self, until_s: float) -> bool:
         """One trial of the search that fits; False where none does."""
-        if parameters is None:
-            (parameters,) = self.suggester.suggest(self.trials)
+        (parameters,) = self.suggester.suggest(self.trials)
         wall = WallTime.of(self.spans, self.limit_s)
         if self.now_s + wall.at_most_s(self.problem.seconds(parameters), SURE) > until_s:
             return False
@@ -157,7 +155,7 @@ class Driver:
 
 
 def ours(driver: Driver) -> None:
-    planner, searches = FinalPlanner(driver.suggester, SURE, driver.limit_s, driver.shortest_s), True
+    planner, searches = FinalPlanner(driver.suggester, SURE, driver.limit_s), True
     while True:
         started = time.perf_counter()
         wall = WallTime.of(driver.spans, driver.limit_s)
@@ -168,9 +166,8 @@ def ours(driver: Driver) -> None:
             searches = driver.search(driver.limit_s)
         elif step is None:
             return
-        elif isinstance(step, dict):
-            searches = driver.search(driver.limit_s, step)
         else:
+            assert isinstance(step, Final)
             if not driver.result.final:
                 driver.result.final = f"{driver.now_s / driver.limit_s:.2f}"
             sure = float(wall.probability(step.known_s, driver.limit_s - driver.now_s))
@@ -250,7 +247,7 @@ def rows_of(families: list[str], deadlines: int, first: int, ways: list[str]) ->
         for name, way in WAYS.items():
             if name not in ways:
                 continue
-            driver = Driver(problem, limit_s, mean_s, float(np.quantile([s for s, _ in settings], 0.02)), number)
+            driver = Driver(problem, limit_s, mean_s, number)
             way(driver)
             kept = driver.result.kept
             yield {

@@ -71,9 +71,8 @@ def rows_of(families: list[str], studies: int, first: int, ways: list[str]) -> A
         share = math.exp(rng.uniform(math.log(1e-3), math.log(0.1)))
         target = float(np.quantile([accuracy for _, accuracy in settings], 1 - share))
         best_s = min(seconds for seconds, accuracy in settings if accuracy >= target)
-        shortest_s = float(np.quantile([seconds for seconds, _ in settings], 0.02))
         for name in ways:
-            driver = Driver(problem, MOST * mean_s, mean_s, shortest_s, number)
+            driver = Driver(problem, MOST * mean_s, mean_s, number)
             said = WAYS[name](driver, target)
             yield {
                 "number": number,

@@ -282,13 +282,13 @@ def finish_of(
         return None
     assert kept is not None
     metric = spec.objectives.metric
-    limit, shortest_s = _limit(budget, stored, began_at, hourly) if budget.trains_at_end else None, 0.0
+    limit = _limit(budget, stored, began_at, hourly) if budget.trains_at_end else None
     if law is not None and limit is not None:
-        shortest_s = _shortest_s(law, space)
-        if faults := list(_too_long(spec, law, space, shortest_s, limit.left_s(driven_s), limit, kept)):
+        left_s = limit.left_s(driven_s)
+        if faults := list(_too_long(spec, law, space, _shortest_s(law, space), left_s, limit, kept)):
             raise StudyFileError(faults)
     target = None if budget.until is None else metric.sign * budget.until
-    planner = FinalPlanner(suggester, budget.sure, math.inf if limit is None else limit.whole_s, shortest_s, target)
+    planner = FinalPlanner(suggester, budget.sure, math.inf if limit is None else limit.whole_s, target)
     return Finish(budget, metric, kept, limit, planner, law, space.whole, earlier)
 
 

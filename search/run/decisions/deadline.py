@@ -64,35 +64,6 @@ def best_after(outlook: Outlook, pace: Pace, sure: float, later_s: float) -> Fin
     return final_of(outlook, int(np.argmax(np.where(fits, _careful(outlook), -math.inf))), pace)
 
 
-def promising(outlook: Outlook, pace: Pace, sure: float, later_s: float, longest_s: float) -> dict[str, Any] | None:
-    """The trial of the search that tells most, for its time, of a final training that may exceed the best known; None: none.
-
-    A setting's gain is by how much its longest training that fits is expected to exceed the best; a shorter training of it
-    tells the share of its variance that the two have in common.
-
-    Args:
-        later_s: until a final training begins.
-        longest_s: the most known seconds of the trial.
-    """
-    fits = pace.fits(outlook, sure, later_s)
-    short = np.flatnonzero((outlook.seconds <= longest_s) & (outlook.tried < 0) & ~outlook.done)
-    if not fits.any() or not len(short):
-        return None
-    # Rows of a setting are in the order of their lengths.
-    last = np.full(int(outlook.setting.max()) + 1, -1)
-    last[outlook.setting[fits]] = np.flatnonzero(fits)
-    short = short[last[outlook.setting[short]] >= 0]
-    if not len(short):
-        return None
-    final, mean = last[outlook.setting[short]], outlook.reached.mean(axis=0)
-    level = max(float(mean[fits].max()), float(outlook.best_so_far.mean()))
-    gains = np.maximum(outlook.reached[:, final] - level, 0.0).mean(axis=0)
-    own, others = (outlook.reached[:, rows] - mean[rows] for rows in (short, final))
-    shared = (own * others).mean(axis=0) ** 2 / ((own**2).mean(axis=0) * (others**2).mean(axis=0) + 1e-30)
-    worth = gains * shared / np.asarray(pace.wall.expected_s(outlook.seconds[short]))
-    return outlook.parameters(int(short[np.argmax(worth)])) if worth.max() > 0 else None
-
-
 def _trained(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[float, int | None]:
     """What the best training of a tried setting that fits may be relied on to reach, and its row: no less with more time."""
     careful_floor = float(floor.mean() - _CAREFUL * floor.std())
@@ -122,4 +93,4 @@ def _searched(outlook: Outlook, floor: Array, fits: np.ndarray[Any, np.dtype[np.
     return float(best.mean())
 
 
-__all__ = ["Decision", "best_after", "decide", "promising"]
+__all__ = ["Decision", "best_after", "decide"]

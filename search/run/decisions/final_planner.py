@@ -9,18 +9,14 @@ from typing import Any, Literal
 from ....spaces.record import TrialRecord
 from ...suggest.outlook import Outlook
 from ...suggest.suggester import Suggester
-from .deadline import Decision, decide, promising
+from .deadline import Decision, decide
 from .final import Final, Pace, final_of
 from .target import Reach, reach
 
 # Complete trials before a final training begins, unless so much of the time is used.
 _LEAST_TRIALS, _LEAST_SHARE = 6, 0.3
-# Every second trial of the search is one that tells most of a final training for its time.
-_EVERY = 2
 # A final training is worth it if it is expected to add so much of the accuracy's spread.
 _LEAST_GAIN = 0.002
-# No search trial takes more than this share of the time left.
-_LONGEST = 0.25
 # A training that reaches the target with this chance is a final one: its model is probably the study's.
 _LIKELY = 0.5
 # One with less than this tells less than a trial of the search.
@@ -28,7 +24,7 @@ _WORTH_IT = 0.2
 # With less chance than this to reach the target in time, the study makes the best of the time instead.
 _HOPEFUL = 0.5
 
-# A final training, parameters of a trial of the search, any trial of the search, or nothing.
+# A final training, parameters of a trial that may reach the target, any trial of the search, or nothing.
 Step = Final | dict[str, Any] | Literal["search"] | None
 
 
@@ -38,7 +34,6 @@ class FinalPlanner:
     Args:
         sure: the probability with which a final training is to be done in time, as it is planned.
         whole_s: from the study's beginning to its deadline; infinite: there is none.
-        shortest_s: known seconds of the shortest trainings.
         target: what the model has to measure, higher is better; None: as much as there is time for.
 
     Attributes:
@@ -47,19 +42,16 @@ class FinalPlanner:
         first: the training that it begins with; None where none is expected to reach it.
     """
 
-    def __init__(
-        self, suggester: Suggester, sure: float, whole_s: float, shortest_s: float = 0.0, target: float | None = None
-    ) -> None:
-        self._suggester, self._sure, self._whole_s, self._shortest_s = suggester, sure, whole_s, shortest_s
-        self._target = target
+    def __init__(self, suggester: Suggester, sure: float, whole_s: float = math.inf, target: float | None = None) -> None:
+        self._suggester, self._sure, self._whole_s, self._target = suggester, sure, whole_s, target
         self._outlook: tuple[tuple[int, int], Outlook | None] = (-1, -1), None
         self._over = -1, -1  # the state of the trials in which there was nothing more to do
-        self.decision, self.reach, self._searched = Decision(None, 0), Reach(), 0
+        self.decision, self.reach = Decision(None, 0), Reach()
         self.first: Final | None = None
         self._chances: dict[int, float] = {}  # with which trials were to reach the target, by number
 
     def next(self, trials: Sequence[TrialRecord], pace: Pace, *, searches: bool = True) -> Step:
-        """What to do with a free device: a final training, parameters of a trial, or any trial of the search.
+        """What to do with a free device.
 
         None: nothing that fits is expected to do any good.
 
@@ -69,17 +61,17 @@ class FinalPlanner:
         """
         if self._over == _state(trials):
             return None
-        fits_s = math.inf
         if math.isfinite(self._whole_s):
-            fits_s = pace.wall.longest_s(pace.left_s, self._sure)
-            self._suggester.longest_s = min(fits_s, max(_LONGEST * fits_s, 2 * self._shortest_s))
+            self._suggester.longest_s = pace.wall.longest_s(pace.left_s, self._sure)
         outlook = self._seen(trials)
         if outlook is None:
-            return "search" if searches and fits_s > 0 else None
+            return "search" if searches and self._suggester.longest_s > 0 else None
         if self._target is not None:
             # Of trainings that were to reach the target in so many draws none has, or the study would be over: as many again
             # are expected to before one does (a gamma prior of mean 1 on the share that comes true).
-            missed = sum(chance for number, chance in self._chances.items() if trials[number].has_ended)
+            missed = sum(
+                chance for number, chance in self._chances.items() if number < len(trials) and trials[number].has_ended
+            )
             self.reach = reach(outlook, self._target, pace, self._sure, 1 / (1 + missed))
             if self.reach.chance >= _HOPEFUL or not math.isfinite(self._whole_s):
                 return self._towards(len(trials), outlook, pace, searches=searches)
@@ -90,12 +82,8 @@ class FinalPlanner:
         assert self._target is not None
         row, self.decision = self.reach.first, Decision(None, 0)
         self.first = None if row is None else final_of(outlook, row, pace)
-        self._searched += 1
         if self.first is None or self.reach.first_chance < _WORTH_IT:
-            if not searches:
-                return None
-            tells = promising(outlook, pace, self._sure, 0.0, math.inf) if self._searched % _EVERY == 0 else None
-            return tells or "search"
+            return "search" if searches else None
         if self.reach.first_chance < _LIKELY and not searches:
             return None
         self._chances[number] = float((outlook.measured[:, row] >= self._target).mean())
@@ -107,10 +95,6 @@ class FinalPlanner:
         self.decision = decide(outlook, pace, self._sure)
         early = ended < _LEAST_TRIALS and pace.left_s > (1 - _LEAST_SHARE) * self._whole_s
         if searches and (self.decision.trials or early):
-            self._searched += 1
-            if self._searched % _EVERY == 0:
-                later_s = max(self.decision.trials, 1) * pace.trial_s
-                return promising(outlook, pace, self._sure, later_s, self._suggester.longest_s) or "search"
             return "search"
         final = self.decision.final
         if final is not None and final.gain > _LEAST_GAIN:

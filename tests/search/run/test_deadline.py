@@ -543,3 +543,19 @@ def test_a_share_is_foretold_within_its_ends_and_a_loss_is_not() -> None:
     assert final.interval(1.0, [ended(0, 0.97), ended(1, 1.3)]) == (0.9, 1.1)
     loss = replace(final, expected=-2.0, low=-2.5, high=-1.8)
     assert loss.interval(-1.0, [ended(0, 2.2)]) == (1.8, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds"),
+    [
+        ({}, 20),
+        ({"by": "60s"}, 3),
+        ({"by": "10s"}, 2),
+        ({"by": "2h"}, 20),
+        ({"by": "18:00"}, 20),
+        ({"by": "60s", "profile_s": 9}, 9),
+    ],
+)
+def test_a_short_duration_leaves_less_for_timing_steps(budget: dict[str, Any], seconds: float) -> None:
+    study = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\n")
+    assert changed_study(study, {"budget": budget}).budget.profile_s == seconds
