@@ -21,7 +21,7 @@ import csv
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -265,6 +265,18 @@ def rows_of(families: list[str], deadlines: int, first: int, ways: list[str]) ->
             }
 
 
+def written(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write each row as it comes: all of them take hours."""
+    with path.open("w", newline="") as file:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+
+
 def table(path: Path) -> None:
     with path.open() as file:
         rows = list(csv.DictReader(file))
@@ -319,14 +331,7 @@ def main() -> None:
     for family in arguments.problems:
         if not problems(family):
             parser.error(f"{family}: its data are not in $BSEARCH_DATA")
-    with arguments.out.open("w", newline="") as file:
-        writer = None
-        for row in rows_of(arguments.problems, arguments.deadlines, arguments.first, arguments.ways):
-            if writer is None:
-                writer = csv.DictWriter(file, list(row))
-                writer.writeheader()
-            writer.writerow(row)
-            file.flush()
+    written(arguments.out, rows_of(arguments.problems, arguments.deadlines, arguments.first, arguments.ways))
     table(arguments.out)
 
 

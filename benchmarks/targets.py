@@ -23,7 +23,7 @@ import numpy as np
 from bsearch.search.run.decisions.final import Pace
 from bsearch.search.run.decisions.final_planner import FinalPlanner
 from bsearch.search.run.decisions.wall_time import WallTime
-from deadline import SURE, Driver, settings_of
+from deadline import SURE, Driver, settings_of, written
 from problems import problems, random_value
 
 # Mean trainings after which a study gives up, and trials after which what it says is noted.
@@ -133,14 +133,7 @@ def main() -> None:
     if arguments.table:
         table(arguments.table)
         return
-    with arguments.out.open("w", newline="") as file:
-        writer = None
-        for row in rows_of(arguments.problems, arguments.studies, arguments.first, arguments.ways):
-            if writer is None:
-                writer = csv.DictWriter(file, list(row))
-                writer.writeheader()
-            writer.writerow(row)
-            file.flush()
+    written(arguments.out, rows_of(arguments.problems, arguments.studies, arguments.first, arguments.ways))
     table(arguments.out)
 
 
