@@ -17,10 +17,13 @@ from .target import Reach, reach
 _LEAST_TRIALS, _LEAST_SHARE = 6, 0.3
 # A final training is worth it if it is expected to add so much of the accuracy's spread.
 _LEAST_GAIN = 0.002
-# A training that reaches the target with this chance is a final one: its model is probably the study's.
+# Of trainings that models expect to reach the target, one in so many does, before any has been tried: the best of many chances
+# is the luckiest (docs/log.md).
+_PROMISED = 3.0
+# A training that reaches the target in this share of the draws is a final one: its model may well be the study's.
 _LIKELY = 0.5
-# One with less than this tells less than a trial of the search.
-_WORTH_IT = 0.2
+# With less chance than this a training tells less than a trial of the search.
+_WORTH_IT = 0.07
 # With less chance than this to reach the target in time, the study makes the best of the time instead.
 _HOPEFUL = 0.5
 
@@ -67,12 +70,12 @@ class FinalPlanner:
         if outlook is None:
             return "search" if searches and self._suggester.longest_s > 0 else None
         if self._target is not None:
-            # Of trainings that were to reach the target in so many draws none has, or the study would be over: as many again
-            # are expected to before one does (a gamma prior of mean 1 on the share that comes true).
+            # Those that were to reach it so far have not, or the study would be over: the mean of the share that comes true,
+            # with an exponential prior.
             missed = sum(
                 chance for number, chance in self._chances.items() if number < len(trials) and trials[number].has_ended
             )
-            self.reach = reach(outlook, self._target, pace, self._sure, 1 / (1 + missed))
+            self.reach = reach(outlook, self._target, pace, self._sure, 1 / (_PROMISED + missed))
             if self.reach.chance >= _HOPEFUL or not math.isfinite(self._whole_s):
                 return self._towards(len(trials), outlook, pace, searches=searches)
         return self._by_deadline(trials, outlook, pace, searches=searches)
@@ -84,10 +87,11 @@ class FinalPlanner:
         self.first = None if row is None else final_of(outlook, row, pace)
         if self.first is None or self.reach.first_chance < _WORTH_IT:
             return "search" if searches else None
-        if self.reach.first_chance < _LIKELY and not searches:
+        promised = float((outlook.measured[:, row] >= self._target).mean())
+        if promised < _LIKELY and not searches:
             return None
-        self._chances[number] = float((outlook.measured[:, row] >= self._target).mean())
-        return self.first if self.reach.first_chance >= _LIKELY else self.first.parameters
+        self._chances[number] = promised
+        return self.first if promised >= _LIKELY else self.first.parameters
 
     def _by_deadline(self, trials: Sequence[TrialRecord], outlook: Outlook, pace: Pace, *, searches: bool) -> Step:
         """What is worth most in the time that is left."""
