@@ -105,7 +105,7 @@ class Plan:
         metric: the study's.
         low, high: the 90 % interval of what the metric will be.
         done_by: when it is done, about.
-        sure: the probability that it is whole by the deadline.
+        sure: the probability that it finishes in full by the deadline.
         target: the metric and its value that end the study; empty where none does.
         chance: the probability that it reaches the target, where that is planned.
         reached_by, not_before: when the target is reached with half a chance, and with one in ten; None where it is not
@@ -134,14 +134,21 @@ class StoredDeadline:
 
     Args:
         given: as it was written; for a target, the metric and its value.
-        ends_at, began_at: seconds since 1970; None where only a target ends it.
-        plan: the latest; None while too little is known.
+        ends_at, began_at: seconds since 1970; None where no moment was given.
+        plan: the latest; None once the study is over.
+        paid_until: when what may be spent is spent, if the driver runs until then; None where any amount may be.
     """
 
     given: str
     ends_at: float | None
     began_at: float | None
     plan: Plan | None = None
+    paid_until: float | None = None
+
+    @property
+    def over_at(self) -> float | None:
+        """When its time or its money is over; None where neither is limited."""
+        return min((moment for moment in (self.ends_at, self.paid_until) if moment is not None), default=None)
 
 
 __all__ = ["Plan", "StoredDeadline", "checked_deadline", "duration_of", "moment_of", "names_zone"]

@@ -38,6 +38,7 @@ class TrialFacts:
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
         final_training: it is trained to be the study's model, in what is left of its time.
+        target_chance: the probability with which models expected it to reach the study's target.
         shortened_to: the share of the planned training to which it was shortened, to end in time.
         planned_epochs: the searched epochs that it was to have, where it was shortened.
         repeats: the trial whose setting this one repeats.
@@ -94,6 +95,7 @@ class TrialFacts:
     device_kind: str | None = None
     baseline: int | None = None
     final_training: bool | None = None
+    target_chance: float | None = None
     shortened_to: float | None = None
     planned_epochs: float | None = None
     repeats: int | None = None

@@ -91,7 +91,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     feasible = feasible_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)]:
         raise StudyFileError(dict.fromkeys(faults))
-    prices_of(spec, device_names({"": profiles}), runner.device)
+    _, price = prices_of(spec, device_names({"": profiles}), runner.device)
     cores = runner.cores * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max(cores_here() // cores, 1)
     timed = all(profile.step_times for profile in profiles.values())
@@ -99,7 +99,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     spans = _earlier_spans(spec)
     forecasted = forecast(spec, profiles, at_once, ClockFactors.of(spans) if spans else None) if timed else None
     if forecasted is not None and forecasted.left_s is not None:
-        forecasted = _with_metric(spec, profiles, feasible, forecasted, WallTime.of(spans, forecasted.left_s))
+        forecasted = _with_metric(spec, profiles, feasible, forecasted, WallTime.of(spans, forecasted.left_s), price)
     return CheckedStudy(profiles, feasible, forecasted, slots, runner.notice)
 
 
@@ -109,10 +109,11 @@ def _with_metric(
     feasible: tuple[int, int],
     forecasted: Forecast,
     wall: WallTime,
+    price: float | None,
 ) -> Forecast:
     """The forecast with what a final training is expected to reach, as far as earlier trials tell."""
     assert forecasted.left_s is not None
-    law, space = known_taken(spec, profiles), SearchSpace.of(spec.domains(), feasible)
+    law, space = known_taken(spec, profiles, price), SearchSpace.of(spec.domains(), feasible)
     identity = study_identity(spec, task_code_hash(spec.task))
     prior, trials = prior_trials(spec, identity, law), _trials_so_far(spec, identity)
     suggester = suggester_of(
@@ -131,9 +132,10 @@ def _with_metric(
     final = best_after(outlook, pace, spec.budget.sure, SEARCHED * forecasted.left_s)
     if final is None:
         return forecasted
-    low, high = final.interval(spec.objectives.metric.sign, trials)
-    known = len(prior) + sum(trial.outcome == "complete" for trial in trials)
-    return replace(forecasted, learned_from=known, low=low, high=high)
+    complete = [trial.accuracy for trial in trials if trial.outcome == "complete" and trial.accuracy is not None]
+    scores = [*complete, *(accuracy for _, _, accuracy in prior)]
+    low, high = final.interval(spec.objectives.metric.sign, scores)
+    return replace(forecasted, learned_from=len(scores), low=low, high=high)
 
 
 def _trials_so_far(spec: StudySpec, identity: Mapping[str, Any]) -> list[TrialRecord]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -310,6 +310,7 @@ def _drive(
                 law,
                 study.kept,
                 list(trials),
+                devices=runner.slots * max(spec.devices.counts),
                 hourly=(price or 0.0) * runner.slots * max(spec.devices.counts),
                 driven_s=driven_s,
             )
@@ -380,8 +381,9 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     trials = study.tables.trials(study.name)
     if run.finish is not None:
         run.finish.kept.clean()
-        if run.finish.limit is None:
-            study.tables.save_deadline(study.name, None)  # what was to be reached, and when, is over
+        # What was planned is over; a moment stays, for whoever resumes.
+        ended = None if run.finish.limit is None else asdict(replace(run.finish.deadline(), plan=None))
+        study.tables.save_deadline(study.name, ended)
     gain = suggester.expected_gain(run.trials, WORTH_OF) if run.finish is None else None
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = with_rates(_stored(study, trials, study.driven_s + run.elapsed_s()))

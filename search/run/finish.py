@@ -22,7 +22,7 @@ from ..suggest.outlook import EPOCHS
 from ..suggest.space_transform import SearchSpace, SpaceTransform
 from ..suggest.suggester import Suggester
 from .decisions.eta import ClockFactors, Span, at_once
-from .decisions.final import Final, Pace
+from .decisions.final import Pace
 from .decisions.final_planner import FinalPlanner, Step
 from .decisions.wall_time import WallTime
 from .kept_model import KeptModel
@@ -79,13 +79,9 @@ class Limit:
         aside_s = min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
         return min(aside_s, max(_MOST_CLOSING * whole_s, least))
 
-    def done_by(self, driven_s: float) -> float:
-        """The moment, in seconds since 1970, when its time or its money is over, if the driver runs until then."""
-        return (
-            self.ends_at
-            if (paid_s := self._paid_s) is None
-            else min(self.ends_at, time.time() + paid_s - driven_s - self.start_s)
-        )
+    def paid_until(self, driven_s: float) -> float | None:
+        """When what may be spent is spent, in seconds since 1970; None where any amount may be."""
+        return None if (paid_s := self._paid_s) is None else time.time() + paid_s - driven_s - self.start_s
 
     @property
     def whole_s(self) -> float:
@@ -103,9 +99,11 @@ class Finish:
 
     Args:
         limit: None where a number of trials or a target ends it, and not a time.
+        planner: None where the study's objective is not time, so that no training's time is known: it ends with its search.
         law: seconds of parameters, where known; None: they are not.
         whole: the parameters of a trial with those that are fixed.
         earlier: trials of earlier runs, which tell how fast the machine is until those of this run do.
+        devices: of all trials that run side by side.
     """
 
     def __init__(
@@ -114,11 +112,13 @@ class Finish:
         metric: Metric,
         kept: KeptModel,
         limit: Limit | None,
-        planner: FinalPlanner,
+        planner: FinalPlanner | None,
         law: Law | None,
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         earlier: Sequence[TrialRecord] = (),
+        devices: int = 1,
     ) -> None:
+        self._devices = devices
         self._clock: Callable[[], tuple[Sequence[Span], float]] = lambda: ((), 0.0)
         self._earlier = [span for record in earlier if (span := _span_of(record)) is not None]
         self.kept, self.limit, self.plan = kept, limit, Plan()
@@ -129,7 +129,8 @@ class Finish:
         limit = self.limit
         if limit is None:
             return StoredDeadline(self._target, None, None, self.plan)
-        return StoredDeadline(limit.given, limit.done_by(self._clock()[1]), limit.began_at, self.plan)
+        ends_at = limit.ends_at if math.isfinite(limit.ends_at) else None
+        return StoredDeadline(limit.given, ends_at, limit.began_at, self.plan, limit.paid_until(self._clock()[1]))
 
     @property
     def _target(self) -> str:
@@ -150,15 +151,17 @@ class Finish:
         Args:
             searches: whether the search may go on.
         """
+        if self._planner is None:
+            return "search" if searches else None
         left_s, wall = self._left()
         if left_s <= 0:
             return None
         spans, _ = self._clock()
         took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
         trial_s = sum(took) / len(took) / at_once(spans) if took else min(left_s, _SOON_S)
-        pace = Pace(wall, left_s, trial_s, _free_in_s(spans, trial_s))
+        pace = Pace(wall, left_s, trial_s, _free_in_s(spans, trial_s, self._devices))
         step = self._planner.next(trials, pace, searches=searches)
-        self.plan = self._planned(trials, pace, searching=step is not None and not isinstance(step, Final))
+        self.plan = Plan() if step is None else self._planned(self._planner, trials, pace, searching=step == "search")
         return step
 
     def fits(self, parameters: Mapping[str, Any]) -> bool:
@@ -198,14 +201,16 @@ class Finish:
         wall = WallTime.of(shown, math.inf if self.limit is None else self.limit.whole_s)
         return math.inf if self.limit is None else self.limit.left_s(driven_s, wall.slowdown), wall
 
-    def _planned(self, trials: Sequence[TrialRecord], pace: Pace, *, searching: bool) -> Plan:
-        decision, reach, now = self._planner.decision, self._planner.reach, time.time()
-        final = self._planner.first if decision.final is None else decision.final
+    def _planned(self, planner: FinalPlanner, trials: Sequence[TrialRecord], pace: Pace, *, searching: bool) -> Plan:
+        decision, reach, now = planner.decision, planner.reach, time.time()
+        final = planner.first if decision.final is None else decision.final
         if final is None:
-            return Plan(metric=self._metric.name)
+            known = planner.knows and self._target and decision.final is None
+            return Plan(metric=self._metric.name, target=self._target, chance=0.0 if known else None)
         search_s = max(decision.trials, 1) * pace.trial_s if searching and decision.final is not None else 0.0
         epochs, train_s = final.parameters.get(EPOCHS), float(pace.wall.expected_s(final.known_s))
-        low, high = final.interval(self._metric.sign, trials)
+        scores = [trial.accuracy for trial in trials if trial.outcome == "complete" and trial.accuracy is not None]
+        low, high = final.interval(self._metric.sign, scores)
         plan = Plan(
             tried=final.tried if final.tried >= 0 else None,
             epochs=None if epochs is None else float(epochs),
@@ -231,11 +236,12 @@ class Finish:
         )
 
 
-def _free_in_s(spans: Sequence[Span], trial_s: float) -> tuple[float, ...]:
-    """Seconds until each device is free, ascending: one is, and others when their trials end."""
+def _free_in_s(spans: Sequence[Span], trial_s: float, devices: int) -> tuple[float, ...]:
+    """Seconds until each of so many devices is free, ascending: at least one is, others when their trials end."""
     now_s, factors = time.monotonic(), ClockFactors.of(spans)
     left = ((span.devices, factors.left_s(span, now_s)) for span in spans if span.ended_s is None)
-    return tuple(sorted([0.0, *(trial_s if s is None else s for devices, s in left for _ in range(devices))]))
+    busy = [trial_s if s is None else s for held, s in left for _ in range(held)]
+    return tuple(sorted([*busy, *[0.0] * max(devices - len(busy), 1)]))
 
 
 def _span_of(record: TrialRecord) -> Span | None:
@@ -243,7 +249,8 @@ def _span_of(record: TrialRecord) -> Span | None:
     facts = record.facts
     if record.outcome != "complete" or facts.train_s_source != "known" or not facts.train_s or not facts.measured_train_s:
         return None
-    return Span(0.0, facts.measured_train_s, facts.train_s, facts.measured_train_s, 1.0)
+    started_s, ended_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (record.started_at, record.ended_at))
+    return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0)
 
 
 def known_seconds(law: Law, parameters: Mapping[str, Any]) -> float:
@@ -262,6 +269,7 @@ def finish_of(
     kept: KeptModel | None,
     earlier: Sequence[TrialRecord],
     *,
+    devices: int,
     hourly: float,
     driven_s: float,
 ) -> Finish | None:
@@ -272,6 +280,7 @@ def finish_of(
         began_at: when this run began, in seconds since 1970.
         kept: where it keeps its model.
         earlier: its trials so far.
+        devices: of all trials that run side by side.
         hourly: the price of everything that the study holds.
 
     Raises:
@@ -288,8 +297,10 @@ def finish_of(
         if faults := list(_too_long(spec, law, space, _shortest_s(law, space), left_s, limit, kept)):
             raise StudyFileError(faults)
     target = None if budget.until is None else metric.sign * budget.until
-    planner = FinalPlanner(suggester, budget.sure, math.inf if limit is None else limit.whole_s, target)
-    return Finish(budget, metric, kept, limit, planner, law, space.whole, earlier)
+    planner = None
+    if spec.objectives.speeds[0] == "train_s":
+        planner = FinalPlanner(suggester, budget.sure, math.inf if limit is None else limit.whole_s, target)
+    return Finish(budget, metric, kept, limit, planner, law, space.whole, earlier, devices)
 
 
 def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourly: float) -> Limit:

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ...objectives.machine.processor import OtherPrograms
 from ...objectives.state.checkpoint_files import delete_checkpoint
@@ -192,7 +192,7 @@ class StudyRun:
         if self.finish is not None and room >= 1:
             step = self.finish.step(self.trials, searches=True)
             self._save_plan(self.finish)
-            if step is not None and step != "search":
+            if isinstance(step, Final):
                 return self._begun(step)
         # What is left of a budget finishes paused trials.
         new = room >= 1 or not self._paused
@@ -205,25 +205,22 @@ class StudyRun:
         """A trial of the search, or a final training, whatever is worth more in the time that is left."""
         searches = room > 0 and self.ending.stage < Stage.NO_NEW_TRIALS and not self._search_is_over
         step = finish.step(self.trials, searches=searches)
-        if step is not None and not isinstance(step, Final):
-            proposal: Any = step
-            if step == "search":
+        if step == "search":
+            for _ in range(len(self.suggestions) + 1):  # those made ahead may take too long by now
                 proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
-            if proposal == "wait":
-                return "wait"
-            if isinstance(proposal, Mapping) and finish.fits(proposal):
-                self._save_plan(finish)
-                return self.trials.begin(proposal)
+                if proposal == "wait":
+                    return "wait"
+                if isinstance(proposal, Mapping) and finish.fits(proposal):
+                    self._save_plan(finish)
+                    return self.trials.begin(proposal)
             self._search_is_over = True
             step = finish.step(self.trials, searches=False)
         self._save_plan(finish)
         return self._begun(step) if isinstance(step, Final) else None
 
-    def _begun(self, step: Final | Mapping[str, Any]) -> TrialRecord:
-        """A trial with the parameters of a decision, from now on."""
-        if isinstance(step, Final):
-            return self.trials.begin(step.parameters, TrialFacts(final_training=True))
-        return self.trials.begin(step)
+    def _begun(self, final: Final) -> TrialRecord:
+        """The trial of a decision."""
+        return self.trials.begin(final.parameters, TrialFacts(final_training=final.is_last or None, target_chance=final.chance))
 
     def begin_deadline(self) -> None:
         """Store the deadline, so that it is the same for whoever goes on."""

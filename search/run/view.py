@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...spaces.deadline import StoredDeadline
+from ...spaces.deadline import Plan, StoredDeadline
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
@@ -108,8 +108,8 @@ def study_view(
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
     to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
-    ends_at = None if deadline is None else deadline.ends_at
-    left_s = eta_s(spans, now_s, to_come) if ends_at is None else max(ends_at - time.time(), 0.0)
+    until = None if deadline is None else deadline.over_at or (deadline.plan or Plan()).reached_by
+    left_s = eta_s(spans, now_s, to_come) if until is None else max(until - time.time(), 0.0)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
     return StudyView(

@@ -19,8 +19,8 @@ _TRIED, _AROUND, _ANYWHERE, _LENGTHS = 16, 48, 48, 7
 # Functions drawn from the posterior, which values are means over; of as many points as a covariance takes little time for.
 _DRAWS = 96
 _JITTER = 1e-6
-# What is chosen as the best of many falls short of what models expect more often than it exceeds it: below their medians, draws
-# of what is measured are so many times as far away (docs/log.md).
+# What is chosen as the best of many falls short of what models expect more often than it exceeds it: draws of what is measured
+# that lie below the median are moved this many times as far from it (docs/log.md).
 _SHORT_OF = 1.6
 # Coordinates that are alike in so many digits are the same.
 _SAME = 9
@@ -34,7 +34,7 @@ class Outlook:
         points: (n, width), of the cube.
         setting: (n,), which rows are one setting at several lengths.
         tried: (n,), the number of the trial that trained this setting, whatever its length; -1 where none has.
-        done: (n,), whether a trial has trained just this, or trains it now; the same again would be the same again.
+        done: (n,), whether a trial has trained just this, or a final training does now; the same again would be the same again.
         seconds: (n,), of training.
         devices: (n,), that it trains on.
         reached: (draws, n), mean metric of each over seeds, higher is better: joint draws from the posterior.
@@ -69,7 +69,7 @@ def outlook(
     tried: Sequence[tuple[int, Mapping[str, Any]]],
     finals: Sequence[Mapping[str, Any]],
     rng: np.random.Generator,
-) -> Outlook:
+) -> Outlook | None:
     """Trainings of the best settings and of others, each at several lengths where `epochs` is searched.
 
     Where `devices` is searched they are on as many as make them fastest, which changes nothing else.
@@ -78,6 +78,9 @@ def outlook(
         only: parameters of a single value.
         tried: numbers and parameters of complete trials.
         finals: parameters of final trainings that run.
+
+    Returns:
+        None where no training can be planned.
     """
     numbers = np.array([number for number, _ in tried], dtype=np.int64)
     points = np.array([transform.encode(parameters) for _, parameters in tried]).reshape(-1, transform.width)
@@ -99,6 +102,8 @@ def outlook(
     complete = np.arange(len(rows)) < len(best)
     running = np.array([transform.encode(parameters) for parameters in finals]).reshape(-1, transform.width)
     done = _among(rows, points) | _among(rows, running)
+    if not planned.any():
+        return None
     rows, places, seconds, settings = rows[planned], places[planned], seconds[planned], settings[planned]
     mean, covariance = model.accuracy_model.joint(rows)
     covariance[np.diag_indices_from(covariance)] += _JITTER * float(np.mean(np.diag(covariance)) + 1e-9)
@@ -153,7 +158,7 @@ def _at_lengths(transform: SpaceTransform, points: Array) -> Array:
 
 
 def _on_fastest(transform: SpaceTransform, known: KnownLogTaken, points: Array) -> Array:
-    """Points (n, width) on as many devices each as a law knows to be fastest."""
+    """Points (n, width), each on the number of devices on which it is fastest by the law."""
     counts = transform.values(DEVICES)
     if len(counts) < 2 or known(points) is None:
         return points

@@ -71,7 +71,7 @@ class Budget(Section):
 
     @model_validator(mode="after")
     def _unlimited(self) -> Self:
-        if (self.by or self.keep) and "trials" not in self.model_fields_set:
+        if self.trains_at_end and "trials" not in self.model_fields_set:
             object.__setattr__(self, "trials", UNLIMITED)
         if self.by is not None and "profile_s" not in self.model_fields_set and (length := duration_of(self.by)) is not None:
             short_s = max(_TIMING * length.total_seconds(), _LEAST_TIMING_S)
@@ -86,7 +86,7 @@ class Budget(Section):
     @property
     def trains_at_end(self) -> bool:
         """Whether the rest of its time, or of its money, is for a final training."""
-        return self.by is not None or (self.keep is not None and self.cost is not None)
+        return self.by is not None or (self.cost is not None and self.keeps_model)
 
 
 class Metric(Section):

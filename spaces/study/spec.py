@@ -362,8 +362,12 @@ def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
     budget, by = study.budget, "budget.by" if study.budget.by else "budget.keep"
     if budget.keep is not None and budget.by is None and budget.cost is None and budget.until is None:
         yield "budget.keep", "expected budget.by, cost or until with it, which say when to stop; got none. Write by: 2h."
+    if budget.until is not None and budget.hours is not None and budget.by is None:
+        yield "budget.hours", f"expected budget.by with until, got hours. Write by: {budget.hours:g}h."
     if not budget.trains_at_end:
         return
+    if study.objectives.speeds[0] != "train_s":
+        yield "objectives.speed", f"expected train_s with {by}, which is about time; got {study.objectives.speeds[0]}"
     if budget.by is not None and budget.hours is not None:
         yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
     if study.sampler != "front":

@@ -23,8 +23,7 @@ def plan_sentence(deadline: StoredDeadline | None) -> str:
     """`plan_line` as a sentence; empty where there is none, or its time has passed."""
     if deadline is None or deadline.plan is None:
         return ""
-    until = deadline.plan.reached_by if deadline.ends_at is None else deadline.ends_at
-    if until is not None and until <= time.time():
+    if deadline.over_at is not None and deadline.over_at <= time.time():
         return ""
     line = plan_line(deadline)
     return f"{line[0].upper()}{line[1:]}."
@@ -37,34 +36,38 @@ def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
         now: seconds since 1970.
     """
     now, plan = time.time() if now is None else now, deadline.plan or Plan()
-    if deadline.ends_at is None:
+    if deadline.over_at is None:
         return _to_target(deadline.given, plan, now)
-    at = _clock(now, deadline.ends_at - (deadline.began_at or now))
-    ends = at(deadline.ends_at)
-    if deadline.ends_at <= now:
-        return f"its deadline, {ends}, has passed"
+    at = _clock(now, deadline.over_at - (deadline.began_at or now))
+    ends = at(deadline.over_at)
+    if deadline.over_at <= now:
+        return f"its deadline, {ends}, has passed" if deadline.over_at == deadline.ends_at else ""
     if plan.chance is not None:
         return f"{_to_target(plan.target, plan, now)}; done by {ends} in any case"
     if plan.train_s is None or plan.done_by is None:
         return f"no final training is planned yet; done by {ends}"
     train = _training(plan)
     sure = "" if plan.sure is None else f", {100 * min(plan.sure, 0.99):.0f}% sure to finish in full by {ends}"
-    done = f"done by {at(min(plan.done_by, deadline.ends_at))}{sure}"
+    done = f"done by {at(min(plan.done_by, deadline.over_at))}{sure}"
     search = "" if plan.search_until is None else f"search until about {at(plan.search_until)}, then "
     return "; ".join(filter(None, (f"{search}train {train}", done, _expected(plan))))
 
 
 def _to_target(target: str, plan: Plan, now: float) -> str:
     """How a target is to be reached, and when."""
-    if plan.train_s is None or plan.chance is None:
+    if plan.chance is None:
         return f"when the target, {target}, will be reached is not known yet"
-    following = f"next: {_training(plan)}, with a {100 * min(max(plan.chance, 0.01), 0.99):.0f}% chance"
+    if plan.train_s is None:
+        return f"the target, {target}, is not expected to be reached in this space"
+    following = f"best chance: {_training(plan)}, {100 * min(max(plan.chance, 0.01), 0.99):.0f}%"
     if plan.not_before is None:
         return f"the target, {target}, is not expected to be reached in this space; {following}"
+    if (plan.reached_by or plan.not_before) <= now:
+        return f"the target, {target}, may be reached any time now; {following}"
     at = _clock(now, (plan.reached_by or plan.not_before) - now)
     earliest, middle = at(plan.not_before), None if plan.reached_by is None else at(plan.reached_by)
     if middle is None:
-        return f"the target, {target}, will be reached, if at all, not before {earliest} (90% sure); {following}"
+        return f"the target, {target}, will probably not be reached; if it is, not before {earliest} (90% sure); {following}"
     bound = "" if earliest == middle else f", not before {earliest} (90% sure)"
     return f"the target, {target}, is expected by about {middle}{bound}; {following}"
 

@@ -125,8 +125,8 @@ def _reached(spec: StudySpec, forecast: Forecast) -> str:
     if forecast.low is None or forecast.high is None:
         return "what it will reach is not known before trials have run"
     return (
-        f"by the {forecast.learned_from} trials so far it will reach {spec.objectives.metric.name} {number(forecast.low)} to "
-        f"{number(forecast.high)} (90%), unless the search finds better settings"
+        f"judging by {forecast.learned_from} earlier trials, it should reach {spec.objectives.metric.name} "
+        f"{number(forecast.low)} to {number(forecast.high)} (90% interval), or better if the search finds better settings"
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ....spaces.record import TrialRecord
 from ...analysis.gaussian_process import Array
 from ...suggest.outlook import Outlook
 from .wall_time import WallTime
@@ -51,6 +50,8 @@ class Final:
         devices: that it trains on.
         wait_s: until its devices are free.
         gain: what it is expected to add to the best model there is, in units of the accuracy's spread.
+        is_last: it is to be the study's model; otherwise it may be, and the search goes on.
+        chance: the share of draws in which it reaches the study's target; None: none is aimed at.
         expected, low, high: what it will measure, higher is better: its median, and the ends of its 90 % interval.
     """
 
@@ -60,24 +61,26 @@ class Final:
     devices: int
     wait_s: float
     gain: float
+    is_last: bool
+    chance: float | None
     expected: float
     low: float
     high: float
 
-    def interval(self, sign: float, trials: Sequence[TrialRecord]) -> tuple[float, float]:
+    def interval(self, sign: float, scores: Sequence[float]) -> tuple[float, float]:
         """Where the metric will lie nine times in ten, in its own direction.
 
         Args:
             sign: 1 where a higher metric is better, -1 where a lower one is.
-            trials: of the study: where all of their metrics are shares, so is this.
+            scores: the metrics of earlier trials. Where all are shares, none will be better than 1, or 0 where lower is better.
         """
         low, high = sorted((sign * self.low, sign * self.high))
-        if all(trial.accuracy is None or 0 <= trial.accuracy <= 1 for trial in trials if trial.outcome == "complete"):
-            low, high = (min(max(value, 0.0), 1.0) for value in (low, high))
+        if scores and all(0 <= score <= 1 for score in scores):
+            return (low, min(high, 1.0)) if sign > 0 else (max(low, 0.0), high)
         return low, high
 
 
-def final_of(outlook: Outlook, row: int, pace: Pace) -> Final:
+def final_of(outlook: Outlook, row: int, pace: Pace, *, is_last: bool = True, chance: float | None = None) -> Final:
     """A row of an outlook as a final training."""
     floor = outlook.best_so_far
     gain = np.maximum(outlook.reached[:, row], floor).mean() - floor.mean()
@@ -85,7 +88,7 @@ def final_of(outlook: Outlook, row: int, pace: Pace) -> Final:
     seconds, wait_s = float(outlook.seconds[row]), float(pace.wait_s(outlook)[row])
     parameters, tried = outlook.parameters(row), int(outlook.tried[row])
     devices = int(outlook.devices[row])
-    return Final(parameters, tried, seconds, devices, wait_s, float(gain / outlook.unit), expected, low, high)
+    return Final(parameters, tried, seconds, devices, wait_s, float(gain / outlook.unit), is_last, chance, expected, low, high)
 
 
 __all__ = ["Final", "Pace", "final_of"]

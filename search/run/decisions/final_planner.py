@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ....spaces.record import TrialRecord
+from ....spaces.trial import COUNTED
 from ...suggest.outlook import Outlook
 from ...suggest.suggester import Suggester
 from .deadline import Decision, decide
@@ -27,8 +28,8 @@ _WORTH_IT = 0.07
 # With less chance than this to reach the target in time, the study makes the best of the time instead.
 _HOPEFUL = 0.5
 
-# A final training, parameters of a trial that may reach the target, any trial of the search, or nothing.
-Step = Final | dict[str, Any] | Literal["search"] | None
+# A training that is, or may become, the study's model; any trial of the search; or nothing.
+Step = Final | Literal["search"] | None
 
 
 class FinalPlanner:
@@ -42,7 +43,7 @@ class FinalPlanner:
     Attributes:
         decision: the latest about the deadline.
         reach: the latest about the target.
-        first: the training that it begins with; None where none is expected to reach it.
+        first: the training towards the target that would begin now; None where none is expected to reach it.
     """
 
     def __init__(self, suggester: Suggester, sure: float, whole_s: float = math.inf, target: float | None = None) -> None:
@@ -51,7 +52,11 @@ class FinalPlanner:
         self._over = -1, -1  # the state of the trials in which there was nothing more to do
         self.decision, self.reach = Decision(None, 0), Reach()
         self.first: Final | None = None
-        self._chances: dict[int, float] = {}  # with which trials were to reach the target, by number
+
+    @property
+    def knows(self) -> bool:
+        """Whether enough trials have ended for models to tell."""
+        return self._outlook[1] is not None
 
     def next(self, trials: Sequence[TrialRecord], pace: Pace, *, searches: bool = True) -> Step:
         """What to do with a free device.
@@ -72,26 +77,24 @@ class FinalPlanner:
         if self._target is not None:
             # Those that were to reach it so far have not, or the study would be over: the mean of the share that comes true,
             # with an exponential prior.
-            missed = sum(
-                chance for number, chance in self._chances.items() if number < len(trials) and trials[number].has_ended
-            )
+            missed = sum(trial.facts.target_chance or 0.0 for trial in trials if trial.outcome in COUNTED)
             self.reach = reach(outlook, self._target, pace, self._sure, 1 / (_PROMISED + missed))
-            if self.reach.chance >= _HOPEFUL or not math.isfinite(self._whole_s):
-                return self._towards(len(trials), outlook, pace, searches=searches)
-        return self._by_deadline(trials, outlook, pace, searches=searches)
+            hopeful = self.reach.chance >= _HOPEFUL or not math.isfinite(self._whole_s)
+            if hopeful and (step := self._towards(outlook, pace, searches=searches)) is not None:
+                return step
+            self.first = None
+        return self._by_deadline(trials, outlook, pace, searches=searches) if math.isfinite(self._whole_s) else None
 
-    def _towards(self, number: int, outlook: Outlook, pace: Pace, *, searches: bool) -> Step:
-        """The cheapest way to the target, for the trial of this number."""
+    def _towards(self, outlook: Outlook, pace: Pace, *, searches: bool) -> Step:
+        """The cheapest way to the target; None where only a search is left to do, and may not be done."""
         assert self._target is not None
-        row, self.decision = self.reach.first, Decision(None, 0)
-        self.first = None if row is None else final_of(outlook, row, pace)
-        if self.first is None or self.reach.first_chance < _WORTH_IT:
-            return "search" if searches else None
-        promised = float((outlook.measured[:, row] >= self._target).mean())
-        if promised < _LIKELY and not searches:
-            return None
-        self._chances[number] = promised
-        return self.first if promised >= _LIKELY else self.first.parameters
+        row, self.decision, self.first = self.reach.first, Decision(None, 0), None
+        if row is not None:
+            chance = float((outlook.measured[:, row] >= self._target).mean())
+            self.first = final_of(outlook, row, pace, is_last=chance >= _LIKELY, chance=chance)
+        if self.first is not None and self.reach.first_chance >= _WORTH_IT and (searches or self.first.is_last):
+            return self.first
+        return "search" if searches else None
 
     def _by_deadline(self, trials: Sequence[TrialRecord], outlook: Outlook, pace: Pace, *, searches: bool) -> Step:
         """What is worth most in the time that is left."""

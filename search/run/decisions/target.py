@@ -38,26 +38,28 @@ def reach(outlook: Outlook, target: float, pace: Pace, sure: float, trusted: flo
 
     A training's chance is the share of the posterior's draws in which it reaches the target and none before it did. This order,
     the greedy one of a min-sum set cover, takes at most four times as long in the mean as the best one (Feige, Lovasz & Tetali
-    2004, https://doi.org/10.1007/s00453-004-1110-5). What a training that falls short would teach is not counted.
+    2004, https://doi.org/10.1007/s00453-004-1110-5). Neither what a training that falls short would teach is counted, nor what
+    running trials may reach.
 
     Args:
         target: higher is better.
         sure: the probability with which a training is to be done before the deadline, where there is one.
-        trusted: the share of trainings that reach the target of those that models expect to.
+        trusted: of the trainings that the models expect to reach the target, the share that does.
     """
-    takes_s = np.asarray(pace.wall.expected_s(outlook.seconds)) + pace.wait_s(outlook)
+    takes_s, wait_s = np.asarray(pace.wall.expected_s(outlook.seconds)), pace.wait_s(outlook)
     fits = ~outlook.done if math.isinf(pace.left_s) else ~outlook.done & pace.fits(outlook, sure)
     reaches = (outlook.measured >= target) & fits & (np.random.default_rng(0).random(outlook.measured.shape) < trusted)
     short, now_s, first = np.ones(len(reaches), dtype=bool), 0.0, None
     times = np.full(len(reaches), math.inf)
     for _ in range(_AHEAD):
-        worth = reaches[short].sum(axis=0) / takes_s
+        worth = reaches[short].sum(axis=0) / (takes_s + wait_s)
         row = int(np.argmax(worth))
         if not worth[row]:
             break
         first = row if first is None else first
-        now_s += float(takes_s[row]) / len(pace.free_in_s)
-        times[short & reaches[:, row]] = max(now_s, float(takes_s[row]))
+        # Trainings side by side share the devices.
+        now_s += float(takes_s[row]) * min(outlook.devices[row] / len(pace.free_in_s), 1.0)
+        times[short & reaches[:, row]] = max(now_s, float(takes_s[row] + wait_s[row]))
         short &= ~reaches[:, row]
     if first is None:
         return Reach()

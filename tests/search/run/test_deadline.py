@@ -22,19 +22,24 @@ from bsearch.search.report.terminal.deadline import plan_line
 from bsearch.search.run.decisions.deadline import decide
 from bsearch.search.run.decisions.eta import Span
 from bsearch.search.run.decisions.final import Final, Pace
+from bsearch.search.run.decisions.final_planner import FinalPlanner
 from bsearch.search.run.decisions.target import reach
 from bsearch.search.run.decisions.wall_time import WallTime
+from bsearch.search.run.finish import Finish, Limit
 from bsearch.search.run.kept_model import KeptModel
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.run.training import RESULT, Training, kept
 from bsearch.search.store.stored import StoredStudy
+from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.search.suggest.outlook import Outlook
 from bsearch.search.suggest.space_transform import SpaceTransform
+from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.deadline import Plan, StoredDeadline, moment_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.readable import UNLIMITED
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import changed_study, parse_study
+from bsearch.spaces.study.goals import Budget, Metric
 from bsearch.spaces.trial import Measurement, TrialSetup
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
@@ -156,7 +161,14 @@ def chances(probabilities: Sequence[float], seconds: Sequence[float], draws: int
     others = [0.0] * (8 - len(seconds))
     measured = (np.random.default_rng(1).random((draws, 8)) < [*probabilities, *others]).astype(float)
     takes_s = np.array([*seconds, *(1.0 + each for each in others)])
-    return replace(outlook(settings=0), done=np.zeros(8, bool), seconds=takes_s, reached=measured, measured=measured)
+    return replace(
+        outlook(settings=0),
+        done=np.zeros(8, bool),
+        seconds=takes_s,
+        reached=measured,
+        measured=measured,
+        best_so_far=np.zeros(draws),
+    )
 
 
 @given(st.lists(st.tuples(st.floats(0.05, 0.95), st.floats(0.5, 50.0)), min_size=1, max_size=6), st.integers(1, 4))
@@ -275,6 +287,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_once() -> None:
         ("{keep: model}", "budget.keep: expected budget.by, cost or until"),
         ("{by: 2h, sure: 1.5}", "budget.sure"),
         ("{by: 400d}", "budget.by: expected at most a year"),
+        ("{until: 0.9, hours: 2}", "budget.hours: expected budget.by with until, got hours. Write by: 2h."),
     ],
 )
 def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
@@ -494,24 +507,26 @@ NOON = datetime(2026, 11, 27, 12, 0).timestamp()
         (
             Plan(train_s=2280.0, epochs=24.0, chance=0.41, reached_by=NOON + 31_200, not_before=NOON + 29_400),
             None,
-            "the target, accuracy 0.92, is expected by about 20:40, not before 20:10 (90% sure); next: a new setting for "
-            "38 min 0 s, 24 epochs, with a 41% chance",
+            "the target, accuracy 0.92, is expected by about 20:40, not before 20:10 (90% sure); best chance: a new setting "
+            "for 38 min 0 s, 24 epochs, 41%",
         ),
         (
             Plan(train_s=9.0, chance=0.0),
             None,
-            "is not expected to be reached in this space; next: a new setting for 9 s, with a 1%",
+            "not expected to be reached in this space; best chance: a new setting for 9 s, 1%",
         ),
+        (Plan(chance=0.0), None, "the target, accuracy 0.92, is not expected to be reached in this space"),
+        (Plan(train_s=9.0, chance=0.2, not_before=NOON - 1), None, "the target, accuracy 0.92, may be reached any time now"),
         (
             Plan(train_s=9.0, chance=0.2, not_before=NOON + 60),
             None,
-            "will be reached, if at all, not before 12:01:00 (90% sure)",
+            "will probably not be reached; if it is, not before 12:01:00 (90% sure)",
         ),
         (
             Plan(tried=4, train_s=9.0, target="loss 2", chance=1.0, not_before=NOON + 60, reached_by=NOON + 60),
             3600,
-            "the target, loss 2, is expected by about 12:01:00; next: the setting of trial 4 for 9 s, with a 99% chance; done "
-            "by 13:00 in any case",
+            "the target, loss 2, is expected by about 12:01:00; best chance: the setting of trial 4 for 9 s, 99%; done by "
+            "13:00 in any case",
         ),
     ],
 )
@@ -530,19 +545,21 @@ def test_a_check_foretells_the_metric_as_far_as_trials_tell(study_file: Callable
     assert "what it will reach is not known before trials have run" in before
     assert bsearch("run", path, "--serial").exit_code == 0
     after = " ".join(bsearch("check", path, "--within", "10m").output.split())
-    found = re.search(r"by the \d+ trials so far it will reach accuracy (\S+) to (\S+) \(90%\)", after)
+    found = re.search(r"judging by \d+ earlier trials, it should reach accuracy (\S+) to (\S+) \(90% interval\)", after)
     assert found, after
     assert 0 <= float(found[1]) <= float(found[2]) <= 1
     # Without a deadline there is no final training to foretell.
-    assert "it will reach" not in bsearch("check", path).output
+    assert "it should reach" not in bsearch("check", path).output
 
 
 def test_a_share_is_foretold_within_its_ends_and_a_loss_is_not() -> None:
-    final = Final({}, 0, 1.0, 1, 0.0, 0.1, expected=0.98, low=0.9, high=1.1)
-    assert final.interval(1.0, [ended(0, 0.97)]) == (0.9, 1.0)
-    assert final.interval(1.0, [ended(0, 0.97), ended(1, 1.3)]) == (0.9, 1.1)
-    loss = replace(final, expected=-2.0, low=-2.5, high=-1.8)
-    assert loss.interval(-1.0, [ended(0, 2.2)]) == (1.8, 2.5)
+    final = Final({}, 0, 1.0, 1, 0.0, 0.1, is_last=True, chance=None, expected=0.98, low=0.9, high=1.1)
+    assert final.interval(1.0, [0.97]) == (0.9, 1.0)
+    assert final.interval(1.0, [0.97, 1.3]) == (0.9, 1.1)
+    assert final.interval(1.0, []) == (0.9, 1.1)
+    loss = replace(final, expected=-0.8, low=-1.5, high=0.1)
+    assert loss.interval(-1.0, [2.2]) == (-0.1, 1.5)
+    assert loss.interval(-1.0, [0.8]) == (0.0, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -559,3 +576,100 @@ def test_a_share_is_foretold_within_its_ends_and_a_loss_is_not() -> None:
 def test_a_short_duration_leaves_less_for_timing_steps(budget: dict[str, Any], seconds: float) -> None:
     study = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\n")
     assert changed_study(study, {"budget": budget}).budget.profile_s == seconds
+
+
+def test_a_deadline_is_about_time_so_that_the_front_is_too() -> None:
+    text = (
+        "study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\nobjectives: {speed: device_s}\n"
+        "budget: {by: 2h}\n"
+    )
+    with pytest.raises(StudyFileError, match=r"objectives\.speed: expected train_s with budget\.by"):
+        parse_study(text)
+
+
+@pytest.mark.parametrize(
+    ("budget", "trials"),
+    [
+        ({"until": 0.9}, 20),
+        ({"until": 0.9, "keep": "m"}, 20),
+        ({"by": "2h"}, UNLIMITED),
+        ({"until": 0.9, "by": "2h"}, UNLIMITED),
+    ],
+)
+def test_only_a_limit_of_time_or_money_leaves_the_trials_unlimited(budget: dict[str, Any], trials: int) -> None:
+    study = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\n")
+    assert changed_study(study, {"budget": budget}).budget.trials == trials
+
+
+def limit(**changed: Any) -> Limit:
+    return replace(Limit("10h", time.time(), time.time() + 36_000, cost=5.0, hourly=2.5), **changed)
+
+
+def test_money_ends_a_study_before_its_deadline_and_does_not_move_that(tmp_path: Path) -> None:
+    kept_in = keeper(tmp_path / "model")
+    stored = Finish(Budget(by="10h", cost=5.0), Metric(), kept_in, limit(), None, None, dict).deadline()
+    assert stored.ends_at is not None
+    assert stored.over_at is not None
+    assert stored.ends_at - time.time() == pytest.approx(36_000, abs=5)
+    assert stored.over_at - time.time() == pytest.approx(7200, abs=5)
+    money = Finish(Budget(cost=5.0, keep="m"), Metric(), kept_in, limit(ends_at=math.inf), None, None, dict).deadline()
+    assert money.ends_at is None
+    assert money.over_at == pytest.approx(time.time() + 7200, abs=5)
+
+
+def test_earlier_trials_tell_of_the_machine_in_the_order_of_their_time(tmp_path: Path) -> None:
+    """Short ones last: a machine that was slow for long trainings and has been fast since is fast."""
+
+    def earlier(number: int, factor: float, known_s: float, ended_at: str) -> TrialRecord:
+        facts = TrialFacts(train_s=known_s, train_s_source="known", measured_train_s=factor * known_s)
+        at = f"2026-11-27T{ended_at}+00:00"
+        return TrialRecord.of(number, "complete", {}, facts, (known_s, 0.5), started_at=at, ended_at=at)
+
+    slow = [earlier(number, 1.5, 100.0, f"10:0{number}:00") for number in range(4)]
+    fast = [earlier(number, 1.0, 1.0, f"11:0{number}:00") for number in range(4, 8)]
+    made = Finish(Budget(by="10h"), Metric(), keeper(tmp_path / "model"), limit(), None, None, dict, [*slow, *fast])
+    assert made._left()[1].slowdown < 1.2
+
+
+class Planned(Suggester):
+    """A suggester that always sees the same."""
+
+    def __init__(self, seen: Outlook | None) -> None:
+        self.seen = seen
+
+    def suggest(self, trials: Any, count: int = 1, *, ready: Any = (), new: bool = True) -> list[Any]:
+        return []
+
+    def outlook(self, trials: Any) -> Outlook | None:
+        return self.seen
+
+
+def with_chance(number: int, chance: float, outcome: str = "complete") -> TrialRecord:
+    facts = TrialFacts(target_chance=chance)
+    return TrialRecord.of(number, outcome, {}, facts, (1.0, 0.5), ended_at="2026-11-27T00:00:00+00:00")
+
+
+def test_after_trainings_that_fell_short_of_a_target_less_is_expected_of_the_next() -> None:
+    planner = FinalPlanner(Planned(chances([0.6, 0.3], [10.0, 10.0])), 0.95, target=1.0)
+    step = planner.next([], pace(math.inf))
+    assert isinstance(step, Final)
+    assert (step.is_last, step.known_s) == (True, 10.0)
+    assert step.chance == pytest.approx(0.6, abs=0.04)
+    first = planner.reach.first_chance
+    planner.next([with_chance(number, 0.9, "error") for number in range(4)], pace(math.inf))
+    assert planner.reach.first_chance == pytest.approx(first, abs=0.03)  # what was not measured tells nothing
+    missed = [with_chance(number, 0.9) for number in range(8)]
+    assert planner.next(missed, pace(math.inf)) == "search"
+    assert planner.reach.first_chance < first / 2
+
+
+def test_beside_a_deadline_a_target_never_leaves_time_unused() -> None:
+    planner = FinalPlanner(Planned(outlook(spread=0.01)), 0.95, whole_s=100.0, target=1.0)
+    trials = [TrialRecord.of(number, "complete", {}, TrialFacts(), (1.0, 0.5)) for number in range(8)]
+    assert isinstance(planner.next(trials, pace(60.0), searches=False), Final)
+
+
+def test_where_no_training_can_be_planned_there_is_no_outlook() -> None:
+    suggester = FrontSuggester({"epochs": IntDistribution(1, 9)}, known_seconds=lambda parameters: math.nan)
+    trials = [TrialRecord.of(n, "complete", {"epochs": n + 1}, TrialFacts(train_s=1.0), (1.0, 0.1 * n)) for n in range(8)]
+    assert suggester.outlook(trials) is None
