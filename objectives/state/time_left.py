@@ -21,6 +21,11 @@ _SPARE = 0.02
 _SPARE_S = 1.0
 
 
+def plannable_s(left_s: float) -> float:
+    """Of so many seconds until a training has to be done, those that it may be planned to take and is not shortened in."""
+    return (left_s - _SPARE_S) / (1 + _SPARE)
+
+
 class TimeLeft:
     """The samples that a training still has time for: its budget, or less where it is slower than planned.
 
@@ -65,7 +70,7 @@ class TimeLeft:
         if seen > half:
             per_sample = max(per_sample, (now - middle) / (seen - half))  # it may have become slower
         assert self._ends_by is not None
-        left_s = (self._ends_by - now - self._closing_s - _SPARE_S) / (1 + _SPARE)
+        left_s = plannable_s(self._ends_by - now - self._closing_s)
         steps = int(left_s / (per_sample * self._size))
         if seen + steps * self._size >= self._whole:
             return self._whole
@@ -76,4 +81,4 @@ class TimeLeft:
         return {"shortened_to": seen / self._whole} if self.samples <= seen < self._whole else {}
 
 
-__all__ = ["TimeLeft"]
+__all__ = ["TimeLeft", "plannable_s"]

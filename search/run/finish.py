@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...objectives.state.time_left import plannable_s
 from ...spaces.deadline import Plan, StoredDeadline, moment_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import seconds
@@ -142,7 +143,7 @@ class Finish:
 
     def setup(self, setup: TrialSetup, *, final: bool) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
-        ends_by = None if self.limit is None else time.time() + self._left()[0]
+        ends_by = None if self.limit is None else time.time() + self._left_s()
         return replace(setup, model_folder=self.kept.folder_of(setup.number), scores_test=final, ends_by=ends_by)
 
     def step(self, trials: Sequence[TrialRecord], *, searches: bool) -> Step:
@@ -177,7 +178,7 @@ class Finish:
     def resumes(self, trial: TrialRecord) -> bool:
         """Whether there is time for an interrupted trial; a final training takes what there is."""
         if trial.facts.final_training:
-            return self.limit is None or self._left()[0] > 0
+            return self.limit is None or self._left_s() > 0
         return self.fits(trial.parameters)
 
     def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> None:
@@ -194,12 +195,19 @@ class Finish:
         target, score = self._budget.until, self.kept.score
         return target is not None and score is not None and self.kept.sign * score >= self.kept.sign * target
 
-    def _left(self) -> tuple[float, WallTime]:
-        """Seconds until what comes after the last training has to begin, and how long trainings take."""
-        spans, driven_s = self._clock()
+    def _wall(self) -> WallTime:
+        """How long trainings take."""
+        spans, _ = self._clock()
         shown = spans if any(span.ended_s is not None for span in spans) else self._earlier
-        wall = WallTime.of(shown, math.inf if self.limit is None else self.limit.whole_s)
-        return math.inf if self.limit is None else self.limit.left_s(driven_s, wall.slowdown), wall
+        return WallTime.of(shown, math.inf if self.limit is None else self.limit.whole_s)
+
+    def _left_s(self) -> float:
+        """Seconds until what comes after the last training has to begin."""
+        return math.inf if self.limit is None else self.limit.left_s(self._clock()[1], self._wall().slowdown)
+
+    def _left(self) -> tuple[float, WallTime]:
+        """Seconds that trainings may be planned to take, and how long they take."""
+        return plannable_s(self._left_s()), self._wall()
 
     def _planned(self, planner: FinalPlanner, trials: Sequence[TrialRecord], pace: Pace, *, searching: bool) -> Plan:
         decision, reach, now = planner.decision, planner.reach, time.time()
