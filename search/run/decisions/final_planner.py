@@ -106,6 +106,8 @@ class FinalPlanner:
         final = self.decision.final
         if final is not None and final.gain > _LEAST_GAIN:
             return final
+        if searches:
+            return "search"  # there is nothing better to do with the time
         self._over = self._outlook[0]
         return None
 
