@@ -175,11 +175,9 @@ class Finish:
             return left_s > 0  # what cannot be planned is told elsewhere
         return float(wall.probability(known_s, left_s)) >= self._budget.sure
 
-    def resumes(self, trial: TrialRecord) -> bool:
-        """Whether there is time for an interrupted trial; a final training takes what there is."""
-        if trial.facts.final_training:
-            return self.limit is None or self._left_s() > 0
-        return self.fits(trial.parameters)
+    def resumes(self) -> bool:
+        """Whether there is time for interrupted trials: they take what there is, and have a part behind them."""
+        return self.limit is None or self._left_s() > 0
 
     def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> None:
         """A trial is complete: keep its model if it is the best.

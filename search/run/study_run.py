@@ -47,6 +47,8 @@ from .view import StudyView, span_of, study_view
 INFEASIBLE_IN_A_ROW = 100
 # How many further trials must be worth running for the study to continue, and how many end between two such decisions.
 WORTH_OF, _WORTH_EVERY = 10, 5
+# So many suggestions in a row that do not fit before a deadline end the search.
+_ASKED_AGAIN = 3
 # Seconds between two writings of what is planned until a deadline.
 _PLAN_EVERY_S = 1.0
 # The latest attempts, from which the remaining time is estimated.
@@ -175,7 +177,7 @@ class StudyRun:
             return None
         while self._interrupted:
             number = self._interrupted.popleft()
-            if self.finish is None or self.finish.resumes(self.trials[number]):
+            if self.finish is None or self.finish.resumes():
                 return self._resumed(number)
         while self._baseline:
             index = self._baseline.popleft()
@@ -206,7 +208,7 @@ class StudyRun:
         searches = room > 0 and self.ending.stage < Stage.NO_NEW_TRIALS and not self._search_is_over
         step = finish.step(self.trials, searches=searches)
         if step == "search":
-            for _ in range(len(self.suggestions) + 1):  # those made ahead may take too long by now
+            for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
                 proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
                 if proposal == "wait":
                     return "wait"

@@ -16,6 +16,8 @@ from .target import Reach, reach
 
 # Complete trials before a final training begins, unless so much of the time is used.
 _LEAST_TRIALS, _LEAST_SHARE = 6, 0.3
+# Of the longest training that fits, the share that is suggested at most: suggesting takes time too.
+_ASKING = 0.9
 # A final training is worth it if it is expected to add so much of the accuracy's spread.
 _LEAST_GAIN = 0.002
 # Of trainings that models expect to reach the target, one in so many does, before any has been tried: the best of many chances
@@ -70,7 +72,7 @@ class FinalPlanner:
         if self._over == _state(trials):
             return None
         if math.isfinite(self._whole_s):
-            self._suggester.longest_s = pace.wall.longest_s(pace.left_s, self._sure)
+            self._suggester.longest_s = _ASKING * pace.wall.longest_s(pace.left_s, self._sure)
         outlook = self._seen(trials)
         if outlook is None:
             return "search" if searches and self._suggester.longest_s > 0 else None
