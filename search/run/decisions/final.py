@@ -52,7 +52,7 @@ class Final:
         gain: what it is expected to add to the best model there is, in units of the accuracy's spread.
         is_last: it is to be the study's model; otherwise it may be, and the search goes on.
         chance: the share of draws in which it reaches the study's target; None: none is aimed at.
-        expected, low, high: what it will measure, higher is better: its median, and the ends of its 90 % interval.
+        low, high: the 90 % interval of what it will measure, higher is better.
     """
 
     parameters: dict[str, Any]
@@ -63,7 +63,6 @@ class Final:
     gain: float
     is_last: bool
     chance: float | None
-    expected: float
     low: float
     high: float
 
@@ -84,11 +83,11 @@ def final_of(outlook: Outlook, row: int, pace: Pace, *, is_last: bool = True, ch
     """A row of an outlook as a final training."""
     floor = outlook.best_so_far
     gain = np.maximum(outlook.reached[:, row], floor).mean() - floor.mean()
-    expected, low, high = np.quantile(outlook.measured[:, row], (0.5, 0.05, 0.95)).tolist()
+    low, high = np.quantile(outlook.measured[:, row], (0.05, 0.95)).tolist()
     seconds, wait_s = float(outlook.seconds[row]), float(pace.wait_s(outlook)[row])
     parameters, tried = outlook.parameters(row), int(outlook.tried[row])
     devices = int(outlook.devices[row])
-    return Final(parameters, tried, seconds, devices, wait_s, float(gain / outlook.unit), is_last, chance, expected, low, high)
+    return Final(parameters, tried, seconds, devices, wait_s, float(gain / outlook.unit), is_last, chance, low, high)
 
 
 __all__ = ["Final", "Pace", "final_of"]

@@ -553,11 +553,11 @@ def test_a_check_foretells_the_metric_as_far_as_trials_tell(study_file: Callable
 
 
 def test_a_share_is_foretold_within_its_ends_and_a_loss_is_not() -> None:
-    final = Final({}, 0, 1.0, 1, 0.0, 0.1, is_last=True, chance=None, expected=0.98, low=0.9, high=1.1)
+    final = Final({}, 0, 1.0, 1, 0.0, 0.1, is_last=True, chance=None, low=0.9, high=1.1)
     assert final.interval(1.0, [0.97]) == (0.9, 1.0)
     assert final.interval(1.0, [0.97, 1.3]) == (0.9, 1.1)
     assert final.interval(1.0, []) == (0.9, 1.1)
-    loss = replace(final, expected=-0.8, low=-1.5, high=0.1)
+    loss = replace(final, low=-1.5, high=0.1)
     assert loss.interval(-1.0, [2.2]) == (-0.1, 1.5)
     assert loss.interval(-1.0, [0.8]) == (0.0, 1.5)
 
@@ -673,3 +673,27 @@ def test_where_no_training_can_be_planned_there_is_no_outlook() -> None:
     suggester = FrontSuggester({"epochs": IntDistribution(1, 9)}, known_seconds=lambda parameters: math.nan)
     trials = [TrialRecord.of(n, "complete", {"epochs": n + 1}, TrialFacts(train_s=1.0), (1.0, 0.1 * n)) for n in range(8)]
     assert suggester.outlook(trials) is None
+
+
+def test_a_suggestion_that_just_does_not_fit_does_not_end_the_search(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[TrialSetup] = []
+
+    def look(study: StudyRun) -> None:
+        fits = iter([False, False])
+        monkeypatch.setattr(Finish, "fits", lambda self, parameters: next(fits, True))
+        setup = study.next_attempt()
+        assert isinstance(setup, TrialSetup)
+        begun.append(setup)
+        study.put_back(setup.number)
+
+    run(study_file(task=f"{TASKS}:Points", budget={"by": "20s", "trials": 2}), watch=look)
+    assert len(begun) == 1
+
+
+def test_an_interrupted_trial_resumes_in_what_time_there_is(tmp_path: Path) -> None:
+    moments = [time.time() + 60, time.time() - 60]
+    left = [limit(cost=None, ends_at=ends, began_at=ends - 600) for ends in moments]
+    resumes = [Finish(Budget(by="10m"), Metric(), keeper(tmp_path / "m"), each, None, None, dict).resumes() for each in left]
+    assert resumes == [True, False]
