@@ -28,9 +28,8 @@ from ..run.serial import SerialRunner
 from ..store.database import storage_engine
 from ..store.stored import is_same_experiment, study_identity
 from ..store.tables import Tables
-from ..suggest.priors.warm_start import names_sources, prior_trials
+from ..suggest.priors.warm_start import prior_trials, study_suggester
 from ..suggest.space_transform import SearchSpace
-from ..suggest.suggester import suggester_of
 from .forecast import SEARCHED, Forecast, forecast
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
@@ -116,17 +115,8 @@ def _with_metric(
     law, space = known_taken(spec, profiles, price), SearchSpace.of(spec.domains(), feasible)
     identity = study_identity(spec, task_code_hash(spec.task))
     prior, trials = prior_trials(spec, identity, law), _trials_so_far(spec, identity)
-    suggester = suggester_of(
-        spec.sampler,
-        space,
-        spec.objectives,
-        trials=len(trials),
-        seed=spec.training.seed,
-        known_seconds=law,
-        prior_trials=prior,
-        doubted=names_sources(spec),
-    )
-    if (outlook := suggester.outlook(trials)) is None:
+    outlook = study_suggester(spec, space, law, prior, trials=len(trials)).outlook(trials)
+    if outlook is None:
         return forecasted
     pace = Pace(wall, forecasted.left_s, 0.0)
     final = best_after(outlook, pace, spec.budget.sure, SEARCHED * forecasted.left_s)

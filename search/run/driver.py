@@ -39,9 +39,9 @@ from ..store.stored import StoredStudy, codes, is_same_experiment, study_identit
 from ..store.tables import Tables
 from ..store.trials import Trials, stored_trials
 from ..store.url import shown_url
-from ..suggest.priors.warm_start import names_sources, prior_trials
+from ..suggest.priors.warm_start import prior_trials, study_suggester
 from ..suggest.space_transform import SearchSpace
-from ..suggest.suggester import Suggester, suggester_of
+from ..suggest.suggester import Suggester
 from .decisions.ending import Stage
 from .decisions.spending import Spending, device_names, prices_of
 from .events import Event
@@ -285,18 +285,7 @@ def _drive(
         tables.save_step_times(name, step_times_json(laws))
         with tables.buffered(name):
             space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name)
-            suggester = suggester_of(
-                spec.sampler,
-                space,
-                spec.objectives,
-                trials=len(trials),
-                seed=spec.training.seed,
-                known_seconds=law,
-                prior_trials=prior,
-                doubted=names_sources(spec),
-                by_time=spec.is_limited_by_time,
-                pauses=spec.stopping.kind == "pause",
-            )
+            suggester = study_suggester(spec, space, law, prior, trials=len(trials))
             # Another driver may have added to it before we held the lock.
             driven_s = next(row.driver_s for row in tables.studies(spec.study) if row.name == name)
             study = replace(study, driven_s=driven_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from ...sources.read import is_source, runs_of
 from ...store.rows import StudyRow
 from ...store.tables import Tables
 from ...store.trials import stored_trials
+from ..space_transform import SearchSpace
+from ..suggester import Suggester, suggester_of
 from ..trial_history import PriorTrial
 
 # What must be the same for accuracies of an earlier study to compare with this one's.
@@ -65,6 +67,36 @@ def prior_trials(
     if faults:
         raise StudyFileError(faults)
     return found
+
+
+def study_suggester(
+    spec: StudySpec,
+    space: SearchSpace,
+    known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]] | None,
+    prior: Sequence[PriorTrial],
+    *,
+    trials: int,
+) -> Suggester:
+    """A study's sampler, which learns from prior trials.
+
+    Args:
+        trials: that the study has already.
+
+    Raises:
+        StudyFileError: its sampler cannot be imported, or is none.
+    """
+    return suggester_of(
+        spec.sampler,
+        space,
+        spec.objectives,
+        trials=trials,
+        seed=spec.training.seed,
+        known_seconds=known_taken,
+        prior_trials=prior,
+        doubted=names_sources(spec),
+        by_time=spec.is_limited_by_time,
+        pauses=spec.stopping.kind == "pause",
+    )
 
 
 def names_sources(spec: StudySpec) -> bool:
