@@ -1,0 +1,125 @@
+"""The product's size has upper bounds, `[tool.bsearch.bounds]` in pyproject.toml, which only go down: whoever adds, deletes.
+
+A change that has to raise one says in its decision (docs/decisions) what it bought.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from bsearch.cli import main
+from bsearch.spaces.record import TrialFacts
+from bsearch.spaces.study.spec import StudySpec
+from pydantic import BaseModel
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+BOUNDS: dict[str, int] = PYPROJECT["tool"]["bsearch"]["bounds"]
+# What is rarely used and set apart: nothing below imports it.
+APART = ("extras", "verify")
+
+
+def modules() -> Iterator[Path]:
+    """Every module of the wheel."""
+    for package in PYPROJECT["tool"]["setuptools"]["packages"]:
+        yield from (ROOT / Path(*package.split(".")[1:])).glob("*.py")
+
+
+def lines(*, apart: bool) -> int:
+    """Physical lines of the product, blank ones and docstrings included."""
+    chosen = [path for path in modules() if (path.relative_to(ROOT).parts[0] in APART) <= apart]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in chosen)
+
+
+def nodes(kind: Any) -> Iterator[tuple[str, Any]]:
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kind):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def longest_function() -> tuple[int, str]:
+    """Without decorators, signature and docstring: the statements of a function's body."""
+    return max((node.end_lineno - body[0].lineno + 1, name) for name, node in nodes(FUNCTIONS) if (body := statements(node)))
+
+
+def statements(function: Any) -> list[ast.stmt]:
+    return function.body[1:] if ast.get_docstring(function) is not None else function.body
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def largest_class() -> tuple[int, str]:
+    return max((sum(isinstance(part, FUNCTIONS) for part in node.body), name) for name, node in nodes(ast.ClassDef))
+
+
+def commands(group: click.Command = main) -> Iterator[click.Command]:
+    if isinstance(group, click.Group):
+        for command in group.commands.values():
+            yield from commands(command)
+    else:
+        yield group
+
+
+def options() -> int:
+    """Options over all commands; one that several share counts with each."""
+    return sum(isinstance(parameter, click.Option) for command in commands() for parameter in command.params)
+
+
+def study_keys() -> int:
+    """Keys of a study file, each section once; the keys of a range, which all parameters share, are left out."""
+    found: set[type[BaseModel]] = set()
+
+    def visit(model: type[BaseModel]) -> None:
+        if model not in found:
+            found.add(model)
+            for field in model.model_fields.values():
+                for section in sections(field.annotation):
+                    visit(section)
+
+    visit(StudySpec)
+    return sum(len(section.model_fields) for section in found if section.__name__ not in RANGES)
+
+
+RANGES = {"Range", "ReferenceRate", "Fixed"}
+
+
+def sections(annotation: Any) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {section for argument in getattr(annotation, "__args__", ()) for section in sections(argument)}
+
+
+MEASURED = {
+    "lines": lambda: (lines(apart=False), ""),
+    "lines_with_what_is_set_apart": lambda: (lines(apart=True), ""),
+    "commands": lambda: (len(list(commands())), ", ".join(sorted(command.name or "" for command in commands()))),
+    "options": lambda: (options(), ""),
+    "study_keys": lambda: (study_keys(), ""),
+    "facts": lambda: (len(TrialFacts.__slots__) - 1, ""),  # without `extra`, the user's own
+    "methods_of_a_class": largest_class,
+    "lines_of_a_function": longest_function,
+    "words_of_readme": lambda: (len((ROOT / "README.md").read_text(encoding="utf-8").split()), ""),
+    # The limit that every test has; `--durations` in the log of .ci/run shows the slowest.
+    "seconds_of_a_test": lambda: (
+        int(PYPROJECT["tool"]["pytest"]["ini_options"]["addopts"].partition("--timeout=")[2].split()[0]),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_product_keeps_within_its_bounds(name: str) -> None:
+    measured, where = MEASURED[name]()
+    assert measured <= BOUNDS[name], f"{name}: {measured}, more than the bound of {BOUNDS[name]}. {where} Delete something."
+
+
+def test_every_bound_is_measured() -> None:
+    assert set(BOUNDS) == set(MEASURED)
