@@ -198,7 +198,7 @@ def as_study(found: Imported, url: str = "") -> StoredStudy:
 
     spec = found.spec
     # Slow ways to a target are no blow-ups.
-    records = found.records if found.to_target else told_apart(found.records, spec.objectives.metric.direction)
+    records = found.records if found.to_target else told_apart(found.records)
     identity = study_identity(spec, "imported")
     return StoredStudy(url, spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
 

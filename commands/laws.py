@@ -206,7 +206,7 @@ def scale_up(
     opened = [StoredStudy.open(study, name) for study in studies for name in (named or (None,))]
     _check_alike(opened)
     names, records = ", ".join(stored.name for stored in opened), [record for stored in opened for record in stored.records]
-    found = predict(names, records, data, model, opened[0].front.direction)
+    found = predict(names, records, data, model)
     if as_json:
         click.echo(json_text(scale_up_document(names, found)), nl=False)
     console = terminal(as_json)

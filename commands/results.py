@@ -111,10 +111,7 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     front = stored.front
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
     if as_json:
-        trials = [
-            {**trial_document(trial, front), "chance": chance_to_reach(trial, target, front.direction)}
-            for trial in reaching.trials
-        ]
+        trials = [{**trial_document(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
         click.echo(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}), nl=False)
         return
     if reaching.trials:

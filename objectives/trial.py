@@ -184,7 +184,7 @@ def _ends_the_process(error: BaseException) -> bool:
 def _check(measurement: object, last: Measurement | None, setup: TrialSetup, name: str) -> None:
     if not isinstance(measurement, Measurement):
         raise TaskError(f"task {name}: expected to yield Measurement, got {type(measurement).__name__}")
-    measurement.score(setup.metric)
+    measurement.value(setup.metric)
     faults = name_fault("scores", measurement.scores), name_fault("facts", measurement.facts), type_fault(measurement.facts)
     if fault := next(filter(None, faults), ""):
         raise TaskError(f"task {name}: {fault}")

@@ -93,56 +93,18 @@ def _moment(text: str) -> time | datetime:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a study that ends with a trained model will do, as it is shown. Moments are seconds since 1970.
-
-    Args:
-        search_until: when the search ends, about; None where it has ended, or no time limits it.
-        tried: the trial whose setting is to be trained; None where that is a new one.
-        epochs: of that training; None where they are not searched.
-        devices: that it trains on.
-        train_s: seconds of it, by the clock; None where none is planned.
-        metric: the study's.
-        low, high: the 90 % interval of what the metric will be.
-        done_by: when it is done, about.
-        sure: the probability that it finishes in full by the deadline.
-        target: the metric and its value that end the study; empty where none does.
-        chance: the probability that it reaches the target, where that is planned.
-        reached_by, not_before: when the target is reached with half a chance, and with one in ten; None where it is not
-            expected to be reached.
-    """
-
-    search_until: float | None = None
-    tried: int | None = None
-    epochs: float | None = None
-    devices: int = 1
-    train_s: float | None = None
-    metric: str = ""
-    low: float | None = None
-    high: float | None = None
-    done_by: float | None = None
-    sure: float | None = None
-    target: str = ""
-    chance: float | None = None
-    reached_by: float | None = None
-    not_before: float | None = None
-
-
-@dataclass(frozen=True)
 class StoredDeadline:
-    """A study's deadline as its database holds it, or its target.
+    """A study's deadline as its database holds it.
 
     Args:
-        given: as it was written; for a target, the metric and its value.
+        given: as it was written.
         ends_at, began_at: seconds since 1970; None where no moment was given.
-        plan: the latest; None once the study is over.
         paid_until: when what may be spent is spent, if the driver runs until then; None where any amount may be.
     """
 
     given: str
     ends_at: float | None
     began_at: float | None
-    plan: Plan | None = None
     paid_until: float | None = None
 
     @property
@@ -151,4 +113,4 @@ class StoredDeadline:
         return min((moment for moment in (self.ends_at, self.paid_until) if moment is not None), default=None)
 
 
-__all__ = ["Plan", "StoredDeadline", "checked_deadline", "duration_of", "moment_of", "names_zone"]
+__all__ = ["StoredDeadline", "checked_deadline", "duration_of", "moment_of", "names_zone"]

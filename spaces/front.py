@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from .readable import joules, number, seconds
 from .record import TrialRecord
-from .study.goals import Speed
+from .study.goals import Direction, Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class ParetoFront:
 
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
-    direction: Literal["minimize", "maximize"] = "maximize"
+    direction: Direction = "maximize"
     speed: Speed = "train_s"
     second_speed: Speed | None = None
     knee: int | None = None
@@ -30,18 +29,16 @@ class ParetoFront:
     @property
     def best(self) -> TrialRecord | None:
         """The member with the best metric; None where there is none."""
-        sign = 1.0 if self.direction == "maximize" else -1.0
-        return max(self.trials, key=lambda trial: sign * (trial.accuracy or 0.0), default=None)
+        return max(self.trials, key=_score, default=None)
 
     @property
     def curve(self) -> tuple[TrialRecord, ...]:
         """The members that no other beats in the first measure and the metric, fastest first: each is better than the last."""
         if self.second_speed is None:
             return self.trials
-        sign = 1.0 if self.direction == "maximize" else -1.0
         found: list[TrialRecord] = []
-        for trial in sorted(self.trials, key=lambda member: (self.taken(member) or 0.0, -sign * (member.accuracy or 0.0))):
-            if not found or sign * (trial.accuracy or 0.0) > sign * (found[-1].accuracy or 0.0):
+        for trial in sorted(self.trials, key=lambda member: (self.taken(member) or 0.0, -_score(member))):
+            if not found or _score(trial) > _score(found[-1]):
                 found.append(trial)
         return tuple(found)
 
@@ -56,8 +53,7 @@ class ParetoFront:
 
     def reaches(self, trial: TrialRecord, target: float) -> bool:
         """Whether a trial's metric is at least as good as a value."""
-        sign = 1.0 if self.direction == "maximize" else -1.0
-        return trial.accuracy is not None and sign * trial.accuracy >= sign * target
+        return trial.score is not None and trial.score >= trial.score_of(target)
 
     def taken(self, trial: TrialRecord) -> float | None:
         """What a trial takes by the front's measure of speed, such as seconds."""
@@ -90,6 +86,11 @@ class ParetoFront:
     def takes(self, trial: TrialRecord) -> str:
         """What a trial takes, as it follows a result in a sentence: "in 12.3 s", or "for a cost of 0.05"."""
         return f"{_TAKES.get(self.speed, 'in')} {self.amount(trial)}"
+
+
+def _score(member: TrialRecord) -> float:
+    assert member.score is not None  # a front has complete trials
+    return member.score
 
 
 _TAKES: dict[Speed, str] = {"cost": "for a cost of", "energy_j": "with"}

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from .boundary.given import shown
 from .plan import ActivationCheckpointing
-from .study.goals import Speed
+from .study.goals import Direction, Speed, turned
 from .study.space import Space
 from .study.training import RECIPE
 from .trial import COUNTED, OutcomeKind, Parameter
@@ -37,8 +37,6 @@ class TrialFacts:
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
-        final_training: it is trained to be the study's model, in what is left of its time.
-        target_chance: the probability with which models expected it to reach the study's target.
         shortened_to: the share of the planned training to which it was shortened, to end in time.
         planned_epochs: the searched epochs that it was to have, where it was shortened.
         repeats: the trial whose setting this one repeats.
@@ -94,8 +92,6 @@ class TrialFacts:
     host: str | None = None
     device_kind: str | None = None
     baseline: int | None = None
-    final_training: bool | None = None
-    target_chance: float | None = None
     shortened_to: float | None = None
     planned_epochs: float | None = None
     repeats: int | None = None
@@ -261,7 +257,7 @@ class TrialRecord:
     Args:
         outcome: `running` while an attempt trains it. A trial that is `paused` or `interrupted` and has not ended goes on with
             another attempt. `unreadable` where its row cannot be read by this version: it keeps its number, and says nothing.
-        train_s, accuracy: None if it did not get that far. `accuracy` is the study's metric, in its own direction.
+        train_s, accuracy: None if it did not get that far. `accuracy` is the study's metric, in its own `direction`.
         values, violation: as in its `TrialResult`.
         ended_at: empty until then, as `started_at`: local time, ISO 8601.
     """
@@ -277,6 +273,7 @@ class TrialRecord:
     ended_at: str = ""
     values: tuple[float, ...] | None = None
     violation: float = 0.0
+    direction: Direction = "maximize"
 
     @classmethod
     def of(
@@ -289,6 +286,7 @@ class TrialRecord:
         violation: float = 0.0,
         started_at: str = "",
         ended_at: str = "",
+        direction: Direction = "maximize",
     ) -> Self:
         """A trial whose time, metric and message follow from its values and facts."""
         train_s, reached = facts.train_s, facts.rung_accuracy if outcome == "paused" else facts.stopped_accuracy
@@ -306,11 +304,13 @@ class TrialRecord:
             ended_at,
             values,
             violation,
+            direction,
         )
 
     def changed(self, outcome: OutcomeKind | Literal["running", "unreadable"], facts: TrialFacts = TrialFacts()) -> Self:
         """The trial in another state before its end, with these facts beside its own."""
-        return self.of(self.number, outcome, self.parameters, self.facts | facts, started_at=self.started_at)
+        facts = self.facts | facts
+        return self.of(self.number, outcome, self.parameters, facts, started_at=self.started_at, direction=self.direction)
 
     def ended(self, result: TrialResult, at: str) -> Self:
         """The trial with its result."""
@@ -318,7 +318,17 @@ class TrialRecord:
         if result.epochs is not None and "epochs" in parameters:  # whoever reads it reads what was trained
             facts |= TrialFacts(planned_epochs=parameters["epochs"])  # type: ignore[arg-type]
             parameters = {**parameters, "epochs": result.epochs}
-        return self.of(self.number, result.outcome, parameters, facts, result.values, result.violation, self.started_at, at)
+        ended = result.values, result.violation, self.started_at, at
+        return self.of(self.number, result.outcome, parameters, facts, *ended, self.direction)
+
+    def score_of(self, value: float) -> float:
+        """A value of the study's metric so that higher is better; and such a score as its value."""
+        return turned(value, self.direction)
+
+    @property
+    def score(self) -> float | None:
+        """Its metric so that higher is better; None where it has none."""
+        return None if self.accuracy is None else self.score_of(self.accuracy)
 
     @property
     def counts(self) -> float:

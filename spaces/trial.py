@@ -241,8 +241,8 @@ class Measurement:
         if self.accuracy is not None and score != self.accuracy and not (score != score and self.accuracy != self.accuracy):
             raise TaskError(f"Measurement.accuracy: expected the value in scores, {score}, got {self.accuracy}")
 
-    def score(self, metric: str) -> float:
-        """The value of a metric by name; `accuracy` is the field of that name.
+    def value(self, metric: str) -> float:
+        """A metric by name, in its own direction; `accuracy` is the field of that name.
 
         Raises:
             TaskError: the measurement does not have that metric.
@@ -259,7 +259,7 @@ class Measurement:
         """
         if self.train_loss is not None and not math.isfinite(self.train_loss):
             return "train_loss was not finite"
-        score = self.score(metric)
+        score = self.value(metric)
         if not math.isfinite(score):
             return f"{metric} was not finite"
         return f"{metric} was {score:.4g}, beyond {LARGEST:g}," if abs(score) > LARGEST else ""

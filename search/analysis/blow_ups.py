@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,16 +42,16 @@ _ROUNDS, _STUDENT = 25, 3 / 8
 _SLOPE = 0.5
 
 
-def told_apart(records: Iterable[TrialRecord], direction: Literal["minimize", "maximize"]) -> tuple[TrialRecord, ...]:
+def told_apart(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """The trials, those that blew up as diverged ones, with `blew_up` and a message; the same again for what it returned."""
     records = tuple(records)
     # A setting that was trained again stands with the mean of its runs.
     again = {number for record in records if record.is_repeat for number in (record.number, record.facts.repeats)}
     results = [place for place, record in enumerate(records) if _is_result(record) and record.number not in again]
-    blew = blown_up([records[place] for place in results], direction)
+    blew = blown_up([records[place] for place in results])
     if not blew.any():
         return records
-    better = "below" if direction == "minimize" else "above"
+    better = "below" if records[0].direction == "minimize" else "above"
     values = [records[place].accuracy or 0.0 for place, gone in zip(results, blew, strict=True) if not gone]
     message = f"blew up: half of the other trials ended {better} {float(np.median(values)):.4g}, and a lower rate did better"
     found = list(records)
@@ -61,7 +61,7 @@ def told_apart(records: Iterable[TrialRecord], direction: Literal["minimize", "m
     return tuple(found)
 
 
-def blown_up(results: Sequence[TrialRecord], direction: Literal["minimize", "maximize"]) -> Mask:
+def blown_up(results: Sequence[TrialRecord]) -> Mask:
     """Which of these complete trials blew up, (trials,).
 
     Args:
@@ -70,8 +70,7 @@ def blown_up(results: Sequence[TrialRecord], direction: Literal["minimize", "max
     blew: Mask = np.zeros(len(results), dtype=bool)
     if len(results) < FEWEST:
         return blew
-    sign = 1.0 if direction == "maximize" else -1.0
-    values = sign * np.array([record.accuracy for record in results], dtype=np.float64)
+    values = np.array([record.score for record in results], dtype=np.float64)
     settings = [(record.facts.effective_batch or 1, record.facts.learning_rate or 1.0) for record in results]
     batches, rates = np.log(settings).T
     relative = rates - _SLOPE * batches  # of the rates, to what suits the batch

@@ -144,17 +144,17 @@ def below(best: TrialRecord, target: float) -> str:
     return short if short != number(target) else f"{best.accuracy:.12g}"
 
 
-def chance_to_reach(trial: TrialRecord, target: float, direction: str) -> float | None:
+def chance_to_reach(trial: TrialRecord, target: float) -> float | None:
     """The probability that a setting's mean is at least as good as a target; None where no setting was repeated.
 
     >>> from bsearch.spaces.record import TrialFacts
     >>> facts = TrialFacts(mean_low=0.74, mean_high=0.76)
-    >>> round(chance_to_reach(TrialRecord(0, "complete", {}, facts, 1.0, 0.75), 0.745, "maximize"), 3)
+    >>> round(chance_to_reach(TrialRecord(0, "complete", {}, facts, 1.0, 0.75), 0.745), 3)
     0.795
     """
-    if trial.half_interval is None or trial.accuracy is None:
+    if trial.half_interval is None or trial.score is None:
         return None
-    away = (trial.accuracy - target) * (1 if direction == "maximize" else -1)
+    away = trial.score - trial.score_of(target)
     # The interval holds 90 %; as if normal.
     std = max(trial.half_interval, 1e-300) / NormalDist().inv_cdf(0.95)
     return NormalDist().cdf(away / std)

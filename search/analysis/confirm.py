@@ -42,8 +42,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     if not failed and all(len(group) == 1 for group in runs.values()):
         return [_mean(group, 0) for group in runs.values()]  # nothing was repeated: NumPy need not be imported
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
-    sign = objectives.metric.sign
-    scores = [[sign * (run.accuracy or 0.0) for run in sorted(group, key=lambda run: run.number)] for group in runs.values()]
+    scores = [[run.score or 0.0 for run in sorted(group, key=lambda run: run.number)] for group in runs.values()]
     noise = run_noise(scores, [record.train_s or 0.0 for record in means])
     if noise is None:
         return means
@@ -63,7 +62,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
         better = stdtr(shared, (accuracy[place] - accuracy) / np.sqrt(variance)) > CONFIDENCE
         takes_less = (taken <= taken[place]).all(axis=1) & (taken < taken[place]).any(axis=1)
         ties = [means[other].number for other in np.flatnonzero(takes_less & (accuracy < accuracy[place]) & ~better)]
-        mean = sign * float(accuracy[place])
+        mean = record.score_of(float(accuracy[place]))
         facts = replace(
             record.facts,
             runs=len(group),

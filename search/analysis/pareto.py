@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Objectives, Speed
+from ...spaces.study.goals import Direction, Objectives, Speed
 from .confirm import averaged
-
-Direction = Literal["minimize", "maximize"]
 
 
 def front_members(points: Sequence[Sequence[float]]) -> list[int]:
@@ -87,14 +84,14 @@ def front_of(
     speed: Speed = "train_s",
     second_speed: Speed | None = None,
 ) -> ParetoFront:
-    """The front of a study's trials; its knee is named by trial number."""
-    sign = -1.0 if direction == "maximize" else 1.0
+    """The front of a study's trials, whose metric has this name and direction; its knee is named by trial number."""
     finished = [record for record in records if record.outcome == "complete"]
+    assert all(record.direction == direction for record in finished)
     points = []
     for record in finished:
         taken = record.taken(speed), *(() if second_speed is None else (record.taken(second_speed),))
-        assert record.accuracy is not None
-        points.append((*(value for value in taken if value is not None), sign * record.accuracy))
+        assert record.score is not None
+        points.append((*(value for value in taken if value is not None), -record.score))
         assert len(points[-1]) == len(taken) + 1
     members = front_members(points)
     flat = [(points[index][0], points[index][-1]) for index in members]
@@ -114,11 +111,7 @@ def no_worse(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
     """The fastest member that is at least as accurate as a setting; None where the setting has no result."""
     if setting.train_s is None or setting.accuracy is None:
         return None
-    sign = 1.0 if front.direction == "maximize" else -1.0
-    return next(
-        (trial for trial in front.trials if trial.accuracy is not None and sign * trial.accuracy >= sign * setting.accuracy),
-        None,
-    )
+    return next((trial for trial in front.trials if front.reaches(trial, setting.accuracy)), None)
 
 
 def no_slower(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:

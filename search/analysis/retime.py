@@ -270,15 +270,13 @@ def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list
 
 def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:
     """The placements that no other beats in both the metric and what training takes, cheapest first."""
-    sign = objectives.metric.sign
-    points = [(*placement.taken, -sign * (placement.trial.accuracy or 0.0)) for placement in placements]
+    points = [(*placement.taken, -(placement.trial.score or 0.0)) for placement in placements]
     return [placements[index] for index in front_members(points)]
 
 
 def best_on_each(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> list[Placement]:
     """The front's most accurate setting on every device that it can be trained on, cheapest first."""
-    sign = objectives.metric.sign
-    best = max(front, key=lambda placement: sign * (placement.trial.accuracy or 0.0)).trial.number
+    best = max(front, key=lambda placement: placement.trial.score or 0.0).trial.number
     return sorted(
         (placement for placement in placements if placement.trial.number == best), key=lambda placement: placement.taken
     )

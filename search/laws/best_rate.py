@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_solve
@@ -64,9 +64,7 @@ def rates_of(study: StoredStudy, asked: Sequence[int] = ()) -> BestRates:
         faults.append(Fault("space.reference_rate", f"expected several rates to compare, got {got:g} alone"))
     if faults:
         raise StudyFileError(faults)
-    found = best_rates(
-        study.name, study.records, [*reported_batches(spec.space.reference_batch, front.trials), *asked], front.direction
-    )
+    found = best_rates(study.name, study.records, [*reported_batches(spec.space.reference_batch, front.trials), *asked])
     low, high = found.rates[0].effective_batch, found.rates[-1].effective_batch
     if beyond := [batch for batch in asked if not low <= batch <= high]:
         raise StudyFileError(
@@ -88,7 +86,6 @@ def best_rates(
     name: str,
     records: Iterable[TrialRecord],
     batches: Iterable[int] = (),
-    direction: Literal["minimize", "maximize"] = "maximize",
 ) -> BestRates:
     """Fit the best rate to a study's trials.
 
@@ -99,7 +96,7 @@ def best_rates(
     Raises:
         StudyFileError: too few trials, or batches or rates that do not differ enough.
     """
-    records = told_apart(records, direction)
+    records = told_apart(records)
     ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
     complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
     if len(complete) < FEWEST:
@@ -107,8 +104,7 @@ def best_rates(
             f"study {name}: expected at least {FEWEST} complete trials to distinguish the rules, got {len(complete)}. "
             "Raise budget.trials, and run it again."
         )
-    sign = 1.0 if direction == "maximize" else -1.0
-    values = sign * np.array([record.accuracy for record in complete], dtype=np.float64)
+    values = np.array([record.score for record in complete], dtype=np.float64)
     mask = _learned(values)
     learned, values = [record for record, good in zip(complete, mask, strict=True) if good], values[mask]
     left_out = len(ended) - len(learned)

@@ -32,11 +32,10 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
         task: of the new study.
         source: the runs', for `warm_start`.
     """
-    direction = spec.objectives.metric.direction
-    complete = [record for record in told_apart(records, direction) if record.outcome == "complete"]
-    rules, batch, prior = _rules(records, complete, direction)
+    complete = [record for record in told_apart(records) if record.outcome == "complete"]
+    rules, batch, prior = _rules(records, complete)
     exponent = RULE_EXPONENTS[rules[0]]
-    best = sorted(complete, key=lambda record: -spec.objectives.metric.sign * (record.accuracy or 0.0))
+    best = sorted(complete, key=lambda record: -(record.score or 0.0))
     near = best[: math.ceil(_BEST * len(best))] if len(best) >= _FEWEST else []
 
     def reference(record: TrialRecord) -> float:
@@ -86,13 +85,11 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
     return {"run": record.number, "status": status, **dict(zip(("config", "summary"), known, strict=True))}
 
 
-def _rules(
-    records: Sequence[TrialRecord], complete: Sequence[TrialRecord], direction: Any
-) -> tuple[list[str], int, dict[str, Any] | None]:
+def _rules(records: Sequence[TrialRecord], complete: Sequence[TrialRecord]) -> tuple[list[str], int, dict[str, Any] | None]:
     """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
     batch = round(math.exp(statistics.fmean(math.log(record.facts.effective_batch or 1) for record in complete)))
     try:
-        found = best_rates("runs", records, [batch], direction)
+        found = best_rates("runs", records, [batch])
     except StudyFileError:
         return ["sqrt", "linear"], batch, None
     nearest = sorted(RULE_EXPONENTS, key=lambda rule: abs(RULE_EXPONENTS[rule] - found.exponent.value))

@@ -112,14 +112,14 @@ def study_samples(
         faults.append(Fault(f"study {name}", f"expected at least {LEAST_TRIALS} complete trials, got {len(complete)}"))
     if faults:
         raise StudyFileError(faults)
-    sign, fixed = spec.objectives.metric.sign, spec.fixed()
-    trials = [({**fixed, **record.parameters}, sign * (record.accuracy or 0.0)) for record in complete]
+    fixed = spec.fixed()
+    trials = [({**fixed, **record.parameters}, record.score or 0.0) for record in complete]
     per_epoch = [(record.facts.samples_budget or 0) / (record.facts.epochs or 1) for record in complete]
     found = samples_by_batch(
         trials,
         space,
         round(statistics.median(per_epoch)),
-        sign * target,
+        spec.objectives.metric.score(target),
         batches,
         conditions={key: domain.when for key, domain in searched.items() if domain.when},
         scaled=fixed.get("rule") != "constant",

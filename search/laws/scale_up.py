@@ -21,7 +21,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -71,7 +70,6 @@ def scale_up(
     records: Sequence[TrialRecord],
     data: float = 1.0,
     model: float = 1.0,
-    direction: Literal["minimize", "maximize"] = "maximize",
 ) -> ScaledUp:
     """Predict the best setting of a larger training.
 
@@ -80,12 +78,11 @@ def scale_up(
         records: of one study or of several that differ in nothing but sizes. Trials that diverged or blew up say where
             trainings fail.
         data, model: the samples and the parameters of the larger training, over those of the largest tried.
-        direction: of the metric.
 
     Raises:
         StudyFileError: too few complete trials, or they do not differ in batch and rate.
     """
-    records = told_apart(records, direction)
+    records = told_apart(records)
     ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
     complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
     if len(complete) >= FEWEST and len({record.accuracy for record in complete}) == 1:
@@ -108,7 +105,7 @@ def scale_up(
     )
     _check_spread(name, tried, [size_of(record) for record in ended])
     with single_threaded_blas():
-        fit = _Fit(ended, tried, begin, direction)
+        fit = _Fit(ended, tried, begin)
         return fit.scaled(Size(begin.samples * data, begin.parameters * model), tuple(sizes))
 
 
@@ -199,9 +196,7 @@ class _Fit:
         away, records, values: of those that did not fail.
     """
 
-    def __init__(
-        self, records: Sequence[TrialRecord], tried: Array, begin: Size, direction: Literal["minimize", "maximize"]
-    ) -> None:
+    def __init__(self, records: Sequence[TrialRecord], tried: Array, begin: Size) -> None:
         every = np.array([size_of(record).logs for record in records]) - begin.logs
         self.begin, self.tried, self.tried_away = begin, tried, every
         self.failed = np.array([record.outcome == "diverged" for record in records])
@@ -210,8 +205,7 @@ class _Fit:
         records = [record for record in records if record.outcome != "diverged"]
         self.records, self.away = records, every[~self.failed]
         held = Counter(size_of(record) for record in records)
-        sign = 1.0 if direction == "maximize" else -1.0
-        accuracies = sign * np.array([record.accuracy for record in records], dtype=np.float64)
+        accuracies = np.array([record.score for record in records], dtype=np.float64)
         self.scale = _Scale(accuracies, np.array([1 / held[size_of(record)] for record in records]))
         self.values = self.scale.of(accuracies)
         names = {name for record in records for name in record.parameters}

@@ -99,7 +99,7 @@ def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequenc
         return None, f"the batches differ too little, {min(tried)} to {max(tried)}"
     middle = round(math.exp(float(np.mean(np.log(tried)))))
     try:
-        return best_rates("runs", study.records, [middle, *batches], study.front.direction), ""
+        return best_rates("runs", study.records, [middle, *batches]), ""
     except StudyFileError as error:
         reason = error.faults[0].message.partition(": ")[2] or error.faults[0].message
         return None, reason.removeprefix("space.effective_batch: ").removeprefix("space.reference_rate: ")
@@ -148,12 +148,12 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
         return Verdict(about, "it takes runs of several batches and of several lengths (epochs)", silent=True)
     if len(complete) < max(LEAST_TRIALS, FEWEST):
         return Verdict(about, f"{FEWEST} complete runs are needed, got {len(complete)}", silent=True)
-    sign, fixed = study.spec.objectives.metric.sign, study.spec.fixed()
-    trials = [({**fixed, **record.parameters}, sign * (record.accuracy or 0.0)) for record in _some(complete)]
-    target = float(np.quantile([value for _, value in trials], 1 - _REACHED))
-    found = samples_by_batch(trials, space, 1, target, scaled=False)
-    critical = found.critical_batch()
-    level = f"{study.front.metric} {sign * target:.4g}"
+    fixed = study.spec.fixed()
+    trials = [({**fixed, **record.parameters}, record.score or 0.0) for record in _some(complete)]
+    score = float(np.quantile([value for _, value in trials], 1 - _REACHED))
+    found = samples_by_batch(trials, space, 1, score, scaled=False)
+    critical, target = found.critical_batch(), study.spec.objectives.metric.score(score)
+    level = f"{study.front.metric} {target:.4g}"
     if critical is None:
         return Verdict(about, f"too few runs reach {level} to compare lengths at it", len(complete), silent=True)
     if math.isinf(critical.low):
@@ -163,7 +163,7 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
         interval = "" if math.isinf(critical.high) else f" [{critical.low:.0f}, {critical.high:.0f}]"
         text = f"{at}{interval}, the batch that needs twice the data of the best one to reach {level}"
     estimate = [critical.low, critical.value, critical.high]
-    return Verdict(about, text, len(complete), data={"estimate": estimate, "level": level, "target": sign * target})
+    return Verdict(about, text, len(complete), data={"estimate": estimate, "level": level, "target": target})
 
 
 def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:

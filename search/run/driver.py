@@ -199,7 +199,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     if any(not record.has_ended and record.outcome != "interrupted" for record in trials):
         return None
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
-    if done >= budget and not study.spec.budget.trains_at_end:
+    if done >= budget and not study.spec.budget.has_deadline:
         notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
         return None
@@ -227,12 +227,10 @@ def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
 def _store(study: _OpenStudy) -> None:
     spec = study.spec.model_dump(mode="json") | {"storage": shown_url(study.tables.url)}
     study.tables.save_study(study.name, study.spec.study, study.identity, spec)
-    if not study.spec.budget.keeps_model:
-        study.tables.save_deadline(study.name, None)  # an earlier run may have had one
 
 
 def _stored(study: _OpenStudy, trials: list[TrialRecord], driver_s: float) -> StoredStudy:
-    records = told_apart(trials, study.spec.objectives.metric.direction)
+    records = told_apart(trials)
     front = study_front(records, study.spec.objectives)
     return StoredStudy(study.tables.url, study.name, study.spec, study.identity, driver_s, records, front)
 
@@ -284,7 +282,7 @@ def _drive(
     try:
         tables.save_step_times(name, step_times_json(laws))
         with tables.buffered(name):
-            space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name)
+            space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name, objectives=spec.objectives)
             suggester = study_suggester(spec, space, law, prior, trials=len(trials))
             # Another driver may have added to it before we held the lock.
             driven_s = next(row.driver_s for row in tables.studies(spec.study) if row.name == name)
@@ -294,12 +292,10 @@ def _drive(
                 spec,
                 row.deadline,
                 study.began_at,
-                suggester,
                 space,
                 law,
                 study.kept,
                 list(trials),
-                devices=runner.slots * max(spec.devices.counts),
                 hourly=(price or 0.0) * runner.slots * max(spec.devices.counts),
                 driven_s=driven_s,
             )
@@ -323,7 +319,7 @@ def _drive(
             run.recover()
             if spec.budget.min_gain is not None:
                 run.check_worth()
-            run.begin_deadline()
+            _save_deadline(tables, name, finish)  # the same for whoever resumes
             run.check_target()
             run.check_cost()  # counting what the trials of earlier drivers have cost
             watch(run)
@@ -363,16 +359,18 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
     yield from step_time_summary(spec, next(iter(profiles.values())).values())
 
 
+def _save_deadline(tables: Tables, name: str, finish: Finish | None) -> None:
+    deadline = None if finish is None else finish.deadline()
+    tables.save_deadline(name, None if deadline is None else asdict(deadline))
+
+
 def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
     """The result of a run that is over, from the database."""
-    # A stop during the last trial stopped nothing, but where a final training was to come.
-    met = run.counted >= study.spec.budget.trials and (run.finish is None or run.finish.limit is None)
+    # A stop during the last trial stopped nothing.
+    met = run.counted >= study.spec.budget.trials
     trials = study.tables.trials(study.name)
     if run.finish is not None:
         run.finish.kept.clean()
-        # What was planned is over; a moment stays, for whoever resumes.
-        ended = None if run.finish.limit is None else asdict(replace(run.finish.deadline(), plan=None))
-        study.tables.save_deadline(study.name, ended)
     gain = suggester.expected_gain(run.trials, WORTH_OF) if run.finish is None else None
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = with_rates(_stored(study, trials, study.driven_s + run.elapsed_s()))

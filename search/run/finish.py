@@ -1,4 +1,8 @@
-"""How a study ends with a trained model: by a deadline, for an amount of money, or at a value of its metric."""
+"""How a study ends with a trained model: by a deadline, for an amount of money, or at a value of its metric.
+
+The search goes on until the end, every complete trial's model is offered, and the best is kept. Trials begin while one that is
+expected to fit is left; one that turns out slower trains on fewer samples (`objectives/state/time_left.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,30 +16,22 @@ from typing import Any
 import numpy as np
 
 from ...objectives.state.time_left import plannable_s
-from ...spaces.deadline import Plan, StoredDeadline, moment_of
+from ...spaces.deadline import StoredDeadline, moment_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import seconds
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Budget, Metric
+from ...spaces.study.goals import Budget
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, TrialSetup
-from ..suggest.outlook import EPOCHS
 from ..suggest.space_transform import SearchSpace, SpaceTransform
-from ..suggest.suggester import Suggester
-from .decisions.eta import ClockFactors, Span, at_once
-from .decisions.final import Pace
-from .decisions.final_planner import FinalPlanner, Step
-from .decisions.wall_time import WallTime
+from .decisions.eta import ClockFactors, Span
 from .kept_model import KeptModel
 
 # What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
 # these seconds, and so many times as long at most where the machine is slow.
 _CLOSING, _CLOSING_S, _SLOWEST, _MOST_CLOSING = 0.03, (5.0, 15.0), 2.5, 0.12
-# The latest attempts, whose mean time is that of the next.
-_RECENT = 12
-
-# Without any attempt that has ended, the next is taken to last so long.
-_SOON_S = 60.0
+# Of the longest training that fits, the share that is suggested at most: suggesting takes time too.
+_ASKING = 0.9
 # Settings by which the shortest trainings of a space are known, and the share of them that counts as short.
 _SAMPLED, _SHORT = 512, 0.02
 
@@ -96,84 +92,56 @@ class Limit:
 
 
 class Finish:
-    """What a study with a kept model does with a free device, and which model it keeps.
+    """When a study with a kept model ends, what still fits before, and which model it keeps.
 
     Args:
         limit: None where a number of trials or a target ends it, and not a time.
-        planner: None where the study's objective is not time, so that no training's time is known: it ends with its search.
         law: seconds of parameters, where known; None: they are not.
         whole: the parameters of a trial with those that are fixed.
-        earlier: trials of earlier runs, which tell how fast the machine is until those of this run do.
-        devices: of all trials that run side by side.
+        earlier: trials of earlier runs, which show how fast the machine is until those of this run do.
     """
 
     def __init__(
         self,
         budget: Budget,
-        metric: Metric,
         kept: KeptModel,
         limit: Limit | None,
-        planner: FinalPlanner | None,
         law: Law | None,
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         earlier: Sequence[TrialRecord] = (),
-        devices: int = 1,
     ) -> None:
-        self._devices = devices
-        self._clock: Callable[[], tuple[Sequence[Span], float]] = lambda: ((), 0.0)
+        self.kept, self.limit = kept, limit
+        self._budget, self._law, self._whole = budget, law, whole
         self._earlier = [span for record in earlier if (span := _span_of(record)) is not None]
-        self.kept, self.limit, self.plan = kept, limit, Plan()
-        self._budget, self._metric, self._planner, self._law, self._whole = budget, metric, planner, law, whole
+        self._attempts: Callable[[], tuple[Sequence[Span], float]] = lambda: ((), 0.0)
 
-    def deadline(self) -> StoredDeadline:
-        """When the study has to be done, with the plan until then."""
+    def deadline(self) -> StoredDeadline | None:
+        """When the study has to be done; None where it is not limited by time or money."""
         limit = self.limit
         if limit is None:
-            return StoredDeadline(self._target, None, None, self.plan)
+            return None
         ends_at = limit.ends_at if math.isfinite(limit.ends_at) else None
-        return StoredDeadline(limit.given, ends_at, limit.began_at, self.plan, limit.paid_until(self._clock()[1]))
+        return StoredDeadline(limit.given, ends_at, limit.began_at, limit.paid_until(self._attempts()[1]))
 
-    @property
-    def _target(self) -> str:
-        return "" if self._budget.until is None else f"{self._metric.name} {self._budget.until:g}"
-
-    def follow(self, clock: Callable[[], tuple[Sequence[Span], float]]) -> None:
+    def follow(self, attempts: Callable[[], tuple[Sequence[Span], float]]) -> None:
         """Go by a run's attempts, ended and running, and by its driver's seconds over all runs."""
-        self._clock = clock
+        self._attempts = attempts
 
-    def setup(self, setup: TrialSetup, *, final: bool) -> TrialSetup:
+    def setup(self, setup: TrialSetup) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
         ends_by = None if self.limit is None else time.time() + self._left_s()
-        return replace(setup, model_folder=self.kept.folder_of(setup.number), scores_test=final, ends_by=ends_by)
+        return replace(setup, model_folder=self.kept.folder_of(setup.number), scores_test=False, ends_by=ends_by)
 
-    def step(self, trials: Sequence[TrialRecord], *, searches: bool) -> Step:
-        """What to do with a free device; None: nothing more, since what fits is not expected to do any good.
-
-        Args:
-            searches: whether the search may go on.
-        """
-        if self._planner is None:
-            return "search" if searches else None
-        left_s, wall = self._left()
-        if left_s <= 0:
-            return None
-        spans, _ = self._clock()
-        took = [span.ended_s - span.started_s for span in spans if span.ended_s is not None][-_RECENT:]
-        trial_s = sum(took) / len(took) / at_once(spans) if took else min(left_s, _SOON_S)
-        pace = Pace(wall, left_s, trial_s, _free_in_s(spans, trial_s, self._devices))
-        step = self._planner.next(trials, pace, searches=searches)
-        self.plan = Plan() if step is None else self._planned(self._planner, trials, pace, searching=step == "search")
-        return step
+    def longest_s(self) -> float:
+        """Known seconds of the longest training to suggest; infinite where there is no limit."""
+        return math.inf if self.limit is None else _ASKING * self._fitting_s()
 
     def fits(self, parameters: Mapping[str, Any]) -> bool:
-        """Whether a trial is over in time, as surely as is wanted."""
+        """Whether a trial that begins now is expected to be over in time; where its time is unknown, whether any is left."""
         if self.limit is None:
             return True
-        left_s, wall = self._left()
         known_s = math.nan if self._law is None else known_seconds(self._law, self._whole(parameters))
-        if not math.isfinite(known_s):
-            return left_s > 0  # what cannot be planned is told elsewhere
-        return float(wall.probability(known_s, left_s)) >= self._budget.sure
+        return known_s <= self._fitting_s() if math.isfinite(known_s) else self._left_s() > 0
 
     def resumes(self) -> bool:
         """Whether there is time for interrupted trials: they take what there is, and have a part behind them."""
@@ -191,63 +159,21 @@ class Finish:
     def has_reached(self) -> bool:
         """Whether the kept model is as good as the study's target."""
         target, score = self._budget.until, self.kept.score
-        return target is not None and score is not None and self.kept.sign * score >= self.kept.sign * target
+        return target is not None and score is not None and score >= self.kept.metric.score(target)
 
-    def _wall(self) -> WallTime:
-        """How long trainings take."""
-        spans, _ = self._clock()
-        shown = spans if any(span.ended_s is not None for span in spans) else self._earlier
-        return WallTime.of(shown, math.inf if self.limit is None else self.limit.whole_s)
+    def _factors(self) -> ClockFactors:
+        """How fast the machine is."""
+        spans, _ = self._attempts()
+        return ClockFactors.of(spans if any(span.ended_s is not None for span in spans) else self._earlier)
 
     def _left_s(self) -> float:
         """Seconds until what comes after the last training has to begin."""
-        return math.inf if self.limit is None else self.limit.left_s(self._clock()[1], self._wall().slowdown)
+        return math.inf if self.limit is None else self.limit.left_s(self._attempts()[1], self._factors().slowdown)
 
-    def _left(self) -> tuple[float, WallTime]:
-        """Seconds that trainings may be planned to take, and how long they take."""
-        return plannable_s(self._left_s()), self._wall()
-
-    def _planned(self, planner: FinalPlanner, trials: Sequence[TrialRecord], pace: Pace, *, searching: bool) -> Plan:
-        decision, reach, now = planner.decision, planner.reach, time.time()
-        final = planner.first if decision.final is None else decision.final
-        if final is None:
-            known = planner.knows and self._target and decision.final is None
-            return Plan(metric=self._metric.name, target=self._target, chance=0.0 if known else None)
-        search_s = max(decision.trials, 1) * pace.trial_s if searching and decision.final is not None else 0.0
-        epochs, train_s = final.parameters.get(EPOCHS), float(pace.wall.expected_s(final.known_s))
-        scores = [trial.accuracy for trial in trials if trial.outcome == "complete" and trial.accuracy is not None]
-        low, high = final.interval(self._metric.sign, scores)
-        plan = Plan(
-            tried=final.tried if final.tried >= 0 else None,
-            epochs=None if epochs is None else float(epochs),
-            devices=final.devices,
-            train_s=train_s,
-            metric=self._metric.name,
-            low=low,
-            high=high,
-        )
-        if self.limit is None or decision.final is None:
-            return replace(
-                plan,
-                target=self._target,
-                chance=reach.first_chance,
-                reached_by=now + reach.expected_s if math.isfinite(reach.expected_s) else None,
-                not_before=now + reach.earliest_s if math.isfinite(reach.earliest_s) else None,
-            )
-        return replace(
-            plan,
-            search_until=now + search_s if searching else None,
-            done_by=now + search_s + final.wait_s + train_s + self.limit.closing_s(pace.wall.slowdown),
-            sure=float(pace.wall.probability(final.known_s, pace.left_s - search_s - final.wait_s)),
-        )
-
-
-def _free_in_s(spans: Sequence[Span], trial_s: float, devices: int) -> tuple[float, ...]:
-    """Seconds until each of so many devices is free, ascending: at least one is, others when their trials end."""
-    now_s, factors = time.monotonic(), ClockFactors.of(spans)
-    left = ((span.devices, factors.left_s(span, now_s)) for span in spans if span.ended_s is None)
-    busy = [trial_s if s is None else s for held, s in left for _ in range(held)]
-    return tuple(sorted([*busy, *[0.0] * max(devices - len(busy), 1)]))
+    def _fitting_s(self) -> float:
+        """Known seconds of the longest training that is expected to be over in time."""
+        factors = self._factors()
+        return (plannable_s(self._left_s()) - factors.overhead_s) / factors.slowdown
 
 
 def _span_of(record: TrialRecord) -> Span | None:
@@ -269,13 +195,11 @@ def finish_of(
     spec: StudySpec,
     stored: StoredDeadline | None,
     began_at: float,
-    suggester: Suggester,
     space: SearchSpace,
     law: Law | None,
     kept: KeptModel | None,
     earlier: Sequence[TrialRecord],
     *,
-    devices: int,
     hourly: float,
     driven_s: float,
 ) -> Finish | None:
@@ -286,7 +210,6 @@ def finish_of(
         began_at: when this run began, in seconds since 1970.
         kept: where it keeps its model.
         earlier: its trials so far.
-        devices: of all trials that run side by side.
         hourly: the price of everything that the study holds.
 
     Raises:
@@ -296,17 +219,12 @@ def finish_of(
     if not budget.keeps_model:
         return None
     assert kept is not None
-    metric = spec.objectives.metric
-    limit = _limit(budget, stored, began_at, hourly) if budget.trains_at_end else None
+    limit = _limit(budget, stored, began_at, hourly) if budget.has_deadline else None
     if law is not None and limit is not None:
         left_s = limit.left_s(driven_s)
         if faults := list(_too_long(spec, law, space, _shortest_s(law, space), left_s, limit, kept)):
             raise StudyFileError(faults)
-    target = None if budget.until is None else metric.sign * budget.until
-    planner = None
-    if spec.objectives.speeds[0] == "train_s":
-        planner = FinalPlanner(suggester, budget.sure, math.inf if limit is None else limit.whole_s, target)
-    return Finish(budget, metric, kept, limit, planner, law, space.whole, earlier, devices)
+    return Finish(budget, kept, limit, law, space.whole, earlier)
 
 
 def _limit(budget: Budget, stored: StoredDeadline | None, began_at: float, hourly: float) -> Limit:
@@ -332,20 +250,21 @@ def _too_long(
     spec: StudySpec, law: Law, space: SearchSpace, shortest_s: float, left_s: float, limit: Limit, kept: KeptModel
 ) -> Iterator[Fault]:
     """What cannot be trained in time, although the study asks for it."""
-    key, wall = "budget.by" if spec.budget.by else "budget.cost", WallTime()
+    key = "budget.by" if spec.budget.by else "budget.cost"
     left = f"{seconds(max(left_s, 0.0))} ({limit.given}), with {seconds(limit.closing_s())} set aside for the end"
-    least_s = wall.at_most_s(shortest_s, spec.budget.sure)
-    if kept.score is None and least_s > left_s:
+    if kept.score is not None:
+        return
+    if shortest_s > left_s:
         yield Fault(
             key,
-            f"expected time for at least one training, up to {seconds(least_s)} for the shortest of this space; got {left}. "
+            f"expected time for at least one training, about {seconds(shortest_s)} for the shortest of this space; got {left}. "
             "Allow more time, or shorter trainings.",
         )
         return
     for index, setting in enumerate(spec.baseline):
-        most_s = wall.at_most_s(known_seconds(law, space.whole(space.chosen(setting))), spec.budget.sure)
-        if most_s > left_s and kept.score is None:
-            message = f"expected a setting that can be trained in {left}; this one takes up to {seconds(most_s)}."
+        takes_s = known_seconds(law, space.whole(space.chosen(setting)))
+        if takes_s > left_s:
+            message = f"expected a setting that can be trained in {left}; this one takes about {seconds(takes_s)}."
             yield Fault(f"baseline.{index}", f"{message} Allow more time, or remove it.")
 
 

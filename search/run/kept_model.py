@@ -10,6 +10,7 @@ from pathlib import Path
 from ...spaces.boundary.files import file_name
 from ...spaces.errors import Fault, OutputError, StudyFileError
 from ...spaces.record import TrialRecord
+from ...spaces.study.goals import Metric
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from .training import RESULT, Training
@@ -21,7 +22,7 @@ class KeptModel:
     Args:
         folder: of the best model, its optimizer, `log.csv` and `training.json`, as `bsearch train` writes them.
         study: the study's name.
-        sign: of its metric: 1 where it is maximized.
+        metric: by which models are compared.
         keep: writes a training's log and settings beside its model.
         trials: of the study so far, of which a model that is there already has to be one.
 
@@ -33,11 +34,11 @@ class KeptModel:
         self,
         folder: Path,
         study: str,
-        sign: float,
+        metric: Metric,
         keep: Callable[[Training], Training],
         trials: Sequence[TrialRecord] = (),
     ) -> None:
-        self.folder, self._study, self.sign, self._keep = folder.resolve(), study, sign, keep
+        self.folder, self._study, self.metric, self._keep = folder.resolve(), study, metric, keep
         self.trial: int | None = None
         self.score: float | None = None
         try:
@@ -68,9 +69,9 @@ class KeptModel:
             OutputError: it is not there, or cannot be written.
         """
         assert setup.model_folder is not None
-        own, score = Path(setup.model_folder), measurements[-1].score(setup.metric)
+        own, score = Path(setup.model_folder), self.metric.score(measurements[-1].value(setup.metric))
         try:
-            if self.score is not None and self.sign * score <= self.sign * self.score:
+            if self.score is not None and score <= self.score:
                 return False
             self._keep(Training(setup, own, tuple(measurements), Outcome("complete")))
             # The old one goes only once the new one is whole.
@@ -98,7 +99,7 @@ class KeptModel:
             return
         try:
             document = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
-            number, score = int(document["trial"]), float(document[document["metric"]])
+            number, score = int(document["trial"]), self.metric.score(float(document[self.metric.name]))
             if document["study"] != self._study or not _is_of(trials, number, score):
                 raise ValueError(document["study"])
         except (NotADirectoryError, FileNotFoundError, ValueError, KeyError, TypeError):
@@ -114,7 +115,7 @@ class KeptModel:
 def _is_of(trials: Sequence[TrialRecord], number: int, score: float) -> bool:
     """Whether a model is that of one of the trials, whose driver may have died before it stored the trial's end."""
     record = next((trial for trial in trials if trial.number == number), None)
-    return record is not None and (not record.has_ended or record.accuracy == score)
+    return record is not None and (not record.has_ended or record.score == score)
 
 
 def kept_model(
@@ -126,7 +127,7 @@ def kept_model(
         StudyFileError: the folder holds something else, or cannot be written.
     """
     folder = model_folder(spec, name)
-    return None if folder is None else KeptModel(folder, name, spec.objectives.metric.sign, keep, trials)
+    return None if folder is None else KeptModel(folder, name, spec.objectives.metric, keep, trials)
 
 
 def model_folder(spec: StudySpec, name: str) -> Path | None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Literal
 
 from ...objectives.machine.processor import OtherPrograms
@@ -35,7 +35,6 @@ from .decisions.after import Failed, History, Paused, Retry, after
 from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
 from .decisions.ending import Ending, Stage
 from .decisions.eta import ClockFactors, Span
-from .decisions.final import Final
 from .decisions.planner import Planner
 from .decisions.spending import Spending, device_names, prices_of
 from .decisions.suggestion_queue import SuggestionQueue
@@ -49,8 +48,6 @@ INFEASIBLE_IN_A_ROW = 100
 WORTH_OF, _WORTH_EVERY = 10, 5
 # So many suggestions in a row that do not fit before a deadline end the search.
 _ASKED_AGAIN = 3
-# Seconds between two writings of what is planned until a deadline.
-_PLAN_EVERY_S = 1.0
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
 
@@ -90,15 +87,15 @@ class StudyRun:
         finish: Finish | None = None,
     ) -> None:
         self.finish = finish
-        self._search_is_over, self._plan_saved = False, -math.inf
         self.spec, self.name, self.device, self.trials = spec, name, device, trials
         self._planner = Planner(spec, name, profiles, device, task_hash, finish)
         self._owns_workers = owns_workers
         self.notify = notify
         self._suggester, self._space, self.tables = suggester, space, tables
         self._running: dict[int, Attempt] = {}
-        self._sign = spec.objectives.metric.sign
-        self._early_stopping = early_stopping(spec.stopping.kind, spec.stopping.risk, self._is_new_ground)
+        self._early_stopping = early_stopping(
+            spec.stopping.kind, spec.objectives.metric, spec.stopping.risk, self._is_new_ground
+        )
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self._ending)
         self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
@@ -173,7 +170,7 @@ class StudyRun:
         running = self._running
         to_train = sum(1.0 - self._shares.get(number, 0.0) for number in running)
         room = self.spec.budget.trials - self.counted - to_train
-        if room <= 0 and (self.finish is None or self.finish.limit is None):
+        if room <= 0:
             return None
         while self._interrupted:
             number = self._interrupted.popleft()
@@ -185,55 +182,26 @@ class StudyRun:
             if self.finish is None or self.finish.fits(setting):
                 return self.trials.begin(setting, TrialFacts(baseline=index))
             self._say(f"baseline.{index} is not trained: there is not enough time left for it")
-        if self.finish is not None and self.finish.limit is not None:
-            return self._next_by_deadline(self.finish, free, room)
         if (repeat := self._next_repeat()) is not None:
             return repeat
         if self.ending.stage >= Stage.NO_NEW_TRIALS:
             return None
-        if self.finish is not None and room >= 1:
-            step = self.finish.step(self.trials, searches=True)
-            self._save_plan(self.finish)
-            if isinstance(step, Final):
-                return self._begun(step)
         # What is left of a budget finishes paused trials.
         new = room >= 1 or not self._paused
-        proposal = self.suggestions.take(len(running), free, most=math.ceil(room), new=new)
-        if isinstance(proposal, int):
-            return self._resumed(proposal)
-        return proposal if proposal is None or proposal == "wait" else self.trials.begin(proposal)
-
-    def _next_by_deadline(self, finish: Finish, free: int, room: float) -> TrialRecord | Literal["wait"] | None:
-        """A trial of the search, or a final training, whatever is worth more in the time that is left."""
-        searches = room > 0 and self.ending.stage < Stage.NO_NEW_TRIALS and not self._search_is_over
-        step = finish.step(self.trials, searches=searches)
-        if step == "search":
-            for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
-                proposal = self.suggestions.take(len(self._running), free, most=max(math.ceil(min(room, free)), 1), new=True)
-                if proposal == "wait":
-                    return "wait"
-                if isinstance(proposal, Mapping) and finish.fits(proposal):
-                    self._save_plan(finish)
-                    return self.trials.begin(proposal)
-            self._search_is_over = True
-            step = finish.step(self.trials, searches=False)
-        self._save_plan(finish)
-        return self._begun(step) if isinstance(step, Final) else None
-
-    def _begun(self, final: Final) -> TrialRecord:
-        """The trial of a decision."""
-        return self.trials.begin(final.parameters, TrialFacts(final_training=final.is_last or None, target_chance=final.chance))
-
-    def begin_deadline(self) -> None:
-        """Store the deadline, so that it is the same for whoever goes on."""
+        most = math.ceil(room)
         if self.finish is not None:
-            self._save_plan(self.finish)
-
-    def _save_plan(self, finish: Finish) -> None:
-        deadline, now = finish.deadline(), time.monotonic()
-        if now > self._plan_saved + _PLAN_EVERY_S:
-            self._plan_saved = now
-            self.tables.save_deadline(self.name, asdict(deadline))
+            self._suggester.longest_s = self.finish.longest_s()
+            most = most if self.finish.limit is None else min(most, max(free, 1))  # later there is less time
+        for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
+            proposal = self.suggestions.take(len(running), free, most=most, new=new)
+            if isinstance(proposal, int):
+                return self._resumed(proposal)
+            if proposal is None or proposal == "wait":
+                return proposal
+            if self.finish is None or self.finish.fits(proposal):
+                return self.trials.begin(proposal)
+        self.ending.reach(Stage.NO_NEW_TRIALS, "no further training fits before the deadline")
+        return None
 
     @property
     def trains(self) -> bool:
@@ -311,11 +279,9 @@ class StudyRun:
         self.tables.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
         self._say_of_checkpoint(setup, str(measurement.facts.get("checkpoint", "")), host)
-        accuracy = self._sign * measurement.score(setup.metric)
         fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
-        should_stop = self._early_stopping.report(number, fraction, taken, accuracy)
-        stays = self.trials[number].is_repeat or self.trials[number].facts.final_training
-        return (should_stop and not stays) or self.ending.stage is Stage.STOPPED
+        should_stop = self._early_stopping.report(number, fraction, taken, measurement.value(setup.metric))
+        return (should_stop and not self.trials[number].is_repeat) or self.ending.stage is Stage.STOPPED
 
     def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:
         """Record how an attempt ended, and do what follows from it.
@@ -361,7 +327,7 @@ class StudyRun:
         setup, last = attempt.setup, attempt.last
         assert last is not None
         facts = replace(
-            self._early_stopping.rung_facts(setup.number, self._sign),
+            self._early_stopping.rung_facts(setup.number),
             expected_seconds=self._taken(attempt, last)[0],
             train_s=last.elapsed_s / fraction_of(setup, last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
@@ -376,9 +342,9 @@ class StudyRun:
     def _end(self, attempt: Attempt, outcome: Outcome) -> None:
         """End an attempt's trial."""
         setup, number = attempt.setup, attempt.setup.number
-        prediction = self._early_stopping.rung_facts(number, self._sign)
+        prediction = self._early_stopping.rung_facts(number)
         if outcome.kind == "stopped":
-            prediction = self._early_stopping.stopped_facts(number, self._sign)
+            prediction = self._early_stopping.stopped_facts(number)
             if prediction.stopped_fraction is not None:
                 outcome = Outcome("stopped", stopped_sentence(prediction))
         if attempt.last is not None and "shortened_to" in attempt.last.facts:
@@ -404,8 +370,8 @@ class StudyRun:
         if setup.checkpoint is not None:
             self.suggestions.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
         if attempt.last is not None:
-            accuracy = self._sign * attempt.last.score(setup.metric) if trained else None
-            self._early_stopping.end(number, self._taken(attempt, attempt.last), accuracy)
+            value = attempt.last.value(setup.metric) if trained else None
+            self._early_stopping.end(number, self._taken(attempt, attempt.last), value)
         if self.spec.budget.min_gain is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
             self._worth_known_at = len(self.done)
             self.suggestions.submit(self.check_worth)
@@ -545,7 +511,7 @@ class StudyRun:
     def _give_up(self, record: TrialRecord) -> None:
         """End a paused trial whose study has met its budget."""
         message = f"paused after {record.trained_share:.0%} of its training, and never resumed"
-        facts = replace(self._early_stopping.stopped_facts(record.number, self._sign), message=message)
+        facts = replace(self._early_stopping.stopped_facts(record.number), message=message)
         self._finish(record.number, TrialResult("paused", facts), again=True)
         self._delete_checkpoint(record.number)
 
@@ -612,7 +578,7 @@ class StudyRun:
             taken = [amount for amount in measured if amount is not None]
             known = len(taken) == len(self.spec.objectives.speeds)
             if record.outcome in ("complete", "stopped", "paused") and known and budget:
-                curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
+                curve = [(min(seen / budget, 1.0), value) for seen, value in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, taken, curve, done=record.outcome == "complete")
                 if record.outcome == "complete" and record.facts.rung_fraction is not None:
                     self._early_stopping.resume(record.number)

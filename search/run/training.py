@@ -47,7 +47,7 @@ class Training:
     @property
     def score(self) -> float | None:
         """The study's metric at its end; None where it did not get there."""
-        return self.measurements[-1].score(self.setup.metric) if self.complete else None
+        return self.measurements[-1].value(self.setup.metric) if self.complete else None
 
     @property
     def tests(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...spaces.deadline import Plan, StoredDeadline
+from ...spaces.deadline import StoredDeadline
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
@@ -46,7 +46,7 @@ class RunningTrial:
             effective_batch=setup.effective_batch,
             learning_rate=setup.learning_rate,
             share=span.share,
-            score=None if measured is None else measured.score(setup.metric),
+            score=None if measured is None else measured.value(setup.metric),
             left_s=factors.left_s(span, now_s),
         )
 
@@ -63,7 +63,7 @@ class StudyView:
         elapsed_s: of this run.
         eta_s: estimated seconds until the budget is met; None while there is no estimate.
         driver: who runs it, in words; empty where it is this process.
-        deadline: when it has to be done, and the plan until then.
+        deadline: when it has to be done.
     """
 
     name: str
@@ -108,7 +108,7 @@ def study_view(
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
     to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
-    until = None if deadline is None else deadline.over_at or (deadline.plan or Plan()).reached_by
+    until = None if deadline is None else deadline.over_at
     left_s = eta_s(spans, now_s, to_come) if until is None else max(until - time.time(), 0.0)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, cut
 from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.study.goals import Direction
 from ...spaces.study.space import Space
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import OutcomeKind
@@ -180,7 +181,8 @@ def _group(
         return None
     untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
-    records = tuple(_records(rows, not untimed, columns.one(ENERGY)))
+    assert columns.direction is not None  # columns_of has asked
+    records = tuple(_records(rows, not untimed, columns.one(ENERGY), columns.direction))
     return Imported(name, spec, records, dict(left_out), parameters, untimed, columns.to_target)
 
 
@@ -408,7 +410,7 @@ def _range(values: Sequence[float]) -> dict[str, Any]:
     return {"low": low, "high": high} | ({"log": True} if low > 0 and high > 10 * low else {})
 
 
-def _records(rows: Sequence[_Row], timed: bool, energy: str | None) -> Iterator[TrialRecord]:
+def _records(rows: Sequence[_Row], timed: bool, energy: str | None, direction: Direction) -> Iterator[TrialRecord]:
     """Trials. Runs of one setting stay runs of their own: what is shown of each is what its file says."""
     now = datetime.now().isoformat(timespec="milliseconds")
     for place, row in enumerate(rows):
@@ -433,7 +435,7 @@ def _records(rows: Sequence[_Row], timed: bool, energy: str | None) -> Iterator[
         )
         outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)
-        yield TrialRecord.of(place, outcome, parameters, facts, values, started_at=now, ended_at=now)
+        yield TrialRecord.of(place, outcome, parameters, facts, values, 0.0, now, now, direction)
 
 
 __all__ = ["ENERGY", "IMPORTED", "Imported", "imported", "metric_name"]

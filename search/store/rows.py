@@ -187,10 +187,10 @@ def _instant(column: str, text: str) -> datetime:
 # Trials
 
 
-def measures_of(spec: str | None) -> tuple[str, ...] | None:
-    """What a stored study's trials take: its measures of speed, by the text of its spec; None where that cannot be read."""
+def objectives_of(spec: str | None) -> Objectives | None:
+    """A stored study's objectives, by the text of its spec; None where that cannot be read."""
     try:
-        return Objectives.model_validate(json.loads(spec or "")["objectives"]).speeds
+        return Objectives.model_validate(json.loads(spec or "")["objectives"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -198,7 +198,7 @@ def measures_of(spec: str | None) -> tuple[str, ...] | None:
 def trials_of(
     study: str,
     rows: Iterable[Row],
-    measures: Sequence[str] | None,
+    objectives: Objectives | None,
     known: Mapping[int, TrialRecord],
     attempted: Any = None,
 ) -> list[TrialRecord]:
@@ -206,13 +206,13 @@ def trials_of(
 
     Args:
         rows: those that are not known.
-        measures: of speed, of the study; None where they are not known.
+        objectives: of the study; None where they are not known.
         known: trials as they were read before.
         attempted: the largest number among the study's attempts.
     """
     found = dict(known)
     numbered = readable(schema.trials, rows, lambda row: (_number("number", row["number"], least=0, whole=True), row))
-    found |= {number: _trial(row, measures) for number, row in numbered}
+    found |= {number: _trial(row, objectives) for number, row in numbered}
     places, count = sorted(found), 0
     if isinstance(attempted, int) and attempted > max(places, default=-1):
         places.append(attempted)  # it has begun, so there was a row
@@ -231,7 +231,7 @@ def trials_of(
     return records
 
 
-def _trial(row: Row, measures: Sequence[str] | None) -> TrialRecord:
+def _trial(row: Row, objectives: Objectives | None) -> TrialRecord:
     """The trial of a row; what cannot be read makes it `unreadable`, with the reason as its message and the rest as it is."""
     faults: list[str] = []
 
@@ -244,12 +244,13 @@ def _trial(row: Row, measures: Sequence[str] | None) -> TrialRecord:
 
     parameters, facts = read(_parameters, otherwise={}), read(_facts, otherwise=TrialFacts())
     outcome, violation = read(_outcome), read(lambda row: _number("violation", row["violation"]))
-    values = read(_values, outcome, measures, facts)
+    values = read(_values, outcome, None if objectives is None else objectives.speeds, facts)
     started_at, ended_at = read(_local_time, "started_at", otherwise=""), read(_local_time, "ended_at")
     if faults:
         facts = replace(facts, message="; ".join(faults))
         return TrialRecord(row["number"], "unreadable", parameters, facts, message=facts.message or "", started_at=started_at)
-    return TrialRecord.of(row["number"], outcome, parameters, facts, values, violation, started_at, ended_at)
+    direction = "maximize" if objectives is None else objectives.metric.direction
+    return TrialRecord.of(row["number"], outcome, parameters, facts, values, violation, started_at, ended_at, direction)
 
 
 def _outcome(row: Row) -> Any:

@@ -103,7 +103,7 @@ class StoredStudy:
         """
         url, row = _found(study, name, storage)
         spec = row.study
-        records = told_apart(stored_trials(url, row.name), spec.objectives.metric.direction)
+        records = told_apart(stored_trials(url, row.name))
         front = study_front(records, spec.objectives)
         return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates, row.deadline)
 

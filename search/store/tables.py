@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.step_time import StepTime
 from ...spaces.record import TrialRecord
+from ...spaces.study.goals import Objectives
 from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, has_table, retrying, storage_engine, transaction, translate_errors
@@ -31,7 +32,7 @@ from .rows import (
     StudyRow,
     attempt_of,
     measurement_of,
-    measures_of,
+    objectives_of,
     profile_of,
     readable,
     runs_of,
@@ -236,11 +237,14 @@ class Tables:
         self._write(_replacing(schema.trials, _row(study, trial)))
 
     @retrying
-    def trials(self, study: str, known: Mapping[int, TrialRecord] | None = None) -> list[TrialRecord]:
+    def trials(
+        self, study: str, known: Mapping[int, TrialRecord] | None = None, objectives: Objectives | None = None
+    ) -> list[TrialRecord]:
         """Every trial of a study, by number; one whose row is missing or cannot be read is `unreadable`.
 
         Args:
             known: trials as they were read before; those that had ended then are not read again.
+            objectives: of the study; not given, as its own row has them.
         """
         ended = {number: trial for number, trial in (known or {}).items() if trial.ended_at}
         table, columns = schema.trials, schema.trials.c
@@ -255,7 +259,7 @@ class Tables:
                 query = sa.select(table).where(columns.study == study, columns.number.between(first, end))
                 found += connection.execute(query).mappings().all()
         found += ({"study": study, "number": number} for number in numbers if not isinstance(number, int))
-        return trials_of(study, found, measures_of(spec), ended, last)
+        return trials_of(study, found, objectives or objectives_of(spec), ended, last)
 
     # Attempts and measurements
 
@@ -275,7 +279,7 @@ class Tables:
             "attempt": setup.attempt,
             "samples_seen": measurement.samples_seen,
             "elapsed_s": measurement.elapsed_s,
-            "accuracy": _finite(measurement.score(setup.metric)),
+            "accuracy": _finite(measurement.value(setup.metric)),
             "train_loss": _finite(measurement.train_loss),
             "scores": json.dumps({name: _finite(value) for name, value in measurement.scores.items()}),
         }

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import overload
 
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult
+from ...spaces.study.goals import Objectives
 from ...spaces.trial import OutcomeKind, Parameter
 from .database import RetryPolicy
 from .tables import Tables
@@ -20,11 +21,18 @@ class Trials(Sequence[TrialRecord]):
         tables: None keeps them in memory alone.
         study: its full name there.
         known: in memory alone, those to begin with.
+        objectives: of the study.
     """
 
-    def __init__(self, tables: Tables | None = None, study: str = "", known: Sequence[TrialRecord] = ()) -> None:
-        self._tables, self._study = tables, study
-        self._trials = list(known) if tables is None else tables.trials(study)
+    def __init__(
+        self,
+        tables: Tables | None = None,
+        study: str = "",
+        known: Sequence[TrialRecord] = (),
+        objectives: Objectives = Objectives(),  # noqa: B008  # immutable
+    ) -> None:
+        self._tables, self._study, self._objectives = tables, study, objectives
+        self._trials = list(known) if tables is None else tables.trials(study, objectives=objectives)
         self._adding = threading.Lock()
 
     @overload
@@ -44,7 +52,8 @@ class Trials(Sequence[TrialRecord]):
         """A new trial, running from here on."""
         with self._adding:
             while True:
-                trial = TrialRecord.of(len(self), "running", dict(parameters), facts, started_at=_now())
+                started, direction = _now(), self._objectives.metric.direction
+                trial = TrialRecord.of(len(self), "running", dict(parameters), facts, started_at=started, direction=direction)
                 if self._tables is None or self._tables.writes is not None:
                     self._trials.append(trial)
                     return self._saved(trial)
@@ -56,7 +65,7 @@ class Trials(Sequence[TrialRecord]):
     def refresh(self) -> None:
         """Read what other processes have added or changed; not for a driver, which has its study to itself."""
         if self._tables is not None:
-            self._trials[:] = self._tables.trials(self._study, dict(enumerate(self._trials)))
+            self._trials[:] = self._tables.trials(self._study, dict(enumerate(self._trials)), self._objectives)
 
     def change(self, number: int, facts: TrialFacts, outcome: OutcomeKind | None = None) -> TrialRecord:
         """Add facts to a trial, and perhaps change its outcome, without ending it; returns the changed trial."""

@@ -114,8 +114,7 @@ class Search:
             raise StudyFileError(faults)
         self.rule, self.reference_batch = rule, reference_batch
         self.objectives = Objectives(metric=Metric(name=metric, direction=direction))
-        self._sign = self.objectives.metric.sign
-        self._trials = Trials(None if storage is None else Tables(storage), name)
+        self._trials = Trials(None if storage is None else Tables(storage), name, objectives=self.objectives)
         self._space = SearchSpace.of(domains)
         self._suggester = suggester_of(
             sampler,
@@ -130,12 +129,11 @@ class Search:
         self._ready: deque[Proposal] = deque()
         self._copied_to, self._name = storage, name
         self._copy: OptunaDatabase | None = None
-        self._early_stopping: EarlyStopping = early_stopping(stopping, risk, self._is_new_ground)
+        self._early_stopping: EarlyStopping = early_stopping(stopping, self.objectives.metric, risk, self._is_new_ground)
         for record in self._trials:
             if record.outcome == "complete":
                 assert record.train_s is not None
-                curve = [(fraction, self._sign * accuracy) for fraction, accuracy in record.facts.curve or ()]
-                self._early_stopping.learn(record.number, [record.train_s], curve, done=True)
+                self._early_stopping.learn(record.number, [record.train_s], record.facts.curve or (), done=True)
                 if record.facts.rung_fraction is not None:
                     self._early_stopping.resume(record.number)
 
@@ -192,7 +190,7 @@ class Search:
         _check_seconds(number, train_s)
         if not math.isfinite(accuracy):
             return False
-        return self._early_stopping.report(number, fraction, [train_s], self._sign * accuracy)
+        return self._early_stopping.report(number, fraction, [train_s], accuracy)
 
     def tell(
         self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
@@ -215,7 +213,7 @@ class Search:
             if accuracy is None or (outcome == "complete" and not math.isfinite(accuracy)):
                 raise TaskError(f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}")
         finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
-        facts = TrialFacts(train_s=train_s) | self._early_stopping.rung_facts(number, self._sign)
+        facts = TrialFacts(train_s=train_s) | self._early_stopping.rung_facts(number)
         if outcome == "paused":
             if facts.rung_fraction is None:
                 raise TaskError(f"trial {number}: expected `report` to have said so before it is told as paused")
@@ -224,10 +222,9 @@ class Search:
             return
         if outcome == "stopped":
             stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
-            facts = stopped | self._early_stopping.stopped_facts(number, self._sign)
-        value = self._sign * accuracy if finite and accuracy is not None else None
-        if curve := self._early_stopping.end(number, [train_s or 0.0], value):
-            facts = replace(facts, curve=tuple((fraction, self._sign * score) for fraction, score in curve))
+            facts = stopped | self._early_stopping.stopped_facts(number)
+        if curve := self._early_stopping.end(number, [train_s or 0.0], accuracy if finite else None):
+            facts = replace(facts, curve=tuple(curve))
         values = (train_s, accuracy) if finite and train_s is not None and accuracy is not None else None
         self._trials.end(number, TrialResult(outcome, facts, values))
         self._update_copy()

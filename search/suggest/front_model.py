@@ -68,17 +68,9 @@ class FrontModel:
         last: fits to start from; updated in place.
         ended: trials that have ended in all, of which `observations` may be a selection.
         place: of batch and rate in the space, where they are searched; then what is known of them is the models' prior.
-        length: the coordinate of the training's length, where longer ones are expected to be better.
     """
 
-    def __init__(
-        self,
-        observations: Observations,
-        last: Fits,
-        ended: int = 0,
-        place: BatchRate | None = None,
-        length: int | None = None,
-    ) -> None:
+    def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
         paused = observations.paused
         self.log_taken = np.log(np.vstack([observations.taken, paused.seconds[:, None]]) if len(paused) else observations.taken)
         self.scale = AccuracyScale(np.append(observations.accuracy, paused.accuracy))
@@ -89,7 +81,7 @@ class FrontModel:
         self._last, self._ended = last, ended
         self._structures: dict[str, Structure] = {}
         if place is not None:
-            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"accuracy": AccuracyPrior(place, length)}
+            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"accuracy": AccuracyPrior(place)}
         self._set_accuracy(observations, place)
         self.accuracy_model = self._fit("accuracy", self.accuracy, self.own_noise)
         self._taken_models: list[GaussianProcess] = []  # where laws know what all trials take, they are never fitted
@@ -175,7 +167,7 @@ class FrontModel:
         self.accuracy_model = self.accuracy_model.believing(points)
         self._taken_models = [taken_model.believing(points) for taken_model in self._taken_models]
 
-    def expected_hypervolume_improvement(self, points: Array, log_taken: Array | None, until: Array | None = None) -> Array:
+    def expected_hypervolume_improvement(self, points: Array, log_taken: Array | None) -> Array:
         """Expected hypervolume improvement at points, over log seconds t, the log of the second measure u, and accuracy a.
 
             EHVI(x) = sum_ij T_i(x) · U_j(x) · E[(a(x) - l_ij)+],  T_i(x) = E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]
@@ -187,20 +179,16 @@ class FrontModel:
         Args:
             points: (m, width).
             log_taken: (m, measures) by laws, NaN for points that cannot be planned; None: by the models.
-            until: (m,), log seconds from which on another point counts in their place; None: there is none.
 
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
         """
         cells = self._front_cells()
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
-        each = ([None if some is None else some[block] for some in (log_taken, until)] for block in blocks)
-        parts = [self._improvement(cells, points[block], *rest) for block, rest in zip(blocks, each, strict=True)]
+        parts = [self._improvement(cells, points[block], None if log_taken is None else log_taken[block]) for block in blocks]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def _improvement(
-        self, cells: tuple[list[Array], Array], points: Array, log_taken: Array | None, until: Array | None
-    ) -> Array:
+    def _improvement(self, cells: tuple[list[Array], Array], points: Array, log_taken: Array | None) -> Array:
         """`expected_hypervolume_improvement` over the front's cells of some of the points."""
         cuts, levels = cells
         mean, std = self.accuracy_model.predict(points)
@@ -210,9 +198,8 @@ class FrontModel:
                 taken, taken_std = self.taken_models[measure].predict(points)
             else:
                 taken, taken_std = log_taken[:, measure], np.full(len(points), 1e-9)
-            last = ends[None, :] if until is None else np.minimum(ends[None, :], until[:, None])
             # What is expected to be left below each cut; a strip's width is the difference of two.
-            below = _expected_improvement(last - taken[:, None], taken_std[:, None])
+            below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
             widths.append(np.diff(below, axis=1, prepend=0.0))
         drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
         each, place = np.unique(levels, return_inverse=True)

@@ -16,7 +16,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
-from .outlook import EPOCHS, Outlook, outlook
 from .priors.batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
 from .priors.doubt import Doubt
 from .priors.optimum_prior import OptimumPrior
@@ -43,7 +42,6 @@ class FrontSuggester(Suggester):
 
     Args:
         space: what is searched.
-        sign: of the accuracy: 1 where it is maximized, -1 where it is minimized.
         speeds: measures of what training takes, 1 or 2.
         conditions: by parameter of the space, the values of others with which it applies; it has no value in other trials.
         expected: by parameter, its best value as far as the author of the study knows, and the upper end of where it lies nine
@@ -64,7 +62,6 @@ class FrontSuggester(Suggester):
     def __init__(
         self,
         space: Mapping[str, BaseDistribution],
-        sign: float = 1.0,
         speeds: int = 1,
         *,
         conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
@@ -80,7 +77,7 @@ class FrontSuggester(Suggester):
         searched = {name: distribution for name, distribution in space.items() if not distribution.single()}
         self.transform = SpaceTransform(searched, conditions)
         self._only = {name: _only_value(distribution) for name, distribution in space.items() if distribution.single()}
-        self._history = TrialHistory(self.transform, sign, speeds)
+        self._history = TrialHistory(self.transform, speeds)
         self._by_time, self._pauses = by_time, pauses
         self._prior = OptimumPrior.of(self.transform, expected or {})
         self._place = BatchRate.of(self.transform, scaled)
@@ -89,7 +86,6 @@ class FrontSuggester(Suggester):
         self._known_seconds = known_seconds
         self._seed = seed
         self._last: Fits = {}  # the previous fits, to start the next from
-        self._last_outlook: Fits = {}  # of outlooks, whose prior is another
 
     def suggest(
         self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
@@ -161,22 +157,6 @@ class FrontSuggester(Suggester):
             gain = first + sum(improvement for _, improvement in islice(best, more - 1))
         return gain / now if now > 0 else None
 
-    def outlook(self, trials: Sequence[TrialRecord]) -> Outlook | None:
-        observations = self._observations(trials)
-        if not self.transform.space or self._too_few(observations):
-            return None
-        tried = [
-            (trial.number, trial.parameters)
-            for trial in trials
-            if trial.outcome == "complete" and self.transform.is_whole(trial.parameters)
-        ]
-        known, rng = self._known(), np.random.default_rng((self._seed, len(trials), 1))
-        with single_threaded_blas():
-            length = self.transform.place(EPOCHS) if EPOCHS in self.transform.space else None
-            model = self._model(observations, known, self._last_outlook, length)
-            finals = [trial.parameters for trial in trials if trial.facts.final_training and not trial.has_ended]
-            return outlook(model, self.transform, self._only, known, tried, finals, rng)
-
     def _observations(self, trials: Sequence[TrialRecord], ready: Sequence[Mapping[str, Any]] = ()) -> Observations:
         observations = self._history.observations(trials, self._prior_trials, ready)
         return observations if self._doubt is None else self._doubt.of(observations)
@@ -188,12 +168,10 @@ class FrontSuggester(Suggester):
         first += ANCHORS if place is not None and self._pauses else 0
         return len(observations.points) + len(observations.paused) < first
 
-    def _model(
-        self, observations: Observations, known: KnownLogTaken, last: Fits | None = None, length: int | None = None
-    ) -> FrontModel:
+    def _model(self, observations: Observations, known: KnownLogTaken) -> FrontModel:
         ended = len(observations.points) + len(observations.failed) + len(observations.paused)
         used = observations.subset_near_front(MOST_POINTS)
-        model = FrontModel(used, self._last if last is None else last, ended, self._place, length)
+        model = FrontModel(used, self._last, ended, self._place)
         model.condition_on_pending(observations.pending, known)
         return model
 

@@ -35,7 +35,7 @@ def parameter_importances(study: StoredStudy) -> dict[str, float]:
     ]
     if len(space) < 2 or len(chosen) < _TRIALS_EACH * len(space):
         return {}
-    accuracy = np.array([record.accuracy for record in chosen]) * study.spec.objectives.metric.sign
+    accuracy = np.array([record.score for record in chosen])
     levels = AccuracyScale(accuracy).of(accuracy)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():

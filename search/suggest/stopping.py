@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import stdtr
 
 from ...spaces.record import TrialFacts
+from ...spaces.study.goals import Metric
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array
 from .pausing import RUNG
@@ -36,25 +37,25 @@ _SLOPE_STD = 0.5
 
 @dataclass(slots=True)
 class Curve:
-    """A trial's learning curve: accuracies, higher is better, at fractions of its budget.
+    """A trial's learning curve: scores, higher is better, at fractions of its budget.
 
     Args:
         taken: by its full training, by each of the front's measures: one or two.
-        done: it was trained to its end, and the last accuracy is final.
+        done: it was trained to its end, and the last score is final.
     """
 
     taken: tuple[float, ...]
     fractions: list[float] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
     done: bool = False
 
     def at(self, fraction: float) -> float:
-        """Accuracy at a fraction of the budget, interpolated; NaN before the first measurement."""
-        return float(np.interp(fraction, self.fractions, self.accuracies, left=math.nan))
+        """The score at a fraction of the budget, interpolated; NaN before the first measurement."""
+        return float(np.interp(fraction, self.fractions, self.scores, left=math.nan))
 
     @property
     def last(self) -> float:
-        return self.accuracies[-1]
+        return self.scores[-1]
 
     @property
     def seconds(self) -> float:
@@ -68,23 +69,19 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The predictive distribution of a curve's final accuracy: Student's t on the `AccuracyScale`."""
+    """The predictive distribution of a curve's final score: Student's t on the `AccuracyScale`."""
 
     scale: AccuracyScale
     mean: float
     std: float
     degrees_of_freedom: float
 
-    def probability_above(self, accuracy: float) -> float:
-        z = (float(self.scale.of(np.array([accuracy]))[0]) - self.mean) / self.std
-        return float(stdtr(self.degrees_of_freedom, -z))
-
     @property
-    def accuracy(self) -> float:
+    def score(self) -> float:
         return float(self.scale.back(np.array([self.mean]))[0])
 
     @property
-    def accuracy_std(self) -> float:
+    def score_std(self) -> float:
         up, down = self.scale.back(np.array([self.mean + self.std, self.mean - self.std]))
         return float(up - down) / 2
 
@@ -92,7 +89,7 @@ class Expectation:
 class EarlyStopping(ABC):
     """Decides which running trials to stop, from every measurement and every end.
 
-    Higher accuracies are better: the caller flips the sign of a minimized metric.
+    Values of the metric come in and go out in its own direction; inside, they are scores: higher is better.
 
     Attributes:
         pauses: trials that it stops are paused, and may be resumed later.
@@ -100,10 +97,11 @@ class EarlyStopping(ABC):
 
     pauses = False
 
-    def __init__(self) -> None:
+    def __init__(self, metric: Metric) -> None:
         self.curves: dict[int, Curve] = {}
+        self._metric = metric
 
-    def report(self, number: int, fraction: float, taken: Sequence[float], accuracy: float) -> bool:
+    def report(self, number: int, fraction: float, taken: Sequence[float], value: float) -> bool:
         """Record a measurement; True where the trial should stop.
 
         Args:
@@ -115,59 +113,51 @@ class EarlyStopping(ABC):
         if curve.fractions and fraction <= curve.fractions[-1]:
             # An interrupted trial starts over, or from a checkpoint.
             kept = [index for index, measured in enumerate(curve.fractions) if measured < fraction]
-            curve.fractions, curve.accuracies = curve.fractions[: len(kept)], curve.accuracies[: len(kept)]
+            curve.fractions, curve.scores = curve.fractions[: len(kept)], curve.scores[: len(kept)]
         curve.fractions.append(fraction)
-        curve.accuracies.append(accuracy)
-        return math.isfinite(accuracy) and fraction < 1 and self.should_stop(number, fraction)
+        curve.scores.append(self._metric.score(value))
+        return math.isfinite(value) and fraction < 1 and self.should_stop(number, fraction)
 
-    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> list[tuple[float, float]]:
-        """Record a trial's final accuracy; None where it has none, and its curve is dropped.
+    def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
+        """Record a trial's final value of the metric; None where it has none, and its curve is dropped.
 
         Returns:
-            Its curve, as (fraction, accuracy); empty where it is dropped.
+            Its curve, as (fraction, value); empty where it is dropped.
         """
         curve = self.curves.pop(number, None) or Curve(tuple(taken))
-        if accuracy is None or not math.isfinite(accuracy):
+        if value is None or not math.isfinite(value):
             return []
         if not curve.fractions or curve.fractions[-1] < 1:
             curve.fractions.append(1.0)
-            curve.accuracies.append(accuracy)
+            curve.scores.append(self._metric.score(value))
         curve.taken, curve.done = tuple(taken), True
         self.curves[number] = curve
-        return list(zip(curve.fractions, curve.accuracies, strict=True))
+        return list(zip(curve.fractions, map(self._metric.score, curve.scores), strict=True))
 
     def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
         """Add a trial of an earlier run; `done` means that it trained to its end."""
         if curve:
-            fractions, accuracies = zip(*curve, strict=True)
-            self.curves[number] = Curve(tuple(taken), list(fractions), list(accuracies), done)
+            fractions, values = zip(*curve, strict=True)
+            self.curves[number] = Curve(tuple(taken), list(fractions), list(map(self._metric.score, values)), done)
 
-    def stopped_facts(self, number: int, sign: float) -> TrialFacts:
-        """What is stored of a stopped trial: how far it came, and the prediction for its final accuracy.
-
-        Args:
-            sign: -1 where the metric is minimized and was flipped.
-        """
+    def stopped_facts(self, number: int) -> TrialFacts:
+        """What is stored of a stopped trial: how far it came, and the prediction for its final value."""
         if number not in self.curves:
             return TrialFacts()
         curve, prediction = self.curves[number], self.expected(number)
-        facts = TrialFacts(stopped_fraction=curve.fractions[-1], stopped_accuracy=sign * curve.last)
+        facts = TrialFacts(stopped_fraction=curve.fractions[-1], stopped_accuracy=self._metric.score(curve.last))
         if prediction is None:
             return facts
         return replace(
             facts,
             expected_seconds=curve.seconds,
             expected_second=curve.taken[1] if len(curve.taken) > 1 else None,
-            expected_accuracy=sign * prediction.accuracy,
-            expected_std=prediction.accuracy_std,
+            expected_accuracy=self._metric.score(prediction.score),
+            expected_std=prediction.score_std,
         )
 
-    def rung_facts(self, number: int, sign: float) -> TrialFacts:
-        """What is stored of a trial's measurement at the rung; nothing where trials are not paused.
-
-        Args:
-            sign: -1 where the metric is minimized and was flipped.
-        """
+    def rung_facts(self, number: int) -> TrialFacts:
+        """What is stored of a trial's measurement at the rung; nothing where trials are not paused."""
         return TrialFacts()
 
     def resume(self, number: int) -> None:
@@ -190,8 +180,8 @@ class EarlyStopping(ABC):
 class NoEarlyStopping(EarlyStopping):
     """Every trial trains its whole budget, and its curve is needed no more."""
 
-    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> list[tuple[float, float]]:
-        curve = super().end(number, taken, accuracy)
+    def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
+        curve = super().end(number, taken, value)
         self.curves.pop(number, None)
         return curve
 
@@ -207,8 +197,8 @@ class FrontStopping(EarlyStopping):
     still look like hardly any mistakes (docs/decisions/0011).
     """
 
-    def __init__(self, risk: float = 0.05) -> None:
-        super().__init__()
+    def __init__(self, metric: Metric, risk: float = 0.05) -> None:
+        super().__init__(metric)
         self.risk = risk
 
     def should_stop(self, number: int, fraction: float) -> bool:
@@ -231,8 +221,8 @@ class PauseAtRung(EarlyStopping):
 
     pauses = True
 
-    def __init__(self, is_new_ground: Callable[[int, Collection[int]], bool]) -> None:
-        super().__init__()
+    def __init__(self, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool]) -> None:
+        super().__init__(metric)
         self._is_new_ground = is_new_ground
         self._going_on: set[int] = set()
 
@@ -244,24 +234,26 @@ class PauseAtRung(EarlyStopping):
             return False
         return True
 
-    def rung_facts(self, number: int, sign: float) -> TrialFacts:
+    def rung_facts(self, number: int) -> TrialFacts:
         curve = self.curves.get(number)
-        for fraction, accuracy in zip(curve.fractions, curve.accuracies, strict=True) if curve else ():
-            if RUNG <= fraction < 1 and math.isfinite(accuracy):
-                return TrialFacts(rung_fraction=fraction, rung_accuracy=sign * accuracy)
+        for fraction, score in zip(curve.fractions, curve.scores, strict=True) if curve else ():
+            if RUNG <= fraction < 1 and math.isfinite(score):
+                return TrialFacts(rung_fraction=fraction, rung_accuracy=self._metric.score(score))
         return TrialFacts()
 
     def resume(self, number: int) -> None:
         self._going_on.add(number)
 
-    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> list[tuple[float, float]]:
-        curve = super().end(number, taken, accuracy)
+    def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
+        curve = super().end(number, taken, value)
         if not curve:
             self._going_on.discard(number)
         return curve
 
 
-def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collection[int]], bool]) -> EarlyStopping:
+def early_stopping(
+    kind: str, metric: Metric, risk: float, is_new_ground: Callable[[int, Collection[int]], bool]
+) -> EarlyStopping:
     """The named rule.
 
     Args:
@@ -270,9 +262,9 @@ def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collect
         is_new_ground: of `PauseAtRung`.
     """
     rules: dict[str, Callable[[], EarlyStopping]] = {
-        "front": lambda: FrontStopping(risk),
-        "pause": lambda: PauseAtRung(is_new_ground),
-        "none": NoEarlyStopping,
+        "front": lambda: FrontStopping(metric, risk),
+        "pause": lambda: PauseAtRung(metric, is_new_ground),
+        "none": lambda: NoEarlyStopping(metric),
     }
     return rules[kind]()
 

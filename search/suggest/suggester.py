@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives
 from .space_transform import SearchSpace
 from .trial_history import PriorTrial
-
-if TYPE_CHECKING:
-    from .outlook import Outlook
 
 # Searched parameters of a new trial, or the number of a paused one that should go on.
 Proposal = Mapping[str, Any] | int
@@ -45,10 +42,6 @@ class Suggester(ABC):
 
     def expected_gain(self, trials: Sequence[TrialRecord], more: int) -> float | None:
         """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown."""
-        return None
-
-    def outlook(self, trials: Sequence[TrialRecord]) -> Outlook | None:
-        """What one more training would reach, of the best settings and others; None while too little is known."""
         return None
 
     def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
@@ -86,7 +79,6 @@ def suggester_of(
 
     return FrontSuggester(
         space.searched,
-        objectives.metric.sign,
         len(objectives.speeds),
         conditions=space.conditions,
         expected=space.expected,

@@ -19,7 +19,7 @@ MOST_POINTS = 300
 _NEAREST = 200
 # Paused trials among them.
 _MOST_PAUSED = 100
-# Parameters, what training takes by each measure, and accuracy of a trial of an earlier study.
+# Parameters, what training takes by each measure, and score of a trial of an earlier study.
 PriorTrial = tuple[Mapping[str, Any], tuple[float, ...], float]
 
 
@@ -134,12 +134,11 @@ class TrialHistory:
     """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
 
     Args:
-        sign: of the accuracy: 1 where it is maximized, -1 where it is minimized.
         speeds: measures of what training takes, 1 or 2.
     """
 
-    def __init__(self, transform: SpaceTransform, sign: float, speeds: int) -> None:
-        self.transform, self._sign, self._speeds = transform, sign, speeds
+    def __init__(self, transform: SpaceTransform, speeds: int) -> None:
+        self.transform, self._speeds = transform, speeds
         # Indexed by trial number, which counts from 0 without gaps.
         self._kinds = np.empty(0, dtype=np.int8)
         # Seconds, accuracy, its standard deviation, fraction and accuracy at the rung, the other measure.
@@ -173,13 +172,11 @@ class TrialHistory:
                 if not waiting:
                     pending.append(point)
                 if facts.rung_fraction is not None and facts.rung_accuracy is not None and facts.expected_seconds is not None:
-                    at_rung = facts.rung_fraction, self._sign * facts.rung_accuracy
+                    at_rung = facts.rung_fraction, trial.score_of(facts.rung_accuracy)
                     paused.append((number, point, facts.expected_seconds, *at_rung, waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
-        values_of_prior = [
-            (taken[0], self._sign * accuracy, 0.0, math.nan, math.nan, taken[-1]) for _, taken, accuracy in prior
-        ]
+        values_of_prior = [(taken[0], score, 0.0, math.nan, math.nan, taken[-1]) for _, taken, score in prior]
         values = np.vstack([np.array(values_of_prior).reshape(-1, 6), self._values[observed]])
         numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
         return Observations(
@@ -204,18 +201,18 @@ class TrialHistory:
 
     def _read(self, number: int, trial: TrialRecord) -> int:
         """Store an ended trial's point and values; returns what it is to the models."""
-        facts, sign = trial.facts, self._sign
+        facts, score_of = trial.facts, trial.score_of
         self._points[number] = self.transform.encode(trial.parameters)
         if trial.values is not None and np.isfinite(trial.values).all():
             rung = math.nan, math.nan
             if facts.rung_fraction is not None and facts.rung_accuracy is not None:
-                rung = facts.rung_fraction, sign * facts.rung_accuracy
-            self._values[number] = trial.values[0], sign * trial.values[1], 0.0, *rung, trial.values[-1]
+                rung = facts.rung_fraction, score_of(facts.rung_accuracy)
+            self._values[number] = trial.values[0], score_of(trial.values[1]), 0.0, *rung, trial.values[-1]
             return _OBSERVED
         taken, second_speed = facts.expected_seconds, facts.expected_second
         predicted = taken is not None and (second_speed is not None or self._speeds == 1)
         if predicted and facts.expected_accuracy is not None and facts.expected_std is not None:
-            expected = sign * facts.expected_accuracy, facts.expected_std
+            expected = score_of(facts.expected_accuracy), facts.expected_std
             self._values[number] = taken, *expected, math.nan, math.nan, math.nan if second_speed is None else second_speed
             return _OBSERVED
         # A trial that another continues has not failed; nor has one that was given up while it was paused, or cannot be read.

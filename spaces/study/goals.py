@@ -13,6 +13,17 @@ from ..readable import UNLIMITED
 # Of a study that has so long, at most this share is for timing steps, and at least so many seconds.
 _TIMING, _LEAST_TIMING_S = 0.05, 2.0
 
+Direction = Literal["minimize", "maximize"]
+
+
+def turned(value: float, direction: Direction) -> float:
+    """A metric's value as a score, of which more is better; and a score as the metric's value.
+
+    Only this function turns a sign: whatever compares trials compares scores.
+    """
+    return value if direction == "maximize" else -value
+
+
 # Measures of speed.
 Speed = Literal["train_s", "device_s", "cost", "energy_j"]
 
@@ -53,11 +64,8 @@ class Budget(Section):
     )
     by: Annotated[StrictStr, AfterValidator(_deadline)] | None = Field(
         None,
-        description="When the study has to be done, final training included: a time of day, a date, or a duration since the "
+        description="When the study has to be done, with its best model kept: a time of day, a date, or a duration since the "
         "first run with it, such as `18:00`, `2026-11-28 09:00` or `2h`; null: it ends with the search.",
-    )
-    sure: Annotated[Share, Field(gt=0)] = Field(
-        0.95, description="Probability with which a training is planned to finish in full before the deadline."
     )
     keep: StrictStr | None = Field(
         None,
@@ -71,7 +79,7 @@ class Budget(Section):
 
     @model_validator(mode="after")
     def _unlimited(self) -> Self:
-        if self.trains_at_end and "trials" not in self.model_fields_set:
+        if self.has_deadline and "trials" not in self.model_fields_set:
             object.__setattr__(self, "trials", UNLIMITED)
         if self.by is not None and "profile_s" not in self.model_fields_set and (length := duration_of(self.by)) is not None:
             short_s = max(_TIMING * length.total_seconds(), _LEAST_TIMING_S)
@@ -84,8 +92,8 @@ class Budget(Section):
         return self.by is not None or self.keep is not None or self.until is not None
 
     @property
-    def trains_at_end(self) -> bool:
-        """Whether the rest of its time, or of its money, is for a final training."""
+    def has_deadline(self) -> bool:
+        """Whether time limits it, or what everything that the study holds costs, busy or idle."""
         return self.by is not None or (self.cost is not None and self.keeps_model)
 
 
@@ -95,12 +103,11 @@ class Metric(Section):
     name: StrictStr = Field(
         "accuracy", min_length=1, description="Name of the metric, as the task or the training loop reports it."
     )
-    direction: Literal["minimize", "maximize"] = Field("maximize", description="Whether lower or higher is better.")
+    direction: Direction = Field("maximize", description="Whether lower or higher is better.")
 
-    @property
-    def sign(self) -> float:
-        """The factor that makes higher better: 1, or -1 for a metric to minimize."""
-        return 1.0 if self.direction == "maximize" else -1.0
+    def score(self, value: float) -> float:
+        """A value of it so that higher is better; and such a score as its value."""
+        return turned(value, self.direction)
 
 
 def sounds_minimized(metric: str) -> bool:

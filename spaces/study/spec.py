@@ -358,21 +358,21 @@ def _repeats(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
-    """What goes with a model that is trained by the end of the study."""
+    """What goes with a model that is kept, and with a moment to keep it by."""
     budget, by = study.budget, "budget.by" if study.budget.by else "budget.keep"
     if budget.keep is not None and budget.by is None and budget.cost is None and budget.until is None:
         yield "budget.keep", "expected budget.by, cost or until with it, which say when to stop; got none. Write by: 2h."
     if budget.until is not None and budget.hours is not None and budget.by is None:
         yield "budget.hours", f"expected budget.by with until, got hours. Write by: {budget.hours:g}h."
-    if not budget.trains_at_end:
+    if not budget.has_deadline:
         return
     if study.objectives.speeds[0] != "train_s":
         yield "objectives.speed", f"expected train_s with {by}, which is about time; got {study.objectives.speeds[0]}"
     if budget.by is not None and budget.hours is not None:
         yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
     if study.sampler != "front":
-        yield by, f"expected sampler: front, whose models say what a final training would reach; got {study.sampler}"
+        yield by, f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}"
     if study.stopping.kind == "pause":
         yield "stopping", f"expected front or none with {by}, got pause. Write stopping: front."
     if study.confirm.repeats:
-        yield "confirm.repeats", f"expected 0 with {by}, whose time goes to the search and the final training; got repeats."
+        yield "confirm.repeats", f"expected 0 with {by}, whose time is for the search; got repeats."

@@ -54,7 +54,7 @@ def devices_figure(data: StudyData) -> Figure | None:
         f"{metric} against {what} on each device",
         " ".join(sentences),
         Axis(speed, f"{speed} ({unit})", log=True),
-        Axis(metric, f"{metric} ({'higher' if objectives.metric.sign > 0 else 'lower'} is better)"),
+        Axis(metric, f"{metric} ({'higher' if objectives.metric.direction == 'maximize' else 'lower'} is better)"),
         tuple(layer for layer in layers if layer.x),
     )
 

@@ -87,8 +87,7 @@ def _share(front: ParetoFront, whole: ParetoFront) -> float:
 
 
 def _reference_point(front: ParetoFront) -> tuple[float, float]:
-    sign = -1.0 if front.direction == "maximize" else 1.0
-    points = [(math.log(front.taken(trial) or 1.0), sign * (trial.accuracy or 0.0)) for trial in front.trials]
+    points = [(math.log(front.taken(trial) or 1.0), -(trial.score or 0.0)) for trial in front.trials]
     slowest, worst = (max(values) for values in zip(*points, strict=True))
     fastest, best = (min(values) for values in zip(*points, strict=True))
     # 10 % beyond the slowest and worst, so that the end points contribute too.
@@ -96,10 +95,9 @@ def _reference_point(front: ParetoFront) -> tuple[float, float]:
 
 
 def _volume(front: ParetoFront, reference: tuple[float, float]) -> float:
-    sign = -1.0 if front.direction == "maximize" else 1.0
     volume, level = 0.0, reference[1]
     for trial in front.trials:  # fastest first, so worst first
-        time, loss = math.log(front.taken(trial) or 1.0), sign * (trial.accuracy or 0.0)
+        time, loss = math.log(front.taken(trial) or 1.0), -(trial.score or 0.0)
         if time < reference[0] and loss < level:
             volume += (reference[0] - time) * (level - loss)
             level = loss

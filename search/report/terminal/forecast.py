@@ -101,11 +101,9 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
 
 def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
     if forecast.left_s is not None:
-        longest_s = min(forecast.slowest_trial_s, forecast.left_s)
         return (
-            f"In the {seconds(forecast.left_s)} that are left ({spec.budget.by}), about {forecast.trials} trials of the search "
-            f"fit into the first half, {slots} at once. The rest is for a final training of up to {seconds(longest_s)}; "
-            + _reached(spec, forecast)
+            f"In the {seconds(forecast.left_s)} that are left ({spec.budget.by}), about {forecast.trials} trials fit, {slots} "
+            "at once; the best model of all is kept"
         )
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:
@@ -117,16 +115,6 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
         f"{trials} take about {took}, {slots} at once, judging by this study's last run: "
         f"{seconds(forecast.overhead_s)} per trial besides training, and training at {forecast.slowdown:.2g} times its "
         "predicted time"
-    )
-
-
-def _reached(spec: StudySpec, forecast: Forecast) -> str:
-    """What a final training will reach, as far as is known."""
-    if forecast.low is None or forecast.high is None:
-        return "what it will reach is not known before trials have run"
-    return (
-        f"judging by {forecast.learned_from} earlier trials, it should reach {spec.objectives.metric.name} "
-        f"{number(forecast.low)} to {number(forecast.high)} (90% interval), or better if the search finds better settings"
     )
 
 

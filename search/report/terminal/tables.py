@@ -48,7 +48,7 @@ def front_table(front: ParetoFront, most: int | None = None, target: float | Non
         confidence: tuple[str, ...] = ()
         if repeated:
             facts = trial.facts
-            chance = facts.front_probability if target is None else chance_to_reach(trial, target, front.direction)
+            chance = facts.front_probability if target is None else chance_to_reach(trial, target)
             confidence = f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{chance or 0.0:.0%}"
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
         if failed := trial.facts.failed_runs:
@@ -308,7 +308,7 @@ def target_sentence(study: StoredStudy, target: float) -> str:
         best = f"; the best has {below(front.best, target)}" if front.best else ""
         return f"{begin}: no setting of {trained} reaches it{best}."
     first = reaching[0]
-    chance = chance_to_reach(first, target, front.direction)
+    chance = chance_to_reach(first, target)
     sure = "a single run" if chance is None else f"its mean does so with probability {chance:.0%}"
     return (
         f"{begin}: trial {first.number} is the {front.fastest} to reach it, {front.takes(first)} ({sure}); "

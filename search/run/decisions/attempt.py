@@ -181,7 +181,7 @@ def result_of(
             extra={name: value for name, value in extra.items() if _is_told(value)},
         )
         taken = taken_by(speeds, train_s, attempt, price)
-        value = last.score(setup.metric)
+        value = last.value(setup.metric)
     if outcome.kind in ("complete", "diverged") and abs(value) <= LARGEST:
         return TrialResult(outcome.kind, facts, (taken[0], value, *taken[1:]))
     return TrialResult(outcome.kind, facts, violation=float(outcome.kind == "infeasible"))

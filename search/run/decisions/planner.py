@@ -76,9 +76,7 @@ class Planner:
             pauses_at=RUNG if spec.stopping.kind == "pause" else None,
             counts_energy="energy_j" in spec.objectives.speeds,
         )
-        if self._finish is None:
-            return setup
-        return self._finish.setup(setup, final=bool(suggestion.notes.get("final_training")))
+        return setup if self._finish is None else self._finish.setup(setup)
 
     def everywhere(self, attempt: Attempt) -> dict[str, TrialSetup]:
         """An attempt as every kind of device would train it: the same batch, its own micro-batches."""

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ....spaces.errors import StorageError, cut
 from ....spaces.record import TrialFacts, TrialRecord
+from ....spaces.study.goals import Direction
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
@@ -148,7 +149,7 @@ class OptunaCopy:
         return {name: value for name, value in suggested.items() if name in self._space}
 
 
-def record_of(trial: FrozenTrial) -> TrialRecord:
+def record_of(trial: FrozenTrial, direction: Direction) -> TrialRecord:
     """A trial of Optuna's as a record; one that is waiting has no parameters yet."""
     facts = dict(trial.user_attrs)
     outcome = facts.pop("outcome", {"COMPLETE": "complete", "PRUNED": "stopped"}.get(trial.state.name, "error"))
@@ -160,6 +161,7 @@ def record_of(trial: FrozenTrial) -> TrialRecord:
         tuple(trial.values) if trial.state == TrialState.COMPLETE and trial.values else None,
         started_at=_text(trial.datetime_start),
         ended_at=_text(trial.datetime_complete),
+        direction=direction,
     )
 
 

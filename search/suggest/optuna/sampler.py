@@ -13,6 +13,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
 from ....spaces.record import TrialRecord
+from ....spaces.study.goals import Direction
 from ..front_suggester import FrontSuggester
 from ..trial_history import PriorTrial
 from .copy import record_of
@@ -86,14 +87,15 @@ class FrontSampler(BaseSampler):
             return None
         known = self._known.get(study)
         if known is None or known[0].transform.space != space:
-            suggester = FrontSuggester(space, 1.0 if others[0] else -1.0, len(others), **self._how)
+            suggester = FrontSuggester(space, len(others), **self._how)
             known = self._known[study] = suggester, [] if known is None else known[1]
         records, trials = known[1], study.get_trials(deepcopy=False)
-        # One that has ended does not change.
-        records[:] = [
-            records[trial.number] if trial.number < len(records) and records[trial.number].has_ended else record_of(trial)
-            for trial in trials
-        ]
+        direction: Direction = "maximize" if others[0] else "minimize"
+        for trial in trials:
+            if trial.number == len(records):
+                records.append(record_of(trial, direction))
+            elif not records[trial.number].has_ended:  # one that has ended does not change
+                records[trial.number] = record_of(trial, direction)
         if any(record.values is not None and min((record.values[0], *record.values[2:])) <= 0 for record in records):
             return None
         return known

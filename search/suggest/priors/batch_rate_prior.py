@@ -28,8 +28,6 @@ _SECONDS = (1.5, 0.7), (3.5, 0.5), (0.5, 0.7), (-6.0, 1.5)
 
 # How much accuracy falls with the squared distance from the ridge.
 _FALL = 0.25
-# How much it rises from the shortest to the longest training.
-_LONGER = 1.5
 
 
 @dataclass(frozen=True)
@@ -87,15 +85,10 @@ class _Prior(Structure):
 
 
 class AccuracyPrior(_Prior):
-    """Of accuracy on the `AccuracyScale`; the last free parameter is the ridge's slope.
+    """Of accuracy on the `AccuracyScale`; the last free parameter is the ridge's slope."""
 
-    Args:
-        length: the coordinate along which training gets longer, and so probably better; None: nothing is expected of any.
-    """
-
-    def __init__(self, place: BatchRate, length: int | None = None) -> None:
+    def __init__(self, place: BatchRate) -> None:
         super().__init__(place, _ACCURACY)
-        self._length = length
         self.sheared = place.rate, place.batch
         self.means = np.append(self.means, place.slope[0])
         self.stds = np.append(self.stds, place.slope[1])
@@ -111,8 +104,7 @@ class AccuracyPrior(_Prior):
         return np.hstack([ours, 0.7 * z[:, self.others]])
 
     def mean(self, z: Array) -> Array:
-        falls = -_FALL * z[:, self.place.rate] ** 2 / 2
-        return np.asarray(falls if self._length is None else falls + _LONGER * z[:, self._length])
+        return np.asarray(-_FALL * z[:, self.place.rate] ** 2 / 2)
 
     def features_by_slope(self, z: Array) -> Array:
         b, r = z[:, self.place.batch], z[:, self.place.rate]

@@ -135,8 +135,8 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
     searched, fixed = spec.searched(), spec.fixed()
     outside: Counter[str] = Counter()
     inside = 0
-    for record in told_apart(group.records, metric.direction):
-        if record.outcome != "complete" or record.accuracy is None:
+    for record in told_apart(group.records):
+        if record.outcome != "complete" or record.score is None:
             continue
         values: dict[str, Any] = {**fixed, **record.parameters}
         values["reference_rate"] = _reference_rate(spec, values, record)
@@ -152,7 +152,7 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
         taken = known_taken(parameters)
         if all(map(math.isfinite, taken)):
             inside += 1
-            yield parameters, taken, record.accuracy
+            yield parameters, taken, record.score
     if not inside:
         why = ", ".join(f"{count} by {name}" for name, count in outside.most_common(5)) or "none is complete"
         raise StudyFileError(f"{source}: expected runs in this study's space, got none ({why})")
@@ -226,5 +226,5 @@ def _trials(
             continue
         parameters = {name: values[name] for name in needed}
         taken = known_taken(parameters)
-        if record.accuracy is not None and all(map(math.isfinite, taken)):
-            yield parameters, taken, record.accuracy
+        if record.score is not None and all(map(math.isfinite, taken)):
+            yield parameters, taken, record.score
