@@ -48,12 +48,13 @@ def made(seed: int, count: int, share: float, cliff: float, sizes: int = 1) -> t
             model_parameters=round(1e6 * times),
         )
         values = {"effective_batch": batch, "reference_rate": rate}
-        records.append(TrialRecord(number, "complete", values, facts, 1e4 / batch, loss, (1e4 / batch, loss)))
+        ended = (1e4 / batch, loss)
+        records.append(TrialRecord(number, "complete", values, facts, *ended, values=ended, direction="minimize"))
     return records, blew
 
 
 def apart(records: list[TrialRecord]) -> set[int]:
-    return {record.number for record in told_apart(records, "minimize") if record.outcome == "diverged"}
+    return {record.number for record in told_apart(records) if record.outcome == "diverged"}
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,10 +94,10 @@ def test_whatever_the_trials_are_their_front_stays(
     records = []
     for number, (batch, rate, epochs, devices, seconds, value) in enumerate(places):
         facts = TrialFacts(effective_batch=batch, learning_rate=rate, samples_budget=1000 * epochs, devices=devices)
-        records.append(TrialRecord(number, "complete", {}, facts, seconds, value, (seconds, value)))
+        records.append(TrialRecord(number, "complete", {}, facts, seconds, value, values=(seconds, value), direction=direction))
     objectives = Objectives.model_validate({"metric": {"name": "value", "direction": direction}})
-    assert told_apart(told_apart(records, direction), direction) == told_apart(records, direction)
-    assert study_front(told_apart(records, direction), objectives).trials == study_front(records, objectives).trials
+    assert told_apart(told_apart(records)) == told_apart(records)
+    assert study_front(told_apart(records), objectives).trials == study_front(records, objectives).trials
 
 
 def test_a_setting_that_was_trained_again_is_not_told_apart() -> None:
@@ -111,15 +112,15 @@ def test_a_setting_that_was_trained_again_is_not_told_apart() -> None:
 @given(seed=st.integers(0, 999), count=st.integers(0, 60), cliff=st.floats(0.3, 3.0))
 def test_where_nothing_blew_up_nothing_is_told_apart(seed: int, count: int, cliff: float) -> None:
     records, _ = made(seed, count, 0.0, cliff)
-    assert told_apart(records, "minimize") == tuple(records)
+    assert told_apart(records) == tuple(records)
 
 
 @given(seed=st.integers(0, 999), shift=st.floats(-100, 100), scale=st.floats(0.01, 100))
 @settings(max_examples=20, deadline=None)
 def test_units_of_the_metric_and_its_direction_change_nothing(seed: int, shift: float, scale: float) -> None:
     records, _ = made(seed, 30, 0.15, 0.6)
-    moved = [replace(record, accuracy=shift - scale * (record.accuracy or 0)) for record in records]
-    flipped = {record.number for record in told_apart(moved, "maximize") if record.outcome == "diverged"}
+    moved = [replace(record, accuracy=shift - scale * (record.accuracy or 0), direction="maximize") for record in records]
+    flipped = {record.number for record in told_apart(moved) if record.outcome == "diverged"}
     assert flipped == apart(records)
 
 
@@ -134,12 +135,12 @@ def test_too_low_a_rate_is_a_result() -> None:
 def test_a_blow_up_is_on_no_front_and_says_why() -> None:
     records, _ = made(3, 30, 0.2, 0.5)
     blew = apart(records)
-    front = study_front(told_apart(records, "minimize"), LOSS)
+    front = study_front(told_apart(records), LOSS)
     assert not blew & {record.number for record in front.trials}
-    message = told_apart(records, "minimize")[min(blew)].facts.message
+    message = told_apart(records)[min(blew)].facts.message
     assert message is not None
     assert message.startswith("blew up: half of the other trials ended below 2.")
-    assert told_apart(told_apart(records, "minimize"), "minimize") == told_apart(records, "minimize")
+    assert told_apart(told_apart(records)) == told_apart(records)
 
 
 @pytest.mark.slow
@@ -150,7 +151,7 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
 def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, share: float, cliff: float) -> None:
     """Neither scale-up nor the best rate lies where trials blow up: at the size that trials were made for, below the cliff."""
     records, _ = made(seed, 40 * sizes, share, cliff, sizes)
-    scaled = scale_up("made", records, direction="minimize")
+    scaled = scale_up("made", records)
     largest = 3.0 ** (sizes - 1)
 
     def away(batch: float, rate: float) -> float:
@@ -158,7 +159,7 @@ def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, sh
 
     assert away(scaled.batch.value, scaled.best.learning_rate.value) < cliff
     of_largest = [record for record in records if record.facts.samples_budget == round(1e6 * largest)]
-    for rate in best_rates("made", of_largest, direction="minimize").rates:
+    for rate in best_rates("made", of_largest).rates:
         assert away(rate.effective_batch, rate.learning_rate.value) < cliff
 
 
@@ -171,9 +172,9 @@ def test_failures_of_another_cause_move_no_estimate(seed: int) -> None:
     records, _ = made(seed, 60, 0.0, 0.8)
     others, _ = made(seed + 1000, 25, 0.0, 0.8)
     failed = [replace(one, number=60 + one.number, outcome="diverged", accuracy=None, values=None) for one in others]
-    alone, beside = (best_rates("made", some, [64], "minimize") for some in (records, [*records, *failed]))
+    alone, beside = (best_rates("made", some, [64]) for some in (records, [*records, *failed]))
     assert beside.rates[1].learning_rate.value == pytest.approx(alone.rates[1].learning_rate.value, rel=0.05)
-    one, other = (scale_up("made", some, direction="minimize").best.learning_rate for some in (records, [*records, *failed]))
+    one, other = (scale_up("made", some).best.learning_rate for some in (records, [*records, *failed]))
     assert math.log(other.value / one.value) == pytest.approx(0.0, abs=0.5)
 
 

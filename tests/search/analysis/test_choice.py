@@ -17,7 +17,9 @@ points = st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 1)), min_size=1, m
 
 
 def front(pairs: list[tuple[float, float]], direction: str = "maximize") -> ParetoFront:
-    records = [TrialRecord(number, "complete", {}, TrialFacts(), *pair) for number, pair in enumerate(pairs)]
+    records = [
+        TrialRecord(number, "complete", {}, TrialFacts(), *pair, direction=direction) for number, pair in enumerate(pairs)
+    ]
     return front_of(records, direction=direction)
 
 
@@ -33,7 +35,9 @@ def test_the_fastest_within_is_near_enough_and_none_faster_is(pairs, share, dire
 
 @given(points, st.floats(0, 1), st.sampled_from(["maximize", "minimize"]))
 def test_a_target_is_reached_by_the_fastest_of_all_that_reach_it(pairs, target, direction):
-    settings = [TrialRecord(number, "complete", {}, TrialFacts(), *pair) for number, pair in enumerate(pairs)]
+    settings = [
+        TrialRecord(number, "complete", {}, TrialFacts(), *pair, direction=direction) for number, pair in enumerate(pairs)
+    ]
     good = [one for one in settings if (one.accuracy >= target if direction == "maximize" else one.accuracy <= target)]
     reaching = settings_reaching(front(pairs, direction), settings, target).trials
     assert {one.number for one in reaching} == {one.number for one in good}
@@ -48,12 +52,12 @@ def test_a_target_is_reached_by_the_fastest_of_all_that_reach_it(pairs, target, 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 def test_the_chance_to_reach_a_target_is_that_of_the_mean(direction):
-    one = TrialRecord(0, "complete", {}, TrialFacts(mean_low=0.4, mean_high=0.6), 1.0, 0.5)
-    assert chance_to_reach(one, 0.5, direction) == pytest.approx(0.5)
+    one = TrialRecord(0, "complete", {}, TrialFacts(mean_low=0.4, mean_high=0.6), 1.0, 0.5, direction=direction)
+    assert chance_to_reach(one, 0.5) == pytest.approx(0.5)
     # The ends of a 90 % interval.
-    low, high = (chance_to_reach(one, target, direction) for target in (0.4, 0.6))
+    low, high = (chance_to_reach(one, target) for target in (0.4, 0.6))
     assert (low, high) == pytest.approx((0.95, 0.05) if direction == "maximize" else (0.05, 0.95))
-    assert chance_to_reach(TrialRecord(1, "complete", {}, TrialFacts(), 1.0, 0.5), 0.4, direction) is None
+    assert chance_to_reach(TrialRecord(1, "complete", {}, TrialFacts(), 1.0, 0.5), 0.4) is None
 
 
 @given(points)

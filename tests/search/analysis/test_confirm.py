@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from bsearch.search.analysis.confirm import averaged, front_probabilities, next_repeat, next_seed
@@ -63,7 +65,8 @@ def test_neighbours_within_the_noise_are_ties() -> None:
 
 def test_a_loss_is_better_when_lower() -> None:
     objectives = Objectives(metric=Metric(name="val_loss", direction="minimize"))
-    records = [run(0, 1.0, 0.5), run(1, 1.0, 0.52, 0), run(2, 2.0, 0.1), run(3, 3.0, 0.9)]
+    runs = [run(0, 1.0, 0.5), run(1, 1.0, 0.52, 0), run(2, 2.0, 0.1), run(3, 3.0, 0.9)]
+    records = [replace(one, direction="minimize") for one in runs]
     probabilities = {one.number: one.facts.front_probability for one in averaged(records, objectives)}
     assert probabilities[0] == 1.0
     assert probabilities[2] > 0.95

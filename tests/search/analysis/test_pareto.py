@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -86,7 +87,8 @@ def test_only_complete_trials_are_on_the_front() -> None:
 
 
 def test_a_metric_to_minimize_turns_the_front() -> None:
-    records = [record(0, 1.0, 0.5), record(1, 2.0, 0.3), record(2, 3.0, 0.4)]
+    made = [record(0, 1.0, 0.5), record(1, 2.0, 0.3), record(2, 3.0, 0.4)]
+    records = [replace(one, direction="minimize") for one in made]
     assert [trial.number for trial in front_of(records, "val_loss", "minimize").trials] == [0, 1]
 
 

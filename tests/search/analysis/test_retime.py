@@ -35,7 +35,7 @@ def test_nothing_beats_the_front_and_it_beats_the_rest(
     for card, (factor, price) in enumerate(cards):
         for number, (seconds, accuracy, devices) in enumerate(trained):
             facts = TrialFacts(devices=devices, price=price if priced else None, watts=100.0 + 50 * number * card)
-            trial = TrialRecord(number, "complete", {}, facts, factor * seconds, accuracy)
+            trial = TrialRecord(number, "complete", {}, facts, factor * seconds, accuracy, direction=direction)
             speeds: tuple[Speed, ...] = ("cost" if priced else speed, *(("energy_j",) if third else ()))
             placements.append(Placement(f"card {card}", trial, speeds))
 

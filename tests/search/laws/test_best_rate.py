@@ -74,8 +74,10 @@ def test_units_and_reference_batches_change_nothing() -> None:
 
 def test_a_loss_to_minimize_is_read_as_an_accuracy_turned_round() -> None:
     records = trials(power(0.5), 40)
-    turned = [replace(record, accuracy=-record.accuracy) for record in records if record.accuracy is not None]
-    assert best_rates("made", turned, direction="minimize") == best_rates("made", records)
+    turned = [
+        replace(record, accuracy=-record.accuracy, direction="minimize") for record in records if record.accuracy is not None
+    ]
+    assert best_rates("made", turned) == best_rates("made", records)
 
 
 def test_failed_trials_are_left_out_and_counted() -> None:

@@ -129,8 +129,8 @@ def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
 @pytest.mark.slow
 def test_a_loss_is_an_accuracy_upside_down() -> None:
     made = trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 40)
-    losses = [replace(one, accuracy=-(one.accuracy or 0.0)) for one in made]
-    higher, lower = scale_up("a", made, 10), scale_up("a", losses, 10, direction="minimize")
+    losses = [replace(one, accuracy=-(one.accuracy or 0.0), direction="minimize") for one in made]
+    higher, lower = scale_up("a", made, 10), scale_up("a", losses, 10)
     assert higher.settings == lower.settings
 
 

@@ -18,6 +18,7 @@ from bsearch.search.suggest.stopping import PauseAtRung
 from bsearch.search.suggest.trial_history import PausedTrials
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.record import TrialFacts
+from bsearch.spaces.study.goals import Metric
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -87,11 +88,11 @@ def test_a_trial_is_paused_at_its_first_report_at_the_rung_and_once() -> None:
         asked.append((number, tuple(others)))
         return not others
 
-    pausing = PauseAtRung(is_new_ground)
+    pausing = PauseAtRung(Metric(direction="minimize"), is_new_ground)
     assert [pausing.report(0, tenth / 10, (1.0,), 0.1 * tenth) for tenth in range(1, 11)] == [False] * 10
     assert asked == [(0, ())]  # it goes on, and is not asked about again
     assert [pausing.report(1, tenth / 10, (1.0,), 0.1 * tenth) for tenth in range(1, 4)] == [False, False, True]
-    facts = pausing.rung_facts(1, sign=-1)
+    facts = pausing.rung_facts(1)
     assert (facts.rung_fraction, facts.rung_accuracy) == (0.3, pytest.approx(-0.3))
     pausing.resume(1)
     # A resumed attempt reports again what its checkpoint holds.
@@ -157,9 +158,9 @@ def test_a_search_that_cannot_resume_does_not_pause() -> None:
 
 
 def test_a_metric_that_is_no_number_at_the_rung_is_not_kept() -> None:
-    pausing = PauseAtRung(lambda number, others: False)
+    pausing = PauseAtRung(Metric(), lambda number, others: False)
     assert not any(pausing.report(0, tenth / 10, (1.0,), value) for tenth, value in ((1, 0.1), (2, 0.2), (3, math.nan)))
-    assert pausing.rung_facts(0, sign=1) == TrialFacts()
+    assert pausing.rung_facts(0) == TrialFacts()
 
 
 def test_many_paused_trials_do_not_slow_an_ask_down() -> None:

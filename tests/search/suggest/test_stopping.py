@@ -17,6 +17,8 @@ from bsearch.search.suggest.stopping import (
     early_stopping,
     expectation,
 )
+from bsearch.spaces.study.goals import Metric
+from scipy.special import stdtr
 
 TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
 
@@ -66,25 +68,26 @@ def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
             seen = round(10 * fraction)
             promised = expectation(Curve((seconds,), [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known)
             assert promised is not None
-            above.append(promised.probability_above(values[-1]))
+            away = (float(promised.scale.of(np.array([values[-1]]))[0]) - promised.mean) / promised.std
+            above.append(float(stdtr(promised.degrees_of_freedom, -away)))
     assert np.mean(np.array(above) > 0.95) < 0.15
     assert np.mean(np.array(above) < 0.05) < 0.15
 
 
 def test_of_those_that_would_rise_above_the_front_no_more_than_the_risk_are_stopped() -> None:
-    plays = [played(FrontStopping(risk=0.05), measured_curves(seed)[:150]) for seed in range(8)]
+    plays = [played(FrontStopping(Metric(), risk=0.05), measured_curves(seed)[:150]) for seed in range(8)]
     assert sum(len(stopped) for stopped, _, _ in plays) > 600
     assert sum(wrong for _, wrong, _ in plays) / sum(risers for _, _, risers in plays) < 0.06
 
 
 def test_more_risk_stops_more() -> None:
-    counts = [len(played(FrontStopping(risk), measured_curves(0)[:100])[0]) for risk in (0.001, 0.05, 0.4)]
+    counts = [len(played(FrontStopping(Metric(), risk), measured_curves(0)[:100])[0]) for risk in (0.001, 0.05, 0.4)]
     assert counts[0] < counts[1] < counts[2]
 
 
 def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> None:
     curves = measured_curves(1)
-    stopping = FrontStopping()
+    stopping = FrontStopping(Metric())
     for number, (seconds, values) in enumerate(curves[:40]):
         for tenth, value in enumerate(values, start=1):
             assert not stopping.report(number, tenth / 10, (seconds,), value) or number >= LEAST_CURVES
@@ -98,12 +101,12 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
 @pytest.mark.parametrize("kind", ["front", "pause"])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
     curves = measured_curves(2)[:60]
-    saw, reads = (early_stopping(kind, 0.05, lambda number, others: not others) for _ in range(2))
+    saw, reads = (early_stopping(kind, Metric(), 0.05, lambda number, others: not others) for _ in range(2))
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.
         curve = saw.curves[number]
-        kept = list(zip(curve.fractions, curve.accuracies, strict=True))
+        kept = list(zip(curve.fractions, curve.scores, strict=True))
         reads.learn(number, (seconds,), kept, done=number not in stopped)
         if number not in stopped:
             reads.resume(number)
@@ -121,7 +124,7 @@ def test_only_what_takes_no_more_of_anything_stops_a_trial() -> None:
     """Its curve is hopeless beside the fast ones; but those take more energy, so it may yet be on the front."""
     stops = []
     for energy in (1.0, 3.0):
-        stopping = FrontStopping()
+        stopping = FrontStopping(Metric())
         for number, (seconds, values) in enumerate(measured_curves(2)[:30]):
             for tenth, value in enumerate(values, 1):
                 stopping.report(number, tenth / 10, (seconds, 2.0), value)
@@ -132,7 +135,7 @@ def test_only_what_takes_no_more_of_anything_stops_a_trial() -> None:
 
 
 def test_an_interrupted_trial_begins_its_curve_again() -> None:
-    stopping = NoEarlyStopping()
+    stopping = NoEarlyStopping(Metric())
     for fraction, accuracy in ((0.1, 0.2), (0.2, 0.3), (0.1, 0.25), (0.2, 0.35), (0.3, 0.5)):
         stopping.report(0, fraction, (1.0,), accuracy)
     assert stopping.end(0, (1.0,), 0.6) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5), (1.0, 0.6)]
