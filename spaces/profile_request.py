@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -89,102 +90,96 @@ def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRe
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
-    faults = []
+    parts = (_batches, _examined, _split, _energy, _optimizer, _cost)
+    return [fault for part in parts for fault in part(spec, profile, feasible)]
+
+
+Feasible = tuple[int, int] | None
+
+
+def _batches(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
     for index, settings in enumerate(spec.baseline):
         batch = settings.get("effective_batch")
         if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
             message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
             if not any(variant.splits for variant in profile.each):
                 message += " (a batch is never split, since the loss compares its samples)"
-            faults.append(Fault(f"baseline.{index}.effective_batch", message))
+            yield Fault(f"baseline.{index}.effective_batch", message)
+    largest = bounds(spec.space.effective_batch)[1]
     if profile.training_set is None:
-        faults.append(
-            Fault(
-                "training.samples", "expected the size of the training set, which a loop of your own does not report; got none"
-            )
-        )
-    else:
-        _, largest = bounds(spec.space.effective_batch)
-        if largest > profile.training_set:
-            faults.append(
-                Fault(
-                    "space.effective_batch",
-                    f"expected at most the training set's {profile.training_set} samples, got {largest:g}. "
-                    f"Write high: {profile.training_set} or less.",
-                )
-            )
+        message = "expected the size of the training set, which a loop of your own does not report; got none"
+        yield Fault("training.samples", message)
+    elif largest > profile.training_set:
+        message = f"expected at most the training set's {profile.training_set} samples, got {largest:g}."
+        yield Fault("space.effective_batch", f"{message} Write high: {profile.training_set} or less.")
+
+
+def _examined(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
     if profile.examination is not None and not spec.training.accept_inexact:
-        faults += [Fault("", line) for line in profile.examination.refusal_lines]
-    if not any(variant.splits for variant in profile.each):
-        message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
-        if profile.embedding:
-            message = (
-                "expected 1, because whole batches fit in memory, and splitting them takes a second forward pass; got {}. To "
-                "split them, set memory.limit or memory.largest_micro_batch."
-            )
-        if max(spec.devices.counts) > 1 and profile.couples_samples:
-            faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
-        if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
-            faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
-    energy = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
-    if energy and not profile.step_times:
+        yield from (Fault("", line) for line in profile.examination.refusal_lines)
+
+
+def _split(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
+    """What a batch that is never split does not allow."""
+    if any(variant.splits for variant in profile.each):
+        return
+    message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
+    if profile.embedding:
+        message = (
+            "expected 1, because whole batches fit in memory, and splitting them takes a second forward pass; got {}. To "
+            "split them, set memory.limit or memory.largest_micro_batch."
+        )
+    if max(spec.devices.counts) > 1 and profile.couples_samples:
+        yield Fault("devices.per_trial", message.format(max(spec.devices.counts)))
+    if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
+        yield Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}"))
+
+
+def _energy(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
+    names = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
+    if not names:
+        return
+    if not profile.step_times:
         if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            instead = "Write train_s." if energy[0] == "speed" else "Remove second_speed."
-            message = (
-                f"expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. {instead}"
-            )
-            faults.append(Fault(f"objectives.{energy[0]}", message))
-    elif energy and any(law.power is None for law in profile.all_step_times):
+            instead = "Write train_s." if names[0] == "speed" else "Remove second_speed."
+            message = "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0."
+            yield Fault(f"objectives.{names[0]}", f"{message} {instead}")
+    elif any(law.power is None for law in profile.all_step_times):
         message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
-        faults.append(Fault(f"objectives.{energy[0]}", message))
+        yield Fault(f"objectives.{names[0]}", message)
+
+
+def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
+    """What the task's optimizer, or the device, does not do."""
+    optimizer, rules = profile.optimizer, list(values_of(spec.space.rule))
     if spec.training.sync_batch_norm and profile.kind == "cpu":
         message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
-        faults.append(Fault("training.sync_batch_norm", message))
-    adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
-    if adam_rules and not profile.adaptive:
-        faults.append(
-            Fault(
-                "space.rule",
-                f"expected a rule for {profile.optimizer}, which has no betas of Adam's kind; got {adam_rules[0]!r}, which "
-                "scales them. Use linear or sqrt, or an Adam optimizer.",
-            )
-        )
-    decay_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_DECAY]
-    if decay_rules and not profile.decoupled_decay:
-        faults.append(
-            Fault(
-                "space.rule",
-                f"expected a rule for {profile.optimizer}, whose weight decay is part of the gradient; got {decay_rules[0]!r}, "
-                "which scales decoupled weight decay. Use sqrt, or AdamW.",
-            )
-        )
+        yield Fault("training.sync_batch_norm", message)
+    if (scaled := [rule for rule in rules if rule in RULES_FOR_ADAM]) and not profile.adaptive:
+        message = f"expected a rule for {optimizer}, which has no betas of Adam's kind; got {scaled[0]!r}, which scales them."
+        yield Fault("space.rule", f"{message} Use linear or sqrt, or an Adam optimizer.")
+    if (scaled := [rule for rule in rules if rule in RULES_FOR_DECAY]) and not profile.decoupled_decay:
+        message = f"expected a rule for {optimizer}, whose weight decay is part of the gradient; got {scaled[0]!r}, which"
+        yield Fault("space.rule", f"{message} scales decoupled weight decay. Use sqrt, or AdamW.")
     if "weight_decay" in spec.space.model_fields_set and not profile.applies_decay:
-        faults.append(
-            Fault(
-                "space.weight_decay",
-                f"expected a task whose {profile.optimizer} applies it, got one that does not. Write "
-                "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
-            )
-        )
+        message = f"expected a task whose {optimizer} applies it, got one that does not. Write"
+        instead = "weight_decay=setup.weight_decay in the task's optimizer, or remove the key."
+        yield Fault("space.weight_decay", f"{message} {instead}")
     wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
     wanted += [spec.place_of("beta2_scaling")] if spec.keeps_beta2_half_life else []
     if wanted and not (profile.applies_betas and profile.adaptive):
-        faults.append(
-            Fault(
-                wanted[0],
-                f"expected a task whose {profile.optimizer} gets betas=setup.betas, got one that does not. Pass "
-                "betas=setup.betas to the optimizer, or remove the key.",
-            )
-        )
+        message = f"expected a task whose {optimizer} gets betas=setup.betas, got one that does not. Pass"
+        yield Fault(wanted[0], f"{message} betas=setup.betas to the optimizer, or remove the key.")
+
+
+def _cost(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
+    """Parameters that change cost unsaid, or that the task does not read."""
     for name, value, factor in profile.other_costs:
-        faults.append(
-            Fault(
-                f"space.{name}",
-                f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at "
-                "the first value. Write {choices: [...], changes_cost: true} to time each value separately, or "
-                "budget: {profile_s: 0} to use measured wall-clock times.",
-            )
+        message = f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at"
+        yield Fault(
+            f"space.{name}",
+            f"{message} the first value. Write {{choices: [...], changes_cost: true}} to time each value separately, or "
+            "budget: {profile_s: 0} to use measured wall-clock times.",
         )
     for name in profile.unused_parameters:
-        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads, got one that it never read"))
-    return faults
+        yield Fault(f"space.{name}", "expected a parameter that the task reads, got one that it never read")

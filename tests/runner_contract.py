@@ -208,8 +208,7 @@ class StudyContract(Studies):
                 "epochs": 1,
             },
             "training": {"evaluations": 10},
-            "budget": {"trials": 8},
-            "stopping": "pause",
+            "budget": {"trials": 8, "hours": 1},
             "cluster": {"checkpoint_every_s": 3600},
         }
 

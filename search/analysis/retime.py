@@ -185,52 +185,61 @@ def retimed(
     for record in records:
         if record.outcome != "complete" or record.train_s is None:
             continue
-        setup = setups.get(record.number)
-        if setup is None:
-            left_out.append(f"trial {record.number}: its setup cannot be read from the database")
-            continue
-        profile = device.profile(setup.cost_parameters)
-        if profile is None or profile.step_time(setup.plan.devices) is None:
-            missing = "its parameters that change cost" if profile is None else f"{setup.plan.devices} devices"
-            left_out.append(f"trial {record.number}: the profile does not cover {missing}")
-            continue
-        requested = record.parameters.get("accumulation")
         try:
-            plan = planned(
-                spec, profile, setup.effective_batch, setup.plan.devices, None if requested is None else int(requested)
-            )
-            limits = plan_limits(spec, profile.under(plan), setup.plan.devices, setup.effective_batch)
-            there = replace(
-                setup,
-                plan=plan,
-                embedding=profile.under(plan).embedding,
-                largest_micro_batch=limits["largest_micro_batch"],
-                smallest_micro_batch=limits["smallest_micro_batch"],
-            )
-            train_s = known_train_s(profile, there)
+            trial, note = _there(spec, record, setups.get(record.number), device, price)
         except InfeasiblePlanError as error:
             left_out.append(f"trial {record.number}: {error}")
             continue
-        assert train_s is not None
-        if profile.batch_statistics and plan.largest_micro_batch != setup.plan.largest_micro_batch:
-            notes.append(
-                f"trial {record.number}: BatchNorm saw {setup.plan.largest_micro_batch} samples and would see "
-                f"{plan.largest_micro_batch} there, so its accuracy may differ"
-            )
         was[record.number] = record.train_s
-        facts = replace(
-            record.facts,
-            train_s=train_s,
-            device_s=train_s * plan.devices,
-            price=price,
-            watts=known_watts(profile, there),
-            train_s_source="retimed",
-            micro_batch=plan.largest_micro_batch,
-            accumulation=plan.accumulation,
-            activation_checkpointing=None if plan.activation_checkpointing == "none" else plan.activation_checkpointing,
-        )
-        timed.append(replace(record, train_s=train_s, facts=facts))
+        timed.append(trial)
+        notes += [f"trial {record.number}: {note}"] if note else []
     return Retimed(study_front(timed, objectives), tuple(timed), was, tuple(left_out), tuple(notes), price)
+
+
+def _there(
+    spec: StudySpec, record: TrialRecord, setup: TrialSetup | None, device: KnownDevice, price: float | None
+) -> tuple[TrialRecord, str]:
+    """A trial as it would train on another device, and what may differ beside its time.
+
+    Raises:
+        InfeasiblePlanError: it has no plan there, or its time is not known.
+    """
+    if setup is None:
+        raise InfeasiblePlanError("its setup cannot be read from the database")
+    profile, devices = device.profile(setup.cost_parameters), setup.plan.devices
+    if profile is None or profile.step_time(devices) is None:
+        missing = "its parameters that change cost" if profile is None else f"{devices} devices"
+        raise InfeasiblePlanError(f"the profile does not cover {missing}")
+    requested = record.parameters.get("accumulation")
+    plan = planned(spec, profile, setup.effective_batch, devices, None if requested is None else int(requested))
+    variant = profile.under(plan)
+    limits = plan_limits(spec, variant, devices, setup.effective_batch)
+    there = replace(
+        setup,
+        plan=plan,
+        embedding=variant.embedding,
+        largest_micro_batch=limits["largest_micro_batch"],
+        smallest_micro_batch=limits["smallest_micro_batch"],
+    )
+    train_s, note = known_train_s(profile, there), ""
+    assert train_s is not None
+    if profile.batch_statistics and plan.largest_micro_batch != setup.plan.largest_micro_batch:
+        note = (
+            f"BatchNorm saw {setup.plan.largest_micro_batch} samples and would see {plan.largest_micro_batch} there, so its "
+            "accuracy may differ"
+        )
+    facts = replace(
+        record.facts,
+        train_s=train_s,
+        device_s=train_s * plan.devices,
+        price=price,
+        watts=known_watts(profile, there),
+        train_s_source="retimed",
+        micro_batch=plan.largest_micro_batch,
+        accumulation=plan.accumulation,
+        activation_checkpointing=None if plan.activation_checkpointing == "none" else plan.activation_checkpointing,
+    )
+    return replace(record, train_s=train_s, facts=facts), note
 
 
 def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:

@@ -21,11 +21,11 @@ from ...spaces.domain import searched_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.confirm import averaged
 from ..analysis.gaussian_process import Array, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
-from ..suggest.priors.batch_rate_prior import BATCH, AccuracyPrior, BatchRate
+from ..analysis.score_scale import ScoreScale
+from ..suggest.priors.batch_rate_prior import BATCH, BatchRate, ScorePrior
 from ..suggest.space_transform import SpaceTransform, distribution
 
 # The parameter that says how long a training is.
@@ -150,7 +150,7 @@ def samples_by_batch(
     transform = SpaceTransform(space, conditions)
     points = np.array([transform.encode(parameters) for parameters, _ in trials])
     metric = np.array([value for _, value in trials])
-    place, scale = BatchRate.of(transform, scaled), AccuracyScale(metric)
+    place, scale = BatchRate.of(transform, scaled), ScoreScale(metric)
     low, high = (float(getattr(space[BATCH], end)) for end in ("low", "high"))
     grid = sorted({*(round(batch) for batch in np.geomspace(low, high, _BATCHES)), *batches})
     short, long = (float(getattr(space[EPOCHS], end)) for end in ("low", "high"))
@@ -162,7 +162,7 @@ def samples_by_batch(
     spots = transform.with_numbers(spots, BATCH, np.repeat(np.array(grid, float), len(lengths) * _OTHERS))
     spots = transform.with_numbers(spots, EPOCHS, np.tile(np.repeat(lengths, _OTHERS), len(grid)))
     with single_threaded_blas():
-        structure = None if place is None else AccuracyPrior(place)
+        structure = None if place is None else ScorePrior(place)
         process = fitted(points, scale.of(metric), None, _STEPS, structure=structure)
         middle, covariance = process.joint(spots)
         covariance[np.diag_indices_from(covariance)] += _JITTER * process.std**2

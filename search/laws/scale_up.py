@@ -26,13 +26,13 @@ import numpy as np
 
 from ...spaces.errors import StudyFileError
 from ...spaces.record import TrialRecord
-from ..analysis.accuracy_scale import DEEPEST
 from ..analysis.blow_ups import told_apart
 from ..analysis.cliff import Cliff
 from ..analysis.coordinates import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
-from ..suggest.priors.batch_rate_prior import BARE, AccuracyPrior, BatchRate
+from ..analysis.score_scale import DEEPEST
+from ..suggest.priors.batch_rate_prior import BARE, BatchRate, ScorePrior
 from .scaled_up import EXPONENTS, NextStudy, ScaledUp, SettingAt, Size, follows_size, size_of
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.
@@ -217,7 +217,7 @@ class _Fit:
         self.passes = max(record.facts.epochs or 1.0 for record in records)
         self.slope = (0.5, 0.2) if self.adaptive else BARE
         width = 4 + self.others.shape[1]
-        self.structure = AccuracyPrior(BatchRate(0, 1, np.ones(width), self.slope))
+        self.structure = ScorePrior(BatchRate(0, 1, np.ones(width), self.slope))
         self.middle = tried.mean(axis=0)
         self.rng = np.random.default_rng(0)
         # Of a, b, d, and of the rest of c beside the ridge's slope.

@@ -154,10 +154,6 @@ def forecast(
     )
 
 
-# Where fewer trainings than this fit in the time, pausing found more than not pausing (docs/decisions/0035).
-_FEW = 12
-
-
 def _advice(
     spec: StudySpec,
     profile: DeviceProfile,
@@ -177,12 +173,6 @@ def _advice(
         )
     if spec.budget.hours is not None and study_s > spec.budget.hours * 3600:
         advice.append(f"budget.hours {spec.budget.hours:g} will end the study before its {spec.budget.trials} trials")
-        fit = spec.budget.trials * spec.budget.hours * 3600 / study_s
-        if fit < _FEW and spec.stopping.kind != "pause" and spec.can_pause:
-            advice.append(
-                f"only about {fit:.0f} full trainings fit in that time: `stopping: pause` may find more of the front, by "
-                "training more settings a third of the way and finishing only the best"
-            )
     if evaluation_s > 0.5 * trial_s:
         advice.append(
             f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "

@@ -94,7 +94,7 @@ class StudyRun:
         self._suggester, self._space, self.tables = suggester, space, tables
         self._running: dict[int, Attempt] = {}
         self._early_stopping = early_stopping(
-            spec.stopping.kind, spec.objectives.metric, spec.stopping.risk, self._is_new_ground
+            spec.stopping, spec.objectives.metric, self._is_new_ground if spec.pauses else None
         )
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self._ending)

@@ -30,7 +30,7 @@ from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, nea
 from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
-from ...spaces.study.goals import STOPPINGS, Metric, Objectives
+from ...spaces.study.goals import STOPPINGS, Metric, Objectives, StoppingRule
 from ...spaces.trial import Suggestion
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
@@ -54,11 +54,11 @@ class Search:
             memory or cannot be planned, which are never proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
-        stopping: front, pause or none; `risk` is the accepted probability of stopping a trial that would have
-            improved the front. With `pause`, tell "paused" where `report` says so and keep a checkpoint: a later `ask` may
-            suggest the same trial again, with `resumes_from` above 0.
-        by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more; always the
-            case with `pause`.
+        stopping: front or none; `risk` is the accepted probability of stopping a trial that would have improved the front.
+        by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
+        pauses: trials may be paused instead of stopped: tell "paused" where `report` says so and keep a checkpoint: a later
+            `ask` may suggest the same trial again, with `resumes_from` above 0. That finds more early on where time limits a
+            search over trainings of one length.
         storage: SQLAlchemy URL; not given, the search is in memory. A search of the same name there is resumed;
             trials without a result count as running.
 
@@ -79,6 +79,7 @@ class Search:
         stopping: str = "front",
         risk: float = 0.05,
         by_time: bool = False,
+        pauses: bool = False,
         storage: str | None = None,
         name: str = "search",
         seed: int = 0,
@@ -95,10 +96,8 @@ class Search:
         for where, value, known in named:
             if value not in known:
                 faults.append(Fault(where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"))
-        if stopping == "pause" and sampler != "front":
-            faults.append(
-                Fault("stopping", f"expected sampler front with pause, the only one that resumes trials; got {sampler!r}")
-            )
+        if pauses and sampler != "front":
+            faults.append(Fault("pauses", f"expected sampler front, the only one that resumes trials; got {sampler!r}"))
         faults += [
             Fault(f"space.{name}", f"expected sampler front with a prior, which alone uses it; got {sampler!r}")
             for name, domain in domains.items()
@@ -123,13 +122,15 @@ class Search:
             trials=len(self._trials),
             seed=seed,
             known_seconds=known_seconds,
-            by_time=by_time or stopping == "pause",
-            pauses=stopping == "pause",
+            by_time=by_time,
+            pauses=pauses,
         )
         self._ready: deque[Proposal] = deque()
         self._copied_to, self._name = storage, name
         self._copy: OptunaDatabase | None = None
-        self._early_stopping: EarlyStopping = early_stopping(stopping, self.objectives.metric, risk, self._is_new_ground)
+        self._early_stopping: EarlyStopping = early_stopping(
+            StoppingRule(kind=stopping, risk=risk), self.objectives.metric, self._is_new_ground if pauses else None
+        )
         for record in self._trials:
             if record.outcome == "complete":
                 assert record.train_s is not None

@@ -1,6 +1,6 @@
-"""The sampler's models of time and accuracy, and the acquisition function computed from them.
+"""The sampler's models of time and score, and the acquisition function computed from them.
 
-Gaussian processes model accuracy and log seconds (or a law knows those); with three objectives, the log of the second measure
+Gaussian processes model score and log seconds (or a law knows those); with three objectives, the log of the second measure
 of what training takes as well. Expected hypervolume improvement then has a closed form: the front cuts the time axis into
 strips with a level each, and in every strip that a candidate is fast enough for, its improvement is the amount by which it is
 expected to exceed that level. With two measures, their strips cross in cells (Yang, Emmerich, Deutz & Bäck 2019,
@@ -16,10 +16,10 @@ import numpy as np
 from scipy.linalg import block_diag
 from scipy.special import ndtr
 
-from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
+from ..analysis.score_scale import ScoreScale
 from .pausing import GapKernel
-from .priors.batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
+from .priors.batch_rate_prior import BatchRate, ScorePrior, SecondsPrior
 from .priors.optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
 from .trial_history import MOST_POINTS, Observations, PausedTrials, front_places
@@ -37,13 +37,13 @@ _WARM_START_FROM = 60
 # Beyond MOST_POINTS, length scales are refitted when the number of ended trials has grown by this factor: half of an ask was
 # fitting.
 _REFIT_GROWTH = 1.02
-# The reference point's accuracy: this many times as far below the best as the median is, or the worst seen.
+# The reference point's score: this many times as far below the best as the median is, or the worst seen.
 _WORST = 20.0
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
 # Names of the processes of what training takes.
 _MEASURES = ("seconds", "second_speed")
-# Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
+# Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `ScoreScale`.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -59,7 +59,7 @@ def preload() -> None:
 
 
 class FrontModel:
-    """Models of what training takes and of accuracy, and the expected hypervolume improvement of points of the cube.
+    """Models of what training takes and of score, and the expected hypervolume improvement of points of the cube.
 
     What training takes is measured by one or two quantities, seconds first.
 
@@ -73,7 +73,7 @@ class FrontModel:
     def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
         paused = observations.paused
         self.log_taken = np.log(np.vstack([observations.taken, paused.seconds[:, None]]) if len(paused) else observations.taken)
-        self.scale = AccuracyScale(np.append(observations.accuracy, paused.accuracy))
+        self.scale = ScoreScale(np.append(observations.score, paused.score))
         self.points = np.vstack([observations.points, paused.points])
         self.on_front = np.append(observations.own, np.zeros(len(paused), dtype=bool))
         # Logs of the most that a candidate takes by each measure, where the last strips end.
@@ -81,29 +81,29 @@ class FrontModel:
         self._last, self._ended = last, ended
         self._structures: dict[str, Structure] = {}
         if place is not None:
-            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"accuracy": AccuracyPrior(place)}
-        self._set_accuracy(observations, place)
-        self.accuracy_model = self._fit("accuracy", self.accuracy, self.own_noise)
+            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"score": ScorePrior(place)}
+        self._set_score(observations, place)
+        self.score_model = self._fit("score", self.score, self.own_noise)
         self._taken_models: list[GaussianProcess] = []  # where laws know what all trials take, they are never fitted
         self.success = success_model(observations, self._current_fit("success"), self._start("success", len(self.points)))
         if self.success is not None:
             self._store_fit("success", self.success)
 
-    def _set_accuracy(self, observations: Observations, place: BatchRate | None) -> None:
-        """Values and noise of the accuracy's process: as predicted for stopped trials, with the gap for paused ones."""
+    def _set_score(self, observations: Observations, place: BatchRate | None) -> None:
+        """Values and noise of the score's process: as predicted for stopped trials, with the gap for paused ones."""
         paused = observations.paused
-        at_end = self.scale.of(observations.accuracy)
-        up, down = (self.scale.of(observations.accuracy + sign * observations.std) for sign in (1, -1))
+        at_end = self.scale.of(observations.score)
+        up, down = (self.scale.of(observations.score + std) for std in (observations.std, -observations.std))
         variance = np.where(observations.std > 0, ((up - down) / 2) ** 2, 0.0)
-        self.accuracy, self.own_noise = at_end, np.diag(variance)
+        self.score, self.own_noise = at_end, np.diag(variance)
         if not len(paused):
             return
-        measured = np.isfinite(observations.rung_accuracy)
-        gaps = at_end[measured] - self.scale.of(observations.rung_accuracy[measured])
+        measured = np.isfinite(observations.rung_score)
+        gaps = at_end[measured] - self.scale.of(observations.rung_score[measured])
         mean, covariance = gap_kernel(place, self._last, self.points.shape[1]).predicted(
             observations.points[measured], gaps, observations.rung_fractions[measured], paused.points, paused.fractions
         )
-        self.accuracy = np.append(at_end, self.scale.of(paused.accuracy) + mean)
+        self.score = np.append(at_end, self.scale.of(paused.score) + mean)
         self.own_noise = block_diag(self.own_noise, covariance)
 
     def _size(self, name: str) -> int:
@@ -137,9 +137,9 @@ class FrontModel:
 
     @property
     def taken_models(self) -> list[GaussianProcess]:
-        """The processes of the logs of what training takes, conditioned like that of accuracy."""
+        """The processes of the logs of what training takes, conditioned like that of score."""
         if not self._taken_models:
-            observed = len(self.accuracy)
+            observed = len(self.score)
             for name, values in zip(_MEASURES, self.log_taken[:observed].T, strict=False):
                 self._taken_models.append(self._fit(name, values).believing(self.points[observed:]))
         return self._taken_models
@@ -164,17 +164,17 @@ class FrontModel:
         self.points = np.vstack([self.points, points])
         self.on_front = np.append(self.on_front, np.ones(len(points), dtype=bool))
         self.log_taken = np.vstack([self.log_taken, expected])
-        self.accuracy_model = self.accuracy_model.believing(points)
+        self.score_model = self.score_model.believing(points)
         self._taken_models = [taken_model.believing(points) for taken_model in self._taken_models]
 
     def expected_hypervolume_improvement(self, points: Array, log_taken: Array | None) -> Array:
-        """Expected hypervolume improvement at points, over log seconds t, the log of the second measure u, and accuracy a.
+        """Expected hypervolume improvement at points, over log seconds t, the log of the second measure u, and score a.
 
             EHVI(x) = sum_ij T_i(x) · U_j(x) · E[(a(x) - l_ij)+],  T_i(x) = E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]
 
         where the front's strips end at times c_i, those of the second measure, with U_j alike, at others, each cell has a level
         l_ij, and t(x), u(x), a(x) are the models' independent posteriors. With one measure there are the T_i alone.
-        Accuracy is normal on the `AccuracyScale`; its expectation is taken by Gauss-Hermite quadrature on the plain scale.
+        Score is normal on the `ScoreScale`; its expectation is taken by Gauss-Hermite quadrature on the plain scale.
 
         Args:
             points: (m, width).
@@ -191,7 +191,7 @@ class FrontModel:
     def _improvement(self, cells: tuple[list[Array], Array], points: Array, log_taken: Array | None) -> Array:
         """`expected_hypervolume_improvement` over the front's cells of some of the points."""
         cuts, levels = cells
-        mean, std = self.accuracy_model.predict(points)
+        mean, std = self.score_model.predict(points)
         widths = []
         for measure, ends in enumerate(cuts):
             if log_taken is None:
@@ -201,7 +201,7 @@ class FrontModel:
             # What is expected to be left below each cut; a strip's width is the difference of two.
             below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
             widths.append(np.diff(below, axis=1, prepend=0.0))
-        drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
+        drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as score
         each, place = np.unique(levels, return_inverse=True)
         above = drawn[:, None, :] - each[None, :, None]
         rises = np.maximum(above, 0.0, out=above) @ _WEIGHTS
@@ -222,9 +222,9 @@ class FrontModel:
     def _front_cells(self) -> tuple[list[Array], Array]:
         """Where strips end on each measure's log axis, and the level of each cell, from the models' noise-free front.
 
-        A cell's level is the best accuracy of what takes no more than its beginning by every measure.
+        A cell's level is the best score of what takes no more than its beginning by every measure.
         """
-        mean = self.scale.back(self.accuracy_model.mean_at(self.points))
+        mean = self.scale.back(self.score_model.mean_at(self.points))
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
         counts = self.on_front & (mean > worst)
@@ -242,7 +242,7 @@ class FrontModel:
 
     def hypervolume(self) -> float:
         """The front's hypervolume over the logs of what training takes, up to the most that a candidate takes (after `best`),
-        and accuracy above the worst.
+        and score above the worst.
         """
         cuts, levels = self._front_cells()
         above = levels - levels.flat[0]
@@ -267,7 +267,7 @@ class FrontModel:
             prior: of the optimum, by whose weight they are multiplied.
         """
 
-        strength = 0.0 if prior is None else prior.strength(self.points[: len(self.accuracy)], self.accuracy, self._ended)
+        strength = 0.0 if prior is None else prior.strength(self.points[: len(self.score)], self.score, self._ended)
 
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.expected_hypervolume_improvement(points, times)
@@ -330,8 +330,8 @@ class FrontModel:
         return int(paused.numbers[best]) if each[best] > worth else None
 
     def margin_to_front(self) -> Array:
-        """Accuracy of each trial minus its cell's level, (n,): 0 on the front, negative below."""
-        mean = self.scale.back(self.accuracy_model.mean_at(self.points))
+        """Score of each trial minus its cell's level, (n,): 0 on the front, negative below."""
+        mean = self.scale.back(self.score_model.mean_at(self.points))
         cuts, levels = self._front_cells()
         cells = tuple(np.searchsorted(ends, taken, side="right") for ends, taken in zip(cuts, self.log_taken.T, strict=True))
         return np.asarray(mean - levels[cells])
@@ -404,9 +404,9 @@ def success_model(
 
 
 def gap_kernel(place: BatchRate | None, last: Fits, width: int) -> GapKernel:
-    """The kernel of gaps over points (n, width), with the accuracy's length scales as last fitted."""
-    structure: Structure = Plain(width) if place is None else AccuracyPrior(place)
-    free = last["accuracy"][0] if "accuracy" in last else np.empty(0)
+    """The kernel of gaps over points (n, width), with the score's length scales as last fitted."""
+    structure: Structure = Plain(width) if place is None else ScorePrior(place)
+    free = last["score"][0] if "score" in last else np.empty(0)
     return GapKernel(
         structure, free if len(free) == len(structure.means) else structure.means, None if place is None else place.rate
     )

@@ -34,7 +34,7 @@ _NEW = 0.5
 
 
 class FrontSuggester(Suggester):
-    """Expected hypervolume improvement over seconds (first objective) and accuracy (second).
+    """Expected hypervolume improvement over seconds (first objective) and score (second).
 
     Trials that ended without values teach where training fails. One that was stopped early counts as an observation of the
     prediction for its end, with that prediction's noise; one that is paused, likewise by what its rest is expected to add.
@@ -90,7 +90,7 @@ class FrontSuggester(Suggester):
     def suggest(
         self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
     ) -> Sequence[Proposal]:
-        paused = [trial.number for trial in trials if trial.outcome == "paused" and not trial.has_ended] if self._pauses else []
+        paused = [trial.number for trial in trials if trial.outcome == "paused" and not trial.has_ended]
         if not paused:
             return self.proposed(trials, len(trials) + len(ready), count, ready=ready)[0] if new else []
         proposed, number = self.proposed(trials, len(trials), or_new=new)
@@ -141,7 +141,7 @@ class FrontSuggester(Suggester):
     def expected_gain(self, trials: Sequence[TrialRecord], more: int) -> float | None:
         """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown.
 
-        The hypervolume is over log seconds and accuracy, as the models see it; running trials count as predicted.
+        The hypervolume is over log seconds and score, as the models see it; running trials count as predicted.
         """
         transform = self.transform
         if not transform.space:

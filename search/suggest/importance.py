@@ -9,7 +9,7 @@ import optuna
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.trial import create_trial
 
-from ..analysis.accuracy_scale import AccuracyScale
+from ..analysis.score_scale import ScoreScale
 from ..store.stored import StoredStudy
 from .space_transform import distribution
 
@@ -20,7 +20,7 @@ _TRIALS_EACH = 5
 def parameter_importances(study: StoredStudy) -> dict[str, float]:
     """Shares of the metric's variance over the space that each parameter explains by itself, the largest first; or none.
 
-    By fANOVA (Hutter et al., ICML 2014), on the scale on which the sampler compares accuracies: near the best it is linear,
+    By fANOVA (Hutter et al., ICML 2014), on the scale on which the sampler compares scores: near the best it is linear,
     far below it is compressed.
     """
     # A parameter that applies in only some trials has no share of the variance over all of them.
@@ -35,8 +35,8 @@ def parameter_importances(study: StoredStudy) -> dict[str, float]:
     ]
     if len(space) < 2 or len(chosen) < _TRIALS_EACH * len(space):
         return {}
-    accuracy = np.array([record.score for record in chosen])
-    levels = AccuracyScale(accuracy).of(accuracy)
+    score = np.array([record.score for record in chosen])
+    levels = ScoreScale(score).of(score)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -1,6 +1,6 @@
-"""What the rest of a paused trial's training is expected to add to its accuracy.
+"""What the rest of a paused trial's training is expected to add to its score.
 
-A trial that is paused at the rung is an uncertain observation: its accuracy there plus the gap to its end. Gaps differ with
+A trial that is paused at the rung is an uncertain observation: its score there plus the gap to its end. Gaps differ with
 the learning rate most of all: at high rates a curve is low until its schedule ends and rises late, so curves cross, and a
 ranking at the rung would finish low rates only. The gap is therefore a process over places of its own, with the rate as a
 feature, learned from the trials that went on.
@@ -8,7 +8,7 @@ feature, learned from the trials that went on.
     gap(x) ~ GP(0.3 (1 − f), τ² (k(x, x') + 0.15 δ)),  k = ½ + a·a' + ½ Matérn-5/2(z),  a = 2 u_rate − 1
     τ² = (gᵀ (K + 0.15 I)⁻¹ g + 3 t₀²) / (n + 3),  t₀ = 0.4 √(1 − f)
 
-on the `AccuracyScale`, where f is the share of training at the rung and g the finished gaps less their prior mean.
+on the `ScoreScale`, where f is the share of training at the rung and g the finished gaps less their prior mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GapKernel:
     """How alike the gaps of two places are.
 
     Args:
-        structure: of the accuracy's process: its coordinates, and the prior of its length scales.
+        structure: of the score's process: its coordinates, and the prior of its length scales.
         free: that process's log length scales and slope, as last fitted or of the prior; gaps vary at least as slowly as the
             prior's.
         rate: the rate's coordinate; None where no rate is searched.

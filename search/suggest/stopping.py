@@ -16,22 +16,22 @@ import numpy as np
 from scipy.special import stdtr
 
 from ...spaces.record import TrialFacts
-from ...spaces.study.goals import Metric
-from ..analysis.accuracy_scale import AccuracyScale
+from ...spaces.study.goals import Metric, StoppingRule
 from ..analysis.gaussian_process import Array
+from ..analysis.score_scale import ScoreScale
 from .pausing import RUNG
 
 # Finished curves before the first trial is stopped: fewer say little about how curves continue.
 LEAST_CURVES = 6
 # Share of the budget before which nothing is stopped: at high rates even the best trials are near chance until then.
 _EARLIEST = 0.3
-# Kernel width for curves' accuracies, in standard deviations of final accuracy, and the weight of all others.
+# Kernel width for curves' scores, in standard deviations of final score, and the weight of all others.
 _NEAR, _FAR_WEIGHT = 0.7, 0.05
 # Kernel width for log seconds, in standard deviations of those.
 _TIME_WIDTH = 0.5
 # Prior standard deviation of the remaining change, in the same unit, and how many curves the prior is worth.
 _PRIOR_STD, _PRIOR_CURVES = 0.3, 2.0
-# Prior standard deviation of the slope of final on current accuracy, about 1.
+# Prior standard deviation of the slope of final on current score, about 1.
 _SLOPE_STD = 0.5
 
 
@@ -69,9 +69,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The predictive distribution of a curve's final score: Student's t on the `AccuracyScale`."""
+    """The predictive distribution of a curve's final score: Student's t on the `ScoreScale`."""
 
-    scale: AccuracyScale
+    scale: ScoreScale
     mean: float
     std: float
     degrees_of_freedom: float
@@ -172,7 +172,7 @@ class EarlyStopping(ABC):
         return [curve for curve in self.curves.values() if curve.done]
 
     def expected(self, number: int) -> Expectation | None:
-        """The prediction for a trial's final accuracy; None while there are too few finished curves."""
+        """The prediction for a trial's final score; None while there are too few finished curves."""
         curve = self.curves.get(number)
         return None if curve is None else expectation(curve, self.finished())
 
@@ -252,21 +252,12 @@ class PauseAtRung(EarlyStopping):
 
 
 def early_stopping(
-    kind: str, metric: Metric, risk: float, is_new_ground: Callable[[int, Collection[int]], bool]
+    rule: StoppingRule, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool] | None = None
 ) -> EarlyStopping:
-    """The named rule.
-
-    Args:
-        kind: one of `spaces.study.goals.STOPPINGS`.
-        risk: of `FrontStopping`.
-        is_new_ground: of `PauseAtRung`.
-    """
-    rules: dict[str, Callable[[], EarlyStopping]] = {
-        "front": lambda: FrontStopping(metric, risk),
-        "pause": lambda: PauseAtRung(metric, is_new_ground),
-        "none": lambda: NoEarlyStopping(metric),
-    }
-    return rules[kind]()
+    """What decides which trials are stopped; with `is_new_ground`, as `PauseAtRung` takes it, they are paused instead."""
+    if rule.kind == "none":
+        return NoEarlyStopping(metric)
+    return FrontStopping(metric, float(rule.risk)) if is_new_ground is None else PauseAtRung(metric, is_new_ground)
 
 
 def stopped_sentence(facts: TrialFacts) -> str:
@@ -282,7 +273,7 @@ def stopped_sentence(facts: TrialFacts) -> str:
 
 
 def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:
-    """Predict a curve's final accuracy from finished curves; None where too few got that far."""
+    """Predict a curve's final score from finished curves; None where too few got that far."""
     pairs = _paired(curve, finished)
     if pairs is None:
         return None
@@ -300,13 +291,13 @@ def probability_as_low(curve: Curve, level: float, finished: Sequence[Curve]) ->
     return float(stdtr(degrees_of_freedom, (here - mean) / std))
 
 
-def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[AccuracyScale, Array, Array, float, Array] | None:
-    """Finished curves at this one's fraction and at their ends, and this curve now, on the `AccuracyScale`.
+def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[ScoreScale, Array, Array, float, Array] | None:
+    """Finished curves at this one's fraction and at their ends, and this curve now, on the `ScoreScale`.
 
     Last come weights by similarity in seconds, since the curves of fast trials rise late.
 
     Returns:
-        Scale, accuracies at this fraction (n,), final accuracies (n,), this curve's accuracy, weights (n,).
+        Scale, scores at this fraction (n,), final scores (n,), this curve's score, weights (n,).
     """
     if not curve.fractions:
         return None
@@ -315,7 +306,7 @@ def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[AccuracyScale, Arr
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:
         return None
-    scale = AccuracyScale(pairs[:, 1])
+    scale = ScoreScale(pairs[:, 1])
     times = np.log(pairs[:, 2])
     apart = (times - math.log(max(curve.seconds, 1e-9))) / max(_TIME_WIDTH * float(times.std()), 0.1)
     here = float(scale.of(np.array([curve.last]))[0])

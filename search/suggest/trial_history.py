@@ -32,7 +32,7 @@ class PausedTrials:
         points: (p, width).
         seconds: (p,), > 0, of their full training.
         fractions: (p,), shares of it that they had completed at the rung.
-        accuracy: (p,), there; higher is better.
+        score: (p,), there; higher is better.
         waiting: (p,), whether they are still paused, not training again.
     """
 
@@ -40,7 +40,7 @@ class PausedTrials:
     points: Array
     seconds: Array
     fractions: Array
-    accuracy: Array
+    score: Array
     waiting: np.ndarray[Any, np.dtype[np.bool_]]
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class PausedTrials:
 
     def best(self, most: int) -> PausedTrials:
         """Those that train again, and of the others the most accurate for their time."""
-        below = np.where(self.waiting, _below_front(self.seconds[:, None], self.accuracy), -math.inf)
+        below = np.where(self.waiting, _below_front(self.seconds[:, None], self.score), -math.inf)
         kept = np.sort(np.argsort(below, kind="stable")[:most])
         return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
 
@@ -60,24 +60,24 @@ class Observations:
     Args:
         points: (n, width), trials that were trained to their end or stopped early.
         taken: (n, 1 or 2), > 0, what their full training takes: seconds, and with three objectives another measure.
-        accuracy: (n,), higher is better; the prediction for a stopped trial.
+        score: (n,), higher is better; the prediction for a stopped trial.
         std: (n,), standard deviation of that prediction, 0 where training finished.
         own: (n,), of this study rather than an earlier one.
         pending: (m, width), running trials.
         failed: (l, width), trials that ended without values.
-        rung_fractions, rung_accuracy: (n,), of those that were measured at the rung; NaN for others.
+        rung_fractions, rung_score: (n,), of those that were measured at the rung; NaN for others.
         paused: trials at the rung.
     """
 
     points: Array
     taken: Array
-    accuracy: Array
+    score: Array
     std: Array
     own: np.ndarray[Any, np.dtype[np.bool_]]
     pending: Array
     failed: Array
     rung_fractions: Array
-    rung_accuracy: Array
+    rung_score: Array
     paused: PausedTrials
 
     def subset_near_front(self, most: int) -> Observations:
@@ -87,41 +87,41 @@ class Observations:
         most -= len(self.paused)
         if len(self.points) <= most:
             return self
-        ranked = np.argsort(_below_front(self.taken, self.accuracy), kind="stable")
+        ranked = np.argsort(_below_front(self.taken, self.score), kind="stable")
         nearest = min(_NEAREST, most - 1)
         near, rest = ranked[:nearest], np.sort(ranked[nearest:])
         kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
-        per_trial = ("points", "taken", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
+        per_trial = ("points", "taken", "score", "std", "own", "rung_fractions", "rung_score")
         return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
 
 
-def _below_front(taken: Array, accuracy: Array) -> Array:
-    """How far each trial is below the best accuracy of those that take at most as much, (n,).
+def _below_front(taken: Array, score: Array) -> Array:
+    """How far each trial is below the best score of those that take at most as much, (n,).
 
     Args:
         taken: (n, 1 or 2).
     """
     reached = np.empty(len(taken))
     if taken.shape[1] == 1:
-        order = np.lexsort((-accuracy, taken[:, 0]))
-        reached[order] = np.maximum.accumulate(accuracy[order])
+        order = np.lexsort((-score, taken[:, 0]))
+        reached[order] = np.maximum.accumulate(score[order])
     else:
         for place, amounts in enumerate(taken):
-            reached[place] = accuracy[(taken <= amounts).all(axis=1)].max()
-    return np.asarray(reached - accuracy)
+            reached[place] = score[(taken <= amounts).all(axis=1)].max()
+    return np.asarray(reached - score)
 
 
-def front_places(taken: Array, accuracy: Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def front_places(taken: Array, score: Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Indices of the trials that no other beats; of equal trials, all are included.
 
     Args:
         taken: (n, 1 or 2).
-        accuracy: (n,), higher is better.
+        score: (n,), higher is better.
     """
-    on_front = _below_front(taken, accuracy) == 0
+    on_front = _below_front(taken, score) == 0
     # As accurate as the best that take no more: on the front unless one of those takes less.
     for place in np.flatnonzero(on_front):
-        no_worse = (taken <= taken[place]).all(axis=1) & (accuracy == accuracy[place])
+        no_worse = (taken <= taken[place]).all(axis=1) & (score == score[place])
         on_front[place] = not (no_worse & (taken < taken[place]).any(axis=1)).any()
     return np.flatnonzero(on_front)
 
@@ -141,7 +141,7 @@ class TrialHistory:
         self.transform, self._speeds = transform, speeds
         # Indexed by trial number, which counts from 0 without gaps.
         self._kinds = np.empty(0, dtype=np.int8)
-        # Seconds, accuracy, its standard deviation, fraction and accuracy at the rung, the other measure.
+        # Seconds, score, its standard deviation, fraction and score at the rung, the other measure.
         self._points, self._values = np.empty((0, transform.width)), np.empty((0, 6))
 
     def observations(

@@ -168,26 +168,28 @@ class Objectives(Section):
         return [self.speed, self.metric.name, *([self.second_speed] if self.second_speed else [])]
 
 
-STOPPINGS = ("front", "pause", "none")
+STOPPINGS = ("front", "none")
 
 
 def _stopping(value: str) -> str:
-    if value == "halving":
+    if value == "pause":
         raise fault(
-            "expected front, pause or none, since halving did not pay and was removed: docs/decisions/0057; got halving"
+            "expected front or none; got pause. Write front: where time limits a study of trainings of one length, trials are "
+            "paused by themselves."
         )
     chosen: str = one_of(value, STOPPINGS)
     return chosen
 
 
 class StoppingRule(Section):
-    """Which trials are stopped or paused early."""
+    """Which trials are stopped early."""
 
     kind: Annotated[StrictStr, AfterValidator(_stopping)] = Field(
         "front",
-        description="front: stop trials that are unlikely to reach the front at their training time; pause: trials "
-        "are paused after about a third of their training, and resumed from their checkpoints where that is worth more than "
-        "starting a new one; none: every trial trains its full budget.",
+        description="front: stop trials that are unlikely to reach the front at their training time; where `budget.hours` or "
+        "`cost` limits a study whose `epochs` are one number, trials are paused after about a third of their training instead, "
+        "and resumed from their checkpoints where that is worth more than starting a new one. none: every trial trains its "
+        "full budget.",
     )
     risk: Share = Field(
         0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."

@@ -101,7 +101,7 @@ class StudySpec(Section):
         "front is bsearch's own, the others are Optuna's.",
     )
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
-        StoppingRule(), description="Which trials are stopped or paused early: front, pause, none, or `{kind, risk}`."
+        StoppingRule(), description="Which trials are stopped early: front, none, or `{kind, risk}`."
     )
     confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
         Confirm(),
@@ -126,16 +126,22 @@ class StudySpec(Section):
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
 
     @property
-    def can_pause(self) -> bool:
-        """Whether trials may be paused and resumed."""
-        return self.sampler == "front" and self.cluster.checkpoints is not None and self.training.evaluations > 1
+    def pauses(self) -> bool:
+        """Whether trials are paused after a third of their training, and resumed where that is worth more than a new one.
+
+        That finds more early on where time limits a search over trainings of one length (docs/decisions/0035).
+        """
+        budget = self.budget
+        limited = (budget.hours is not None or budget.cost is not None) and not budget.keeps_model
+        of_one_length = "epochs" not in self.searched() and self.objectives.second_speed is None
+        can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
+        return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping.kind == "front"
 
     @property
     def is_limited_by_time(self) -> bool:
         """Whether time limits the study rather than a number of trials: fast trials are then worth more to the sampler."""
         budget = self.budget
-        limited = budget.hours is not None or budget.cost is not None or budget.keeps_model
-        return limited or self.stopping.kind == "pause"
+        return budget.hours is not None or budget.cost is not None or budget.keeps_model
 
     def place_of(self, name: str) -> str:
         """Where a key of the recipe stands: in `space`, if it is searched there, else in `training`."""
@@ -221,7 +227,7 @@ Disagreement = tuple[str, str]
 
 def disagreements(study: StudySpec) -> Iterator[Disagreement]:
     """All of a study's; none if its parts go together."""
-    parts = (_prices, _speeds, _samplers, _pausing, _recipe, _sharding, _repeats, _deadlines)
+    parts = (_prices, _speeds, _samplers, _recipe, _sharding, _repeats, _deadlines)
     return chain.from_iterable(part(study) for part in parts)
 
 
@@ -257,12 +263,6 @@ def _speeds(study: StudySpec) -> Iterator[Disagreement]:
             f"expected a measure that is no fixed multiple of {study.objectives.speed}, got {second_speed}, which "
             f"{'always is' if several else 'is one if all trials have as many devices'}. Remove second_speed.",
         )
-    if second_speed and study.stopping.kind not in ("front", "none"):
-        yield (
-            "stopping",
-            f"expected front or none with objectives.second_speed, the rules for three objectives; got {study.stopping.kind}. "
-            "Write stopping: front.",
-        )
     if "energy_j" in speeds and study.devices.share < 1:
         yield (
             "objectives",
@@ -288,20 +288,6 @@ def _samplers(study: StudySpec) -> Iterator[Disagreement]:
                 f"space.{name}",
                 f"expected sampler: front with a prior, which alone uses it; got {study.sampler}. Remove one.",
             )
-    if study.stopping.kind == "pause":
-        yield "stopping", f"expected sampler: front with pause, the only one that resumes trials; got {study.sampler}"
-
-
-def _pausing(study: StudySpec) -> Iterator[Disagreement]:
-    if study.stopping.kind != "pause":
-        return
-    if study.cluster.checkpoints is None:
-        yield "stopping", "expected cluster.checkpoints with pause, from which trials go on; got null. Name a folder."
-    if study.training.evaluations == 1:
-        yield (
-            "training.evaluations",
-            "expected 2 or more with stopping: pause, which needs one before the end; got 1",
-        )
 
 
 def _recipe(study: StudySpec) -> Iterator[Disagreement]:
@@ -372,7 +358,5 @@ def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
         yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
     if study.sampler != "front":
         yield by, f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}"
-    if study.stopping.kind == "pause":
-        yield "stopping", f"expected front or none with {by}, got pause. Write stopping: front."
     if study.confirm.repeats:
         yield "confirm.repeats", f"expected 0 with {by}, whose time is for the search; got repeats."

@@ -15,7 +15,7 @@ from bsearch.objectives.data.batches import in_order
 from bsearch.objectives.evaluation import Evaluation, undefined
 from bsearch.objectives.task import Data, Score, Task, WholeSet
 from bsearch.objectives.training import TrainingRun, train_task
-from bsearch.search.analysis.accuracy_scale import AccuracyScale
+from bsearch.search.analysis.score_scale import ScoreScale
 from bsearch.spaces.boundary.given import LARGEST
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import TrialSetup
@@ -106,7 +106,7 @@ def test_a_function_of_a_finite_mean_that_overflows_is_the_largest_number(of: Ca
 @pytest.mark.filterwarnings("error")
 def test_a_search_goes_on_beside_a_metric_that_overflowed() -> None:
     values = -np.array([1.5, 1.4, 1.3, 7e4, sys.float_info.max])
-    scaled = AccuracyScale(values).of(values)
+    scaled = ScoreScale(values).of(values)
     assert np.isfinite(scaled).all()
     assert (np.diff(scaled[[4, 3, 0, 1, 2]]) > 0).all()
 

@@ -342,7 +342,7 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
             "training:",
             "  evaluations: 1",
             "  schedule: constant",
-            "stopping: pause",
+            "warm_start: [earlier]",
             "budget:",
             "  trials: 3",
             "  cost: 2",
@@ -351,8 +351,7 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
         ]
     )
     assert [line.partition(": expected")[0] for line in messages(text, "a.yaml")] == [
-        "a.yaml:5: training.evaluations",
-        "a.yaml:7: stopping",
+        "a.yaml:7: warm_start",
         "a.yaml:10: budget.cost",
         "a.yaml:11: confirm.repeats",
     ]

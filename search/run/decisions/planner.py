@@ -73,7 +73,7 @@ class Planner:
             trial_setup(spec, self._name, suggestion, profile, self._device),
             checkpoint=checkpoint_url(spec, self._name, self._task_hash, suggestion),
             checkpoint_every_s=float(spec.cluster.checkpoint_every_s),
-            pauses_at=RUNG if spec.stopping.kind == "pause" else None,
+            pauses_at=RUNG if spec.pauses else None,
             counts_energy="energy_j" in spec.objectives.speeds,
         )
         return setup if self._finish is None else self._finish.setup(setup)

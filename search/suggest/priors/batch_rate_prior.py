@@ -1,7 +1,7 @@
 """What is known of batches and learning rates before any trial, as the prior of the sampler's processes.
 
 The best rate moves with the batch along a ridge whose slope is nearly known (about 0 if a rule scales it, else about 0.7 on
-log scales), and accuracy falls off similarly on both sides of it on all tasks. Coordinates are natural logarithms, so that a
+log scales), and score falls off similarly on both sides of it on all tasks. Coordinates are natural logarithms, so that a
 length means the same whatever the searched range.
 
     z = (u − ½) · ln(high / low);  z_rate −= slope · z_batch,  slope ~ N(mean, std), fitted along with the length scales
@@ -26,7 +26,7 @@ SCALED, BARE = (0.0, 0.25), (0.7, 0.25)
 _ACCURACY = (1.1, 0.7), (0.7, 0.7), (0.0, 0.8), (-8.0, 1.5)
 _SECONDS = (1.5, 0.7), (3.5, 0.5), (0.5, 0.7), (-6.0, 1.5)
 
-# How much accuracy falls with the squared distance from the ridge.
+# How much score falls with the squared distance from the ridge.
 _FALL = 0.25
 
 
@@ -84,8 +84,8 @@ class _Prior(Structure):
         return np.asarray((points - 0.5) * self.place.widths)
 
 
-class AccuracyPrior(_Prior):
-    """Of accuracy on the `AccuracyScale`; the last free parameter is the ridge's slope."""
+class ScorePrior(_Prior):
+    """Of score on the `ScoreScale`; the last free parameter is the ridge's slope."""
 
     def __init__(self, place: BatchRate) -> None:
         super().__init__(place, _ACCURACY)
@@ -188,4 +188,4 @@ def first_point(
     return np.asarray(place.on_ridge(chosen[None, :], rng)[0] if on_ridge else chosen)
 
 
-__all__ = ["ANCHORS", "BARE", "DRAWN", "SCALED", "AccuracyPrior", "BatchRate", "SecondsPrior", "first_point", "first_points"]
+__all__ = ["ANCHORS", "BARE", "DRAWN", "SCALED", "BatchRate", "ScorePrior", "SecondsPrior", "first_point", "first_points"]

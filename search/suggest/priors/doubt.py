@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...analysis.accuracy_scale import AccuracyScale
 from ...analysis.gaussian_process import Array, GaussianProcess, fitted, single_threaded_blas
+from ...analysis.score_scale import ScoreScale
 from ..trial_history import Observations
 
 # Of the prior of s: the standard deviation as a share of the earlier runs', and as how many trials it counts.
@@ -31,7 +31,7 @@ class Doubt:
 
     def __init__(self) -> None:
         self._process: GaussianProcess | None = None
-        self._scale: AccuracyScale | None = None
+        self._scale: ScoreScale | None = None
 
     def of(self, observations: Observations) -> Observations:
         """The observations, with earlier runs as uncertain as they proved to be."""
@@ -47,21 +47,21 @@ class Doubt:
         return float(max(earlier / (2 * dimensions), 1.0))
 
     def _variance(self, observations: Observations) -> float:
-        own, accuracy = observations.own, observations.accuracy
+        own, score = observations.own, observations.score
         finished = own & (observations.std == 0)
-        scale, process = self._fitted(observations.points[~own], accuracy[~own])
+        scale, process = self._fitted(observations.points[~own], score[~own])
         prior = (_SHARE * process.std) ** 2
         if not finished.any():
             return float(prior * scale.unit**2)
         expected, std = process.predict(observations.points[finished])
-        errors = scale.of(accuracy[finished]) - expected
+        errors = scale.of(score[finished]) - expected
         excess = np.maximum(errors**2 - std**2, 0.0)
         return float((_COUNTS * prior + excess.sum()) / (_COUNTS + len(excess))) * scale.unit**2
 
-    def _fitted(self, points: Array, accuracy: Array) -> tuple[AccuracyScale, GaussianProcess]:
+    def _fitted(self, points: Array, score: Array) -> tuple[ScoreScale, GaussianProcess]:
         if self._process is None or self._scale is None:
-            self._scale = AccuracyScale(accuracy)
+            self._scale = ScoreScale(score)
             some = slice(None, None, max(1, math.ceil(len(points) / _MOST)))
             with single_threaded_blas():
-                self._process = fitted(points[some], self._scale.of(accuracy[some]))
+                self._process = fitted(points[some], self._scale.of(score[some]))
         return self._scale, self._process

@@ -3,11 +3,11 @@
     w(x) = max(π(x)^s, 1/e),  s = exp(-n / 5) · (1 + 2 r, from 0 to 1)
     π(x) = prod_j (1 + z_j² / ν)^(-(ν + 1)/2),  z_j = (x_j - best_j) / std_j
 
-after n trials, whose accuracies correlate by r with ln π: where trials near the best are the worse ones, the prior is refuted.
+after n trials, whose scores correlate by r with ln π: where trials near the best are the worse ones, the prior is refuted.
 A better place far away keeps its chance by the tails of Student's t, and since no weight is below 1/e.
 
 Source: weights of an acquisition function that fade are those of Hvarfner et al. 2022 (πBO, arXiv 2204.11051),
-π(x)^(β/n) there. That, and a prior mean of the accuracy's process, cost more where the prior is wrong (docs/decisions/0069).
+π(x)^(β/n) there. That, and a prior mean of the score's process, cost more where the prior is wrong (docs/decisions/0069).
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ class OptimumPrior:
         z[self.conditional & (points[:, self.places] == 0.5)] = _NOWHERE
         return np.asarray(-(_FREEDOM + 1) / 2 * np.log1p(z**2 / _FREEDOM).sum(axis=1))
 
-    def strength(self, points: Array, accuracy: Array, ended: int) -> float:
+    def strength(self, points: Array, score: Array, ended: int) -> float:
         """How much of the prior counts after so many trials, from 1 down: less where trials near the best are the worse ones.
 
         Args:
-            points, accuracy: (n, width) and (n,), of trials.
+            points, score: (n, width) and (n,), of trials.
         """
         density = self.log_density(points)
-        if len(points) < _FEWEST or np.ptp(density) == 0 or np.ptp(accuracy) == 0:
+        if len(points) < _FEWEST or np.ptp(density) == 0 or np.ptp(score) == 0:
             agrees = 0.0
         else:
-            agrees = float(np.corrcoef(density, accuracy)[0, 1])
+            agrees = float(np.corrcoef(density, score)[0, 1])
         return math.exp(-ended / _LASTS) * min(max(1 + agrees / _AGAINST, 0.0), 1.0)
 
     def weights(self, points: Array, strength: float) -> Array:

@@ -26,7 +26,7 @@ from ..space_transform import SearchSpace
 from ..suggester import Suggester, suggester_of
 from ..trial_history import PriorTrial
 
-# What must be the same for accuracies of an earlier study to compare with this one's.
+# What must be the same for scores of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")
 _MAY_DIFFER = ("evaluations", "seed", "earlier", "packages")
 
@@ -95,7 +95,7 @@ def study_suggester(
         prior_trials=prior,
         doubted=names_sources(spec),
         by_time=spec.is_limited_by_time,
-        pauses=spec.stopping.kind == "pause",
+        pauses=spec.pauses,
     )
 
 

@@ -97,8 +97,7 @@ def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], 
         task=f"{TASKS}:Slow",
         space={**SPACE, "epochs": 1},
         training={"evaluations": 10},
-        budget={"trials": 8},
-        stopping="pause",
+        budget={"trials": 8, "hours": 1},
     )
     command, url = [BSEARCH, "run", path, "--serial"], f"sqlite:///{tmp_path}/small.db"
 

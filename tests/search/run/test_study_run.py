@@ -87,12 +87,11 @@ class TestStudyRun(Studies):
     @pytest.mark.parametrize("trials", [2, 3])
     def test_a_small_budget_is_met_with_pausing_too(self, go: Run, kept: Callable[[], optuna.Study], trials: int) -> None:
         space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
-        result = go("Points", space=space, budget={"trials": trials}, training={"evaluations": 10}, stopping="pause")
+        changes = {"space": space, "budget": {"trials": trials, "hours": 1}, "training": {"evaluations": 10}}
+        result = go("Points", **changes)
         assert trials <= counted(result.study.records) < trials + 1
         assert {trial.state.name for trial in kept().trials} <= {"COMPLETE", "PRUNED"}
-        assert (
-            go("Points", space=space, budget={"trials": trials}, training={"evaluations": 10}, stopping="pause").elapsed_s == 0
-        )
+        assert go("Points", **changes).elapsed_s == 0
 
     @pytest.mark.slow
     @pytest.mark.long

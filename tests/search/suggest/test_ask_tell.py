@@ -121,7 +121,7 @@ def test_all_faults_at_once() -> None:
     with pytest.raises(StudyFileError) as caught:
         Search({"rule": ["auto", "sqrt"]}, direction="max", risk=5)  # type: ignore[arg-type]
     assert [fault.key for fault in caught.value.faults] == ["direction", "space.rule", "risk"]
-    with pytest.raises(StudyFileError, match="stopping: expected one of front, pause, none; got 'fornt'"):
+    with pytest.raises(StudyFileError, match="stopping: expected one of front, none; got 'fornt'"):
         Search(SPACE, stopping="fornt")
 
 

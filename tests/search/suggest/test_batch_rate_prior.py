@@ -13,8 +13,8 @@ from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.priors.batch_rate_prior import (
     BARE,
     SCALED,
-    AccuracyPrior,
     BatchRate,
+    ScorePrior,
     SecondsPrior,
     first_point,
     first_points,
@@ -68,7 +68,7 @@ def test_a_wide_range_is_on_a_log_scale_however_it_is_searched() -> None:
     assert str(BatchRate.of(even)) == str(BatchRate.of(logs))
 
 
-@pytest.mark.parametrize("structure", [AccuracyPrior(PLACE), SecondsPrior(PLACE), None])
+@pytest.mark.parametrize("structure", [ScorePrior(PLACE), SecondsPrior(PLACE), None])
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients_are_those_of_finite_differences(
     structure: Structure | None, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_finite_differences(
     assert slopes == pytest.approx(numeric, rel=1e-5, abs=1e-5 * np.abs(slopes).max())
 
 
-@pytest.mark.parametrize("structure", [AccuracyPrior(PLACE), SecondsPrior(PLACE)])
+@pytest.mark.parametrize("structure", [ScorePrior(PLACE), SecondsPrior(PLACE)])
 def test_the_process_is_the_textbooks(structure: Structure) -> None:
     """The slow twin: the conditional of a joint normal, written out point by point."""
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_a_fit_finds_the_slope_of_the_ridge() -> None:
         points = rng.random((40, 3))
         z = (points - 0.5) * PLACE.widths
         values = -((z[:, 2] - slope * z[:, 0]) ** 2) + 0.2 * z[:, 0] + 0.01 * rng.standard_normal(40)
-        process = fitted(points, values, structure=AccuracyPrior(PLACE))
+        process = fitted(points, values, structure=ScorePrior(PLACE))
         assert process.free[-1] == pytest.approx(slope, abs=0.1)
 
 

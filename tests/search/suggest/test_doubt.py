@@ -50,7 +50,7 @@ def test_own_trials_are_as_they_were() -> None:
     before = observed(5, 20, 0.3, 0)
     after = Doubt().of(before)
     assert (after.std[before.own] == 0).all()
-    assert (after.accuracy == before.accuracy).all()
+    assert (after.score == before.score).all()
     alone = observed(5, 0, 0.0, 0)
     assert Doubt().of(alone) is alone
 

@@ -12,7 +12,7 @@ import pytest
 from bsearch.search.analysis.gaussian_process import Plain
 from bsearch.search.suggest.ask_tell import Search
 from bsearch.search.suggest.pausing import RUNG, GapKernel
-from bsearch.search.suggest.priors.batch_rate_prior import ANCHORS, AccuracyPrior, BatchRate, first_point, first_points
+from bsearch.search.suggest.priors.batch_rate_prior import ANCHORS, BatchRate, ScorePrior, first_point, first_points
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.stopping import PauseAtRung
 from bsearch.search.suggest.trial_history import PausedTrials
@@ -29,7 +29,7 @@ SPACE: dict[str, BaseDistribution] = {
 }
 PLACE = BatchRate.of(SpaceTransform(SPACE))
 assert PLACE is not None
-PRIOR = AccuracyPrior(PLACE)
+PRIOR = ScorePrior(PLACE)
 KERNEL = GapKernel(PRIOR, PRIOR.means, PLACE.rate)
 WRITTEN = {
     "effective_batch": {"low": 8, "high": 1024, "log": True},
@@ -131,7 +131,7 @@ def test_a_search_resumes_what_it_paused_and_a_database_remembers_it(tmp_path: P
     url = f"sqlite:///{tmp_path}/search.db"
     paused: dict[int, int] = {}
     resumed: list[int] = []
-    search = Search(WRITTEN, stopping="pause", storage=url, known_seconds=lambda one: curve(one)[0])
+    search = Search(WRITTEN, by_time=True, pauses=True, storage=url, known_seconds=lambda one: curve(one)[0])
     for _ in range(100):
         trained(search, paused, resumed)
         if search.ended > 10 and paused:
@@ -143,7 +143,7 @@ def test_a_search_resumes_what_it_paused_and_a_database_remembers_it(tmp_path: P
     assert all(records[number].trained_share == tenth / 10 for number, tenth in paused.items())
     assert search.ended == pytest.approx(sum(record.outcome == "complete" for record in records.values()) + 0.3 * len(paused))
     # Another process goes on with them.
-    again = Search(WRITTEN, stopping="pause", storage=url, known_seconds=lambda one: curve(one)[0])
+    again = Search(WRITTEN, by_time=True, pauses=True, storage=url, known_seconds=lambda one: curve(one)[0])
     assert again.ended == search.ended
     (resumes,) = again._suggester.suggest(again._trials, new=False)
     assert resumes in paused
@@ -153,8 +153,8 @@ def test_a_search_resumes_what_it_paused_and_a_database_remembers_it(tmp_path: P
 
 
 def test_a_search_that_cannot_resume_does_not_pause() -> None:
-    with pytest.raises(StudyFileError, match="stopping: expected sampler front with pause"):
-        Search(WRITTEN, sampler="tpe", stopping="pause")
+    with pytest.raises(StudyFileError, match="pauses: expected sampler front"):
+        Search(WRITTEN, sampler="tpe", pauses=True)
 
 
 def test_a_metric_that_is_no_number_at_the_rung_is_not_kept() -> None:
@@ -180,7 +180,7 @@ def test_many_paused_trials_do_not_slow_an_ask_down() -> None:
 
 
 def test_nothing_is_paused_that_was_not_to_be() -> None:
-    search = Search(WRITTEN, stopping="pause")
+    search = Search(WRITTEN, by_time=True, pauses=True)
     suggestion = search.ask()
     with pytest.raises(TaskError, match="expected `report` to have said so"):
         search.tell(suggestion.number, 1.0, 0.5, "paused")

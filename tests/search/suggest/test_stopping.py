@@ -17,7 +17,7 @@ from bsearch.search.suggest.stopping import (
     early_stopping,
     expectation,
 )
-from bsearch.spaces.study.goals import Metric
+from bsearch.spaces.study.goals import Metric, StoppingRule
 from scipy.special import stdtr
 
 TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
@@ -98,10 +98,11 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     assert any(stopping.report(100, (tenth + 1) / 10, (slowest,), 0.05) for tenth in range(9))
 
 
-@pytest.mark.parametrize("kind", ["front", "pause"])
-def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(pauses: bool) -> None:
     curves = measured_curves(2)[:60]
-    saw, reads = (early_stopping(kind, Metric(), 0.05, lambda number, others: not others) for _ in range(2))
+    is_new_ground = (lambda number, others: not others) if pauses else None
+    saw, reads = (early_stopping(StoppingRule(), Metric(), is_new_ground) for _ in range(2))
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.

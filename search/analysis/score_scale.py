@@ -1,4 +1,4 @@
-"""A scale of accuracies for modelling: linear near the best, compressed below."""
+"""A scale of scores for modelling: linear near the best, compressed below."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LINEAR = 1.5
 DEEPEST = 30.0
 
 
-class AccuracyScale:
-    """Accuracies as distances below the best, in units of the median's distance: linear to 1.5 units, logarithmic beyond.
+class ScoreScale:
+    """Scores as distances below the best, in units of the median's distance: linear to 1.5 units, logarithmic beyond.
 
     On the raw scale, one badly failed trial would distort a model's whole surface.
 
-    >>> scale = AccuracyScale(np.array([0.1, 0.5, 0.9, 0.95, 0.99]))
+    >>> scale = ScoreScale(np.array([0.1, 0.5, 0.9, 0.95, 0.99]))
     >>> scale.of(np.array([0.99, 0.9, 0.1])).round(3).tolist()
     [0.0, -1.0, -3.74]
     >>> scale.back(scale.of(np.array([0.0, 0.93, 1.0]))).round(6).tolist()
@@ -29,7 +29,7 @@ class AccuracyScale:
         self.unit = max(self.best - float(np.median(values)), 1e-3 * max(abs(self.best), 1e-9))
 
     def of(self, values: Array) -> Array:
-        """Accuracies on this scale, elementwise."""
+        """Scores on this scale, elementwise."""
         with np.errstate(over="ignore"):
             z: Array = np.maximum((values - self.best) / self.unit, -_LINEAR - np.expm1(DEEPEST))
         return np.where(z >= -_LINEAR, z, -_LINEAR - np.log1p(np.maximum(-_LINEAR - z, 0.0)))
