@@ -7,11 +7,9 @@ One device. A deadline is 2 to 60 mean trainings; step times are off by -10 to +
 cases the machine slows down midway by up to half, and in a fifth the driver is killed once. The metric is that of the model
 that is kept, in shares of the table's range below the best setting that one training for all of this time could have been.
 
-What was said of a final training as it began is set against what came: the probability that it is whole, and the interval of
-its metric.
-
-Beside ours: 80 % of the time for the same search and the rest for the best setting found; the search alone, whose best trial
-counts as if its model had been kept; and the baseline (the middle of the space), trained as long as fits.
+Ours is the search until the end, whose best model is kept and whose last trial is shortened if it is late. Beside it: 80 % of
+the time for the same search and the rest for the best setting found; and the baseline (the middle of the space), trained as
+long as fits.
 """
 
 from __future__ import annotations
@@ -19,24 +17,18 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import statistics
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bsearch.search.run.decisions.eta import Span
-from bsearch.search.run.decisions.final import Final, Pace
-from bsearch.search.run.decisions.final_planner import FinalPlanner
-from bsearch.search.run.decisions.wall_time import WallTime
+from bsearch.search.run.decisions.eta import ClockFactors, Span
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from problems import FRACTIONS, Problem, Table, problems
 
-SURE = 0.95
 # What the rest of a run takes after its last training, in mean trainings.
 CLOSING = 0.02
 
@@ -93,9 +85,6 @@ class Result:
     ended_s: float = 0.0
     kept: float = math.nan
     trials: int = 0
-    final: str = ""
-    said: str = ""
-    decided_s: list[float] = field(default_factory=list)
 
 
 class Driver:
@@ -104,7 +93,7 @@ class Driver:
     def __init__(self, problem: Problem, limit_s: float, mean_s: float, seed: int) -> None:
         self.problem, self.limit_s, self.mean_s, self.seed = problem, limit_s - CLOSING * mean_s, mean_s, seed
         self.world, self.rng = World.of(limit_s, mean_s, seed), np.random.default_rng((5, seed))
-        self.suggester = FrontSuggester(problem.space, 1.0, 1, known_seconds=problem.seconds, by_time=True, seed=seed)
+        self.suggester = FrontSuggester(problem.space, 1, known_seconds=problem.seconds, by_time=True, seed=seed)
         self.trials: list[TrialRecord] = []
         self.spans: list[Span] = []
         self.now_s, self.result = 0.0, Result()
@@ -145,58 +134,42 @@ class Driver:
             return (reached := float(np.interp(share * FRACTIONS, range(FRACTIONS + 1), [0.0, *curve]))), reached
         return curve[-1], self.problem.accuracy(parameters)
 
+    def known_s(self, until_s: float) -> float:
+        """Known seconds of the longest training that is expected to be over by then."""
+        factors = ClockFactors.of(self.spans)
+        return (until_s - self.now_s - factors.overhead_s) / factors.slowdown
+
     def search(self, until_s: float) -> bool:
-        """One trial of the search that fits; False where none does."""
-        (parameters,) = self.suggester.suggest(self.trials)
-        wall = WallTime.of(self.spans, self.limit_s)
-        if self.now_s + wall.at_most_s(self.problem.seconds(parameters), SURE) > until_s:
-            return False
-        return self.train(parameters, shrinks=False)
+        """One trial of the search that is expected to fit; False where none does."""
+        self.suggester.longest_s = 0.9 * self.known_s(until_s)
+        for _ in range(3):
+            (parameters,) = self.suggester.suggest(self.trials)
+            if self.problem.seconds(parameters) <= self.known_s(until_s):
+                return self.train(parameters, shrinks=True)
+        return False
 
 
 def ours(driver: Driver) -> None:
-    planner, searches = FinalPlanner(driver.suggester, SURE, driver.limit_s), True
-    while True:
-        started = time.perf_counter()
-        wall = WallTime.of(driver.spans, driver.limit_s)
-        trial_s = statistics.fmean(span.ended_s - span.started_s for span in driver.spans) if driver.spans else driver.mean_s
-        step = planner.next(driver.trials, Pace(wall, driver.limit_s - driver.now_s, trial_s), searches=searches)
-        driver.result.decided_s.append(time.perf_counter() - started)
-        if step == "search":
-            searches = driver.search(driver.limit_s)
-        elif step is None:
-            return
-        else:
-            assert isinstance(step, Final)
-            if not driver.result.final:
-                driver.result.final = f"{driver.now_s / driver.limit_s:.2f}"
-            sure = float(wall.probability(step.known_s, driver.limit_s - driver.now_s))
-            if driver.train(step.parameters, shrinks=True):
-                whole, reached = driver.spans[-1].share == 1, driver.trials[-1].accuracy
-                driver.result.said += f"{sure:.3f} {int(whole)} {step.low:.4f} {reached:.4f} {step.high:.4f};"
+    while driver.search(driver.limit_s):
+        pass
 
 
 def share_then_train(driver: Driver, share: float = 0.8) -> None:
     """The same search for a share of the time, then the best setting for as long as is left."""
-    until_s = share * driver.limit_s
-    while driver.now_s < until_s:
-        driver.suggester.longest_s = (until_s - driver.now_s) / WallTime.of(driver.spans, driver.limit_s).slowdown
-        if not driver.search(until_s):
-            break
+    while driver.now_s < share * driver.limit_s and driver.search(share * driver.limit_s):
+        pass
     done = [trial for trial in driver.trials if trial.outcome == "complete"]
-    if not done or share == 1:
+    if not done:
         return
-    best = max(done, key=lambda trial: trial.accuracy)
-    parameters, wall = dict(best.parameters), WallTime.of(driver.spans, driver.limit_s)
+    parameters = dict(max(done, key=lambda trial: trial.accuracy).parameters)
     if "epochs" in parameters:
-        space = driver.problem.space["epochs"]
+        space, left_s = driver.problem.space["epochs"], driver.known_s(driver.limit_s)
         lengths = [{**parameters, "epochs": epochs} for epochs in range(int(space.low), int(space.high) + 1)]
-        left_s = driver.limit_s - driver.now_s
-        fitting = [one for one in lengths if wall.at_most_s(driver.problem.seconds(one), SURE) <= left_s]
+        fitting = [each for each in lengths if driver.problem.seconds(each) <= left_s]
         if not fitting:
             return
         parameters = fitting[-1]
-    driver.train(parameters, shrinks=False)
+    driver.train(parameters, shrinks=True)
 
 
 def baseline(driver: Driver) -> None:
@@ -222,7 +195,6 @@ def best_possible(problem: Problem, limit_s: float, settings: list[tuple[float, 
 WAYS = {
     "ours": ours,
     "80/20": share_then_train,
-    "search only": lambda driver: share_then_train(driver, 1.0),
     "baseline": baseline,
 }
 
@@ -259,9 +231,6 @@ def rows_of(families: list[str], deadlines: int, first: int, ways: list[str]) ->
                 "in_time": int(driver.now_s <= driver.limit_s + 1e-6),
                 "kept": int(math.isfinite(kept)),
                 "trials": driver.result.trials,
-                "final": driver.result.final,
-                "said": driver.result.said,
-                "decided_ms": f"{1e3 * statistics.median(driver.result.decided_s):.0f}" if driver.result.decided_s else "",
             }
 
 
@@ -302,18 +271,6 @@ def table(path: Path) -> None:
                 f"in time {shares[0]:5.1f} %  model {shares[1]:5.1f} %  "
                 f"trials {np.mean([int(row['trials']) for row in some]):5.1f}"
             )
-    said = np.array([list(map(float, one.split())) for row in rows for one in row["said"].split(";") if one])
-    if not len(said):
-        return
-    sure, whole, low, reached, high = said.T
-    print("\nfinal trainings, by how sure it was said that they would be whole; and intervals of 90 % of whole ones' metric")
-    for least, most in ((0.0, 0.9), (0.9, 0.95), (0.95, 0.98), (0.98, 1.01)):
-        some = (sure >= least) & (sure < most)
-        if some.any():
-            between, means = f"{least:.2f} to {min(most, 1):.2f}", (sure[some].mean(), whole[some].mean())
-            print(f"{between}  n {some.sum():>4}  said {means[0]:.3f}  whole {means[1]:.3f}")
-    held = ((low <= reached) & (reached <= high))[whole == 1]
-    print(f"intervals held {held.mean():.3f} of {len(held)}; below {(reached < low)[whole == 1].mean():.3f}")
 
 
 def main() -> None:

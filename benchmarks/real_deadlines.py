@@ -81,7 +81,7 @@ def one(number: int, within_s: int, folder: Path) -> dict[str, Any]:
     row |= {"accuracy": round(document["accuracy"], 4), "reloaded": round(reloaded(folder / "model", document), 4)}
     with closing(sqlite3.connect(next(folder.glob("*.db")))) as connection:
         facts = [json.loads(text) for (text,) in connection.execute("select facts from bsearch_trial")]
-    row |= {"trials": len(facts), "final": sum(bool(each.get("final_training")) for each in facts)}
+    row |= {"trials": len(facts)}
     row["shortened"] = sum(each.get("shortened_to") is not None for each in facts)
     return row
 

@@ -480,7 +480,7 @@ class TuneRunner:
                     asked.clear()
                 with contextlib.suppress(RayError, ConnectionError):
                     self._ask_to_leave(dict(searcher.processes), asked)
-                if not study.trains:
+                if not study.running.train:
                     study.ending.reach(Stage.STOPPED, study.ending.why)
         return ""
 

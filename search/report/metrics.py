@@ -38,7 +38,7 @@ class RunMetrics:
         yield asks
         yield gauge("budget_trials", "Trials of the budget.", view.trials)
         yield gauge("counted_trials", "Trials that count towards the budget.", view.counted)
-        yield gauge("devices_busy", "Devices that trials train on.", run.devices_busy)
+        yield gauge("devices_busy", "Devices that trials train on.", sum(trial.devices for trial in view.running))
         yield gauge("trials_running", "Trials that train.", len(view.running))
         silent_s = None if run.reported_s is None else time.monotonic() - run.reported_s
         yield gauge("last_report_age_seconds", "Seconds since a trial last reported a measurement.", silent_s)

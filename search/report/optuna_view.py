@@ -171,7 +171,7 @@ class _Keeping(threading.Thread):
     def _update(self) -> None:
         run = self._run
         self._view = self._view or OptunaView(run.tables.url, run.name, run.spec)
-        self._view.update(list(run.trials), run.front())
+        self._view.update(list(run.trials), run.ended.front())
 
 
 def _note_functions() -> tuple[Any, Any] | None:

@@ -367,7 +367,7 @@ def _save_deadline(tables: Tables, name: str, finish: Finish | None) -> None:
 def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
     """The result of a run that is over, from the database."""
     # A stop during the last trial stopped nothing.
-    met = run.counted >= study.spec.budget.trials
+    met = run.ended.counted >= study.spec.budget.trials
     trials = study.tables.trials(study.name)
     if run.finish is not None:
         run.finish.kept.clean()
@@ -522,7 +522,7 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
         if len(received) > 1:
             raise raised
         run.ending.reach(Stage.LEAVING, f"interrupted ({received[0].name})")
-        if run.ending.stage is Stage.LEAVING and run.trains and runner.leave():
+        if run.ending.stage is Stage.LEAVING and run.running.train and runner.leave():
             text = "stopping: running trials save a checkpoint and resume from it in the next run; repeat to stop at once"
             run.notify(Event("message", text=text))
             patience.start()

@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from ...objectives.machine.processor import OtherPrograms
 from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...spaces.errors import InfeasiblePlanError, OutputError
-from ...spaces.front import ParetoFront
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey
-from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
+from ...spaces.record import TrialFacts, TrialRecord, TrialResult
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import COUNTED, NODE_DIED, Measurement, Outcome, Suggestion, TrialSetup
 from ..analysis.confirm import next_repeat, next_seed
-from ..analysis.pareto import study_front
 from ..store.tables import Tables
 from ..store.trials import Trials
 from ..suggest.front_model import preload
@@ -33,14 +32,15 @@ from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .decisions.after import Failed, History, Paused, Retry, after
 from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
+from .decisions.ended import EndedTrials
 from .decisions.ending import Ending, Stage
-from .decisions.eta import ClockFactors, Span
 from .decisions.planner import Planner
+from .decisions.running import RunningAttempts
 from .decisions.spending import Spending, device_names, prices_of
 from .decisions.suggestion_queue import SuggestionQueue
 from .events import Event
 from .finish import Finish
-from .view import StudyView, span_of, study_view
+from .view import StudyView, study_view
 
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
@@ -48,8 +48,6 @@ INFEASIBLE_IN_A_ROW = 100
 WORTH_OF, _WORTH_EVERY = 10, 5
 # So many suggestions in a row that do not fit before a deadline end the search.
 _ASKED_AGAIN = 3
-# The latest attempts, from which the remaining time is estimated.
-_LATEST_SPANS = 500
 
 
 class StudyRun:
@@ -63,8 +61,10 @@ class StudyRun:
         finish: how it ends with a trained model; None: it ends with its search.
 
     Attributes:
+        ended: its trials that do not train now.
         ending: how far the study has ended before its budget is met, and why. Runners check it often.
         failure: why it cannot continue; empty if it can.
+        running: its attempts that train, by the trial's number.
         suggestions: what is suggested ahead.
         reported_s: when a trial last reported a measurement, by the monotonic clock.
     """
@@ -92,28 +92,22 @@ class StudyRun:
         self._owns_workers = owns_workers
         self.notify = notify
         self._suggester, self._space, self.tables = suggester, space, tables
-        self._running: dict[int, Attempt] = {}
+        self.running = RunningAttempts(self._planner.expected_s)
         self._early_stopping = early_stopping(
-            spec.stopping, spec.objectives.metric, self._is_new_ground if spec.pauses else None
+            spec.stopping, spec.objectives.metric, partial(suggester.is_new_ground, trials) if spec.pauses else None
         )
         self._preloaded = False
-        self.suggestions = SuggestionQueue(suggester, trials, self._ending)
+        self.suggestions = SuggestionQueue(suggester, trials, self.running.ending)
         self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._interrupted: deque[int] = deque()  # trials that an earlier run left unfinished
         self._baseline: deque[int] = deque()  # of the user's own settings, those to be tried
         self._histories: dict[int, History] = {}  # of trials that have lost a worker
         records = list(trials)
-        prices, self._price = prices_of(spec, device_names(self.profiles), device, records)
+        prices, self._price = prices_of(spec, device_names(profiles), device, records)
         self.spending = Spending(spec, prices, records)
-        self.done = [record for record in records if record.has_ended]
-        self._paused = {record.number: record for record in records if record.outcome == "paused" and not record.has_ended}
-        self._shares = {number: record.counts for number, record in self._paused.items()}  # of those, and of resumed ones
-        self._of_ended = counted(self.done)
-        self.counted_before = self.counted
-        self._history = History(
-            failed=sum(record.outcome == "error" for record in self.done), budget=spec.budget.trials
-        )  # of the study
-        self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
+        self.ended = EndedTrials(records, spec.objectives)
+        failed = sum(record.outcome == "error" for record in self.ended.done)
+        self._history = History(failed=failed, budget=spec.budget.trials)  # of the study
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
         self._said_of_changes: set[str] = set()
@@ -124,19 +118,9 @@ class StudyRun:
         self.started_s = time.monotonic()
         self.driven_s = driven_s
         self.reported_s: float | None = None
-        self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._load_curves()
         if finish is not None:
-            finish.follow(self._attempts_so_far)
-
-    @property
-    def profiles(self) -> Mapping[str, Mapping[CostKey, DeviceProfile]]:
-        return self._planner.profiles
-
-    @property
-    def counted(self) -> float:
-        """What trials count towards the budget so far, paused ones by the share of their training that they have had."""
-        return round(self._of_ended + sum(list(self._shares.values())), 6)
+            finish.follow(lambda: (self.running.spans(), self.driven_s + self.elapsed_s()))
 
     # What runners call
 
@@ -153,7 +137,7 @@ class StudyRun:
         for _ in range(INFEASIBLE_IN_A_ROW):
             trial = self._next_trial(free)
             if trial is None or trial == "wait":
-                return "wait" if self._running else None
+                return "wait" if self.running else None
             suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict())
             attempts = self._attempts_at(trial)
             try:
@@ -162,14 +146,13 @@ class StudyRun:
                 self._record_infeasible(suggestion, error)
                 if attempts:
                     self._delete_checkpoint(trial.number)
-        self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
+        self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.ended.done[-1].message}")
         return None
 
     def _next_trial(self, free: int) -> TrialRecord | Literal["wait"] | None:
         """The trial that trains next: one that was interrupted, the user's own, one that confirms, or a suggestion."""
-        running = self._running
-        to_train = sum(1.0 - self._shares.get(number, 0.0) for number in running)
-        room = self.spec.budget.trials - self.counted - to_train
+        running = self.running
+        room = self.spec.budget.trials - self.ended.counted - self.ended.to_train(running)
         if room <= 0:
             return None
         while self._interrupted:
@@ -187,7 +170,7 @@ class StudyRun:
         if self.ending.stage >= Stage.NO_NEW_TRIALS:
             return None
         # What is left of a budget finishes paused trials.
-        new = room >= 1 or not self._paused
+        new = room >= 1 or not self.ended.paused
         most = math.ceil(room)
         if self.finish is not None:
             self._suggester.longest_s = self.finish.longest_s()
@@ -203,32 +186,16 @@ class StudyRun:
         self.ending.reach(Stage.NO_NEW_TRIALS, "no further training fits before the deadline")
         return None
 
-    @property
-    def trains(self) -> bool:
-        """Whether some attempt has its devices."""
-        return any(attempt.held_since is not None for attempt in list(self._running.values()))
-
-    @property
-    def devices_busy(self) -> int:
-        """Devices that trials train on now."""
-        return sum(attempt.setup.plan.devices for attempt in list(self._running.values()))
-
-    def _ending(self, seconds: float) -> int:
-        """How many running attempts are expected to end within so many seconds."""
-        now_s, factors = time.monotonic(), ClockFactors.of(list(self._spans))
-        left = (factors.left_s(self._span(attempt, counts=1.0), now_s) for attempt in list(self._running.values()))
-        return sum(left_s is not None and left_s <= seconds for left_s in left)
-
     def setups(self, number: int) -> dict[str, TrialSetup]:
         """An attempt that was just taken, as every kind of device would train it: the same batch, its own micro-batches."""
-        return self._planner.everywhere(self._running[number])
+        return self._planner.everywhere(self.running[number])
 
     def replan_for(self, number: int, devices: int) -> bool:
         """Plan an attempt that was just taken for fewer devices than its trial has, since no more are there.
 
         It is still timed as on its full number of devices. False if it has to wait for those (`Planner.on_fewer`).
         """
-        attempt = self._running[number]
+        attempt = self.running[number]
         setup = self._planner.on_fewer(attempt, devices)
         if setup is None:
             return False
@@ -239,24 +206,24 @@ class StudyRun:
 
     def put_back(self, number: int) -> None:
         """Take an attempt back that never began: it is the next one again."""
-        attempt = self._running.pop(number)
+        attempt = self.running.pop(number)
         self._retries.appendleft(replace(attempt, setup=self._planner.whole(attempt, attempt.setup)))
 
     def lose_attempts(self, why: str) -> None:
         """End all running attempts as interrupted: none of them survived what happened to the machines."""
-        for number in list(self._running):
+        for number in list(self.running):
             self.end(number, Outcome("interrupted", f"{NODE_DIED}: {why}"), silently=True)
 
     def begun(self, number: int) -> None:
         """An attempt has got its devices."""
-        self._running[number].held_since = time.monotonic()
+        self.running[number].held_since = time.monotonic()
 
     def place(self, number: int, kind: str, setup: TrialSetup) -> None:
         """Record that an attempt runs on this kind of device, with this one of its setups."""
-        attempt = self._running[number]
+        attempt = self.running[number]
         # A kind that joined since is treated as the one that times the study.
         planned = attempt.setup.plan.activation_checkpointing
-        attempt.kind, attempt.setup = kind if kind in self.profiles else self._planner.timed_on, setup
+        attempt.kind, attempt.setup = kind if kind in self._planner.profiles else self._planner.timed_on, setup
         self.tables.update_setup(setup)
         facts = replace(self._facts(attempt), device_kind=kind)
         if planned != "none":  # said before of another kind of device
@@ -269,7 +236,7 @@ class StudyRun:
         Args:
             host: the name of the machine that it was taken on.
         """
-        attempt = self._running[number]
+        attempt = self.running[number]
         setup = attempt.setup
         if host != attempt.host:
             attempt.host = host
@@ -289,11 +256,10 @@ class StudyRun:
         Args:
             silently: the next attempt needs no words, since whoever calls has said why.
         """
-        attempt = self._running.pop(number)
+        attempt = self.running.end(number, counts=outcome.kind in COUNTED)
         if outcome.changes and outcome.changes not in self._said_of_changes:
             self._said_of_changes.add(outcome.changes)
             self._say(f"trial {number} {outcome.changes}")
-        self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=float(outcome.kind in COUNTED)))
         self._pay(attempt)
         smaller = self._planner.smaller(attempt, outcome) if outcome.kind == "out_of_memory" else None
         match after(attempt, outcome, self._history_of(number), pauses=self._early_stopping.pauses, smaller=smaller):
@@ -335,7 +301,7 @@ class StudyRun:
         self.tables.end_attempt(setup, Outcome("paused"))
         record = self.trials.change(setup.number, facts, "paused")
         self.trials.commit()
-        self._paused[setup.number], self._shares[setup.number] = record, record.counts
+        self.ended.pause(record)
         self._history = self._history.after_end(Outcome("paused"))
         self.notify(Event("ended", record=record))
 
@@ -372,8 +338,8 @@ class StudyRun:
         if attempt.last is not None:
             value = attempt.last.value(setup.metric) if trained else None
             self._early_stopping.end(number, self._taken(attempt, attempt.last), value)
-        if self.spec.budget.min_gain is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
-            self._worth_known_at = len(self.done)
+        if self.spec.budget.min_gain is not None and len(self.ended.done) >= self._worth_known_at + _WORTH_EVERY:
+            self._worth_known_at = len(self.ended.done)
             self.suggestions.submit(self.check_worth)
 
     def _keep(self, attempt: Attempt) -> None:
@@ -395,10 +361,7 @@ class StudyRun:
         """
         record = self.trials.end(number, result)
         self.trials.commit()
-        self.done.append(record)
-        self._paused.pop(number, None)
-        self._shares.pop(number, None)
-        self._of_ended += record.counts
+        self.ended.end(record)
         if not again:
             self.notify(Event("ended", record=record))
 
@@ -410,21 +373,17 @@ class StudyRun:
     def check_worth(self) -> None:
         """Start no more trials where they are no longer expected to be worth it."""
         least, gain = self.spec.budget.min_gain, self._suggester.expected_gain(self.trials, WORTH_OF)
-        if least is not None and gain is not None and self.counted >= WORTH_OF and gain < least:
+        if least is not None and gain is not None and self.ended.counted >= WORTH_OF and gain < least:
             self.ending.reach(Stage.NO_NEW_TRIALS, f"budget.min_gain: {gain_sentence(gain)}, less than {100 * least:g}%")
 
     def _pay(self, attempt: Attempt) -> None:
         """Count what an attempt's devices cost, now that it has ended."""
-        self.spending.add(attempt.setup.number, self._cost(attempt))
+        self.spending.add(attempt.setup.number, self.spending.of_attempt(attempt))
         self.check_cost()
 
     def _note_spent(self, number: int) -> None:
         if (spent := self.spending.of(number)) is not None:
             self.trials.change(number, TrialFacts(spent=spent))
-
-    def _cost(self, attempt: Attempt) -> float:
-        held_s = 0.0 if attempt.held_since is None else time.monotonic() - attempt.held_since
-        return self.spending.cost(attempt.kind, attempt.setup.plan.devices, held_s)
 
     def check_target(self) -> None:
         """Stop a study whose kept model is as good as is wanted."""
@@ -434,7 +393,7 @@ class StudyRun:
 
     def check_cost(self) -> None:
         """Stop the study where its budget is spent."""
-        if why := self.spending.over(sum(self._cost(attempt) for attempt in list(self._running.values()))):
+        if why := self.spending.over(sum(map(self.spending.of_attempt, list(self.running.values())))):
             self.ending.reach(Stage.STOPPED, why)
 
     def fail(self, why: str) -> None:
@@ -449,28 +408,20 @@ class StudyRun:
 
     # What the driver does around them
 
-    def front(self) -> ParetoFront:
-        ended, front = self._front
-        if ended != len(self.done):  # a live view asks several times a second
-            ended = len(self.done)
-            front = study_front(self.done[:ended], self.spec.objectives)
-            self._front = ended, front
-        return front
-
     def view(self) -> StudyView:
         """The study as displayed now; may be called from another thread."""
-        attempts, done = list(self._running.values()), (*self.done, *list(self._paused.values()))
+        attempts, done = list(self.running.values()), (*self.ended.done, *list(self.ended.paused.values()))
         return study_view(
             self.name,
             self.spec,
-            self.front(),
+            self.ended.front(),
             done,
-            [(attempt.setup, attempt.last, attempt.host, self._span(attempt, counts=1.0)) for attempt in attempts],
-            list(self._spans),
+            [(attempt.setup, attempt.last, attempt.host, self.running.span(attempt)) for attempt in attempts],
+            list(self.running.ended),
             now_s=time.monotonic(),
             elapsed_s=self.elapsed_s(),
             driven_s=self.driven_s + self.elapsed_s(),
-            counted=self.counted,
+            counted=self.ended.counted,
             deadline=None if self.finish is None else self.finish.deadline(),
         )
 
@@ -494,18 +445,18 @@ class StudyRun:
             self.tables.drop_writes()
             return
         why = self.ending.why if self.ending.stage >= Stage.LEAVING else "the driver stopped"
-        for attempt in list(self._running.values()):
+        for attempt in list(self.running.values()):
             self.tables.end_attempt(attempt.setup, Outcome("interrupted", why))
             self._pay(attempt)
             self._note_spent(attempt.setup.number)
         for record in self.trials:
             if record.outcome == "running":
                 self.trials.change(record.number, TrialFacts(), "interrupted")
-        if self.counted >= self.spec.budget.trials:
-            for record in list(self._paused.values()):
+        if self.ended.counted >= self.spec.budget.trials:
+            for record in list(self.ended.paused.values()):
                 self._give_up(record)
         self.trials.commit()
-        self._running.clear()
+        self.running.clear()
         self._retries.clear()
 
     def _give_up(self, record: TrialRecord) -> None:
@@ -534,16 +485,12 @@ class StudyRun:
         if isinstance(checkpoint, str):
             delete_checkpoint(checkpoint)
 
-    def _is_new_ground(self, number: int, others: Collection[int]) -> bool:
-        return self._suggester.is_new_ground(self.trials, number, others)
-
     def _resumed(self, number: int) -> TrialRecord:
         """A paused or interrupted trial, which trains again."""
-        self._paused.pop(number, None)
         record = self.trials.resume(number)
+        self.ended.resume(record)
         if record.facts.rung_fraction is not None:
             self._early_stopping.resume(number)
-            self._shares[number] = record.facts.rung_fraction
         return record
 
     def _attempts_at(self, record: TrialRecord) -> int:
@@ -561,19 +508,10 @@ class StudyRun:
             train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
         return taken_by(self.spec.objectives.speeds, train_s, attempt, self._price)
 
-    def _attempts_so_far(self) -> tuple[list[Span], float]:
-        """The latest attempts of this run, running ones too, and the driver's seconds over all runs."""
-        running = [self._span(attempt, counts=1.0) for attempt in list(self._running.values())]
-        return [*self._spans, *running], self.driven_s + self.elapsed_s()
-
-    def _span(self, attempt: Attempt, ended_s: float | None = None, *, counts: float) -> Span:
-        expected_s = self._planner.expected_s(attempt)
-        return span_of(attempt.setup, attempt.last, expected_s, attempt.started_s, ended_s, counts=counts)
-
     def _load_curves(self) -> None:
         """Read the curves of trials that ended before from the database."""
         curves = self.tables.curves(self.name)
-        for record in (*self.done, *self._paused.values()):
+        for record in (*self.ended.done, *self.ended.paused.values()):
             measured, budget = map(record.taken, self.spec.objectives.speeds), record.facts.samples_budget
             taken = [amount for amount in measured if amount is not None]
             known = len(taken) == len(self.spec.objectives.speeds)
@@ -586,13 +524,13 @@ class StudyRun:
     def _next_repeat(self) -> TrialRecord | None:
         """A repeat of a member of the front, due before anything new in the last part of the budget; None if none is due."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
-        to_end = len(self._running)
-        if self.ending.stage < Stage.NO_NEW_TRIALS and self.counted + to_end < most - confirm.reserved(most):
+        to_end = len(self.running)
+        if self.ending.stage < Stage.NO_NEW_TRIALS and self.ended.counted + to_end < most - confirm.reserved(most):
             return None
         repeats = [record for record in self.trials if record.is_repeat]
         running = Counter(record.setting for record in repeats if not record.has_ended)
-        members = [trial.number for trial in self.front().trials]
-        setting = next_repeat(self.done, self.spec.objectives, confirm.repeats, running, members)
+        members = [trial.number for trial in self.ended.front().trials]
+        setting = next_repeat(self.ended.done, self.spec.objectives, confirm.repeats, running, members)
         if setting is None:
             return None
         # A seed of its own: one that settings shared would suit, or not, all of them alike.
@@ -604,7 +542,7 @@ class StudyRun:
         setup = attempt.setup
         if self._owns_workers and self.device == "cpu":
             attempt.others = OtherPrograms()
-        self._running[setup.number] = attempt
+        self.running[setup.number] = attempt
         if setup.attempt == 0:
             self.trials.change(setup.number, self._facts(attempt))
         self.tables.start_attempt(setup)

@@ -22,6 +22,7 @@ class RunningTrial:
 
     Args:
         where: the machine and its devices; empty while unknown.
+        devices: that it trains on.
         share: of its budget trained, from 0 to 1.
         score: the study's metric at the last measurement.
         left_s: estimated seconds until it is done.
@@ -34,6 +35,7 @@ class RunningTrial:
     share: float
     score: float | None
     left_s: float | None
+    devices: int
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class RunningTrial:
             share=span.share,
             score=None if measured is None else measured.value(setup.metric),
             left_s=factors.left_s(span, now_s),
+            devices=setup.plan.devices,
         )
 
 

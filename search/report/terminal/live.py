@@ -214,8 +214,8 @@ class LiveView:
 
     def watch(self, run: StudyRun) -> None:
         self._run = run
-        if run.done:
-            self.say(f"resuming: {out_of(run.counted, run.spec.budget.trials, ' of ')} trials are done")
+        if run.ended.done:
+            self.say(f"resuming: {out_of(run.ended.counted, run.spec.budget.trials, ' of ')} trials are done")
         # Not before: while devices are profiled there is nothing to draw, and SIGTERM would leave a hidden cursor.
         self.show(run.view)
 
@@ -228,7 +228,7 @@ class LiveView:
             self.say(event.text)
         elif event.kind == "ended" and event.record is not None and self._run is not None:
             run = self._run
-            self.ended(event.record, run.counted, run.spec.budget.trials, run.spec.objectives.metric.name)
+            self.ended(event.record, run.ended.counted, run.spec.budget.trials, run.spec.objectives.metric.name)
 
     def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""

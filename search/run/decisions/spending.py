@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -10,6 +11,7 @@ from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import CostKey
 from ....spaces.record import TrialRecord
 from ....spaces.study.spec import StudySpec
+from .attempt import Attempt
 
 
 def device_names(profiles: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> dict[str, str]:
@@ -66,6 +68,11 @@ class Spending:
     def cost(self, kind: str, devices: int, seconds: float) -> float:
         """The cost of holding so many devices for so many seconds; 0 where their price is unknown."""
         return (self._prices.get(kind) or 0.0) * devices * seconds / 3600
+
+    def of_attempt(self, attempt: Attempt) -> float:
+        """The cost of an attempt's devices so far."""
+        held_s = 0.0 if attempt.held_since is None else time.monotonic() - attempt.held_since
+        return self.cost(attempt.kind, attempt.setup.plan.devices, held_s)
 
     def add(self, number: int, cost: float) -> None:
         """An attempt at a trial has ended."""

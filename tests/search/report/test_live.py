@@ -269,7 +269,7 @@ def many_trials(count: int) -> StudyView:
         TrialRecord(number, "complete", {}, facts, 10.0 * 1.1**number, 0.5 + number / 1000) for number in range(count)
     )
     running = tuple(
-        RunningTrial(count + index, "a-host-with-a-long-name.example.org (10.0.0.1) gpu", 4096, 0.1, 0.5, 0.7, 12.0)
+        RunningTrial(count + index, "a-host-with-a-long-name.example.org (10.0.0.1) gpu", 4096, 0.1, 0.5, 0.7, 12.0, 1)
         for index in range(50)
     )
     name = "a study of a very long name \x1b[31m"
