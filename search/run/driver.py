@@ -282,62 +282,54 @@ def _drive(
     try:
         tables.save_step_times(name, step_times_json(laws))
         with tables.buffered(name):
+            # Another driver may have added to it before we held the lock.
+            row = next(row for row in tables.studies(spec.study) if row.name == name)
+            study = replace(study, driven_s=row.driver_s)
             space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name, objectives=spec.objectives)
             suggester = study_suggester(spec, space, law, prior, trials=len(trials))
-            # Another driver may have added to it before we held the lock.
-            driven_s = next(row.driver_s for row in tables.studies(spec.study) if row.name == name)
-            study = replace(study, driven_s=driven_s)
-            row = next(row for row in tables.studies(spec.study) if row.name == name)
+            held = runner.slots * max(spec.devices.counts)  # devices of the whole study
             finish = finish_of(
-                spec,
-                row.deadline,
-                study.began_at,
-                space,
-                law,
-                study.kept,
-                list(trials),
-                hourly=(price or 0.0) * runner.slots * max(spec.devices.counts),
-                driven_s=driven_s,
+                *(spec, row.deadline, study.began_at, space, law, study.kept, list(trials)),
+                hourly=(price or 0.0) * held,
+                driven_s=row.driver_s,
             )
             run = StudyRun(
-                spec,
-                name,
-                suggester,
-                space,
-                trials,
-                tables,
-                profiles,
-                runner.device,
-                task_hash,
-                notify,
-                driven_s,
+                *(spec, name, suggester, space, trials, tables, profiles, runner.device, task_hash, notify, row.driver_s),
                 owns_workers=runner.owns_workers,
                 finish=finish,
             )
             for text in _opening_messages(spec, profiles, feasible):
                 notify(Event("message", text=text))
-            run.recover()
-            if spec.budget.min_gain is not None:
-                run.check_worth()
-            _save_deadline(tables, name, finish)  # the same for whoever resumes
-            run.check_target()
-            run.check_cost()  # counting what the trials of earlier drivers have cost
-            watch(run)
-            with _heartbeat(run, tables, finish), _interrupts(run, runner, tables.retry_policy) as interrupted:
-                try:
-                    runner.run(run)
-                except KeyboardInterrupt:
-                    if run.ending.stage < Stage.STOPPED:
-                        raise
-                finally:
-                    run.sweep()
-            return _conclude(study, run, suggester, interrupted[0] if interrupted else None)
+            interrupted = _run_trials(run, runner, tables, finish, watch)
+            return _conclude(study, run, suggester, interrupted)
     except StorageError as error:
         if tables.vanished():  # what was asked of a new, empty one is no news
             raise StorageError(_deleted(tables)) from error
         raise
     finally:
         tables.lock.release(name)
+
+
+def _run_trials(
+    run: StudyRun, runner: Runner, tables: Tables, finish: Finish | None, watch: Callable[[StudyRun], None]
+) -> signal.Signals | None:
+    """Run the trials of a study that this driver holds; returns the signal that interrupted it, if one did."""
+    run.recover()
+    if run.spec.budget.min_gain is not None:
+        run.check_worth()
+    _save_deadline(tables, run.name, finish)  # the same for whoever resumes
+    run.check_target()
+    run.check_cost()  # counting what the trials of earlier drivers have cost
+    watch(run)
+    with _heartbeat(run, tables, finish), _interrupts(run, runner, tables.retry_policy) as interrupted:
+        try:
+            runner.run(run)
+        except KeyboardInterrupt:
+            if run.ending.stage < Stage.STOPPED:
+                raise
+        finally:
+            run.sweep()
+    return interrupted[0] if interrupted else None
 
 
 def _deleted(tables: Tables) -> str:

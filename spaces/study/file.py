@@ -395,20 +395,8 @@ def _written(key: Key, node: yaml.Node) -> Key:
     return tuple(written)
 
 
-# Keys of study files before the first release.
-_RENAMED = {
-    "start": "baseline",
-    "objectives.accuracy": "objectives.metric, as a bare name or {name, direction}",
-    "objectives.metric.metric": "objectives.metric.name",
-    "devices.price_on": "devices.time_on",
-    "budget.until_worth": "budget.min_gain",
-}
-# Keys that were measured and removed, and the decision with the figures.
-_REMOVED = {
-    "training.branches": "0036",
-    "training.batch_schedule": "0032",
-    "space.batch_schedule": "0032",
-}
+# Keys that were removed, and what to do instead.
+_REMOVED = {"budget.sure": "a trial that is late trains on fewer samples (docs/deadline.md). Remove the key."}
 _SCALARS = {"bool", "int", "float", "str"}
 
 _EXPECTED = {
@@ -446,11 +434,8 @@ def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
         message = "missing required key"
     elif kind == "extra_forbidden":
         known = _known_keys(raw)
-        if (renamed := _RENAMED.get(".".join(map(str, key)))) is not None:
-            return Fault(_dotted(key), f"now called {renamed}", file, _line(node, key))
-        if (decision := _REMOVED.get(".".join(map(str, key)))) is not None:
-            message = f"removed, since it did not pay: docs/decisions/{decision}. Remove the key."
-            return Fault(_dotted(key), message, file, _line(node, key))
+        if (instead := _REMOVED.get(".".join(map(str, key)))) is not None:
+            return Fault(_dotted(key), f"removed: {instead}", file, _line(node, key))
         message = f"unknown key.{near_miss(key[-1], known)} Valid keys: {', '.join(known)}"
     elif kind == "literal_error":
         known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]

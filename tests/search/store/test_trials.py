@@ -132,7 +132,7 @@ def test_a_trial_is_read_as_it_was_written_and_its_copy_says_the_same(
         assert theirs.state.is_finished() == ours.has_ended
         if ours.has_ended:
             # Optuna's dashboard would draw a front through the values of a trial that diverged.
-            read, written = record_of(theirs), replace(ours, violation=0.0)
+            read, written = record_of(theirs, "maximize"), replace(ours, violation=0.0)
             if ours.outcome == "diverged":
                 assert read.values is None
                 read, written = (replace(each, train_s=None, accuracy=None, values=None) for each in (read, written))
@@ -325,7 +325,7 @@ def test_an_older_databases_trials_are_those_that_optuna_reads(
     for ours, theirs in zip(stored_trials(url, "old"), study.get_trials(), strict=True):
         assert ours.number == theirs.number
         if theirs.state.is_finished():
-            assert replace(ours, violation=0.0) == record_of(theirs)
+            assert replace(ours, violation=0.0) == record_of(theirs, "maximize")
             assert ours.violation == (2.5 if theirs.state == TrialState.PRUNED else 0.0)
         else:
             assert (ours.parameters, ours.has_ended, ours.values) == (theirs.params, False, None)

@@ -435,7 +435,7 @@ def test_plain_optuna_is_proposed_what_a_study_is(known: bool) -> None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             study.tell(trial, trade(trial.params))
-    assert [record_of(one).values for one in study.trials] == [one.values for one in trials]
+    assert [record_of(one, "maximize").values for one in study.trials] == [one.values for one in trials]
 
 
 @pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "minimize"], ["minimize"] * 3])
