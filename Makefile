@@ -1,14 +1,14 @@
 # make run       install what a study needs, then run the example
 # make test      install the rest; the quick tier: laws, the command line, no Ray (under 3 minutes on two idle cores)
-# make test-all  everything that .ci/run runs: the quick tier, the targets below but for test-newest and test-long, and the checks
+# make test-all  everything that .ci/run runs: the quick tier, the targets below but for test-lowest, test-newest and test-long, and the checks
 # make test-slow        laws and commands that take longer: ranks, real step times, live terminals, trainings
 # make test-ray         the runners' contract over Ray Tune, drivers that are killed
 # make test-cluster     Ray jobs, Slurm scripts, PostgreSQL, mixed machines, listening ports
 # make test-browser     the report and the dashboard in headless Chromium
 # make test-frameworks  exports and adapters with the real Hugging Face, Lightning and others
 # make test-docs        the commands and the notebook of the documentation
-# make test-lowest      the quick tier with the lowest versions that pyproject.toml allows
-# make test-newest      the quick tier on the newest Python that is installed (NEWEST=path names another)
+# make test-lowest      before a release: the quick tier with the lowest versions that pyproject.toml allows
+# make test-newest      before a release: the quick tier on the newest Python that is installed (NEWEST=path names another)
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
 # make rough    all attacks: other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
 # make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
@@ -66,9 +66,9 @@ run: $(RUNS)
 
 # Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
 # of a module are made once.
-TWO := $(BIN)/pytest -n 2 --dist loadfile
+TWO := $(BIN)/pytest -n 2 --dist loadfile --durations 25
 # They wait more: three at a time.
-THREE := $(BIN)/pytest -n 3 --dist loadfile
+THREE := $(BIN)/pytest -n 3 --dist loadfile --durations 40
 # With real Rays, browsers, queues: each has a target of its own.
 HEAVY := ray or packaging or cluster or browser or frameworks or docs or rough
 # A release's.
@@ -78,11 +78,10 @@ QUICK := not (slow or $(HEAVY) or $(LONG))
 test: install
 	$(TWO) -m "$(QUICK)"
 
-AT_ONCE ?= 2
 test-lowest test-newest: test-%: $(VENV)/%/.installed
-	$(VENV)/$*/bin/pytest -n $(AT_ONCE) --dist loadfile --hypothesis-profile few -m "$(QUICK)"
+	$(VENV)/$*/bin/pytest -n 2 --dist loadfile --hypothesis-profile few -m "$(QUICK)"
 
-test-all: test test-rest test-lowest
+test-all: test test-rest
 
 test-rest: install
 	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG))"

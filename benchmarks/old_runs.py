@@ -43,7 +43,7 @@ from bsearch.search.sources.imported import imported
 from bsearch.search.sources.runs import Run
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.ask_tell import Search
-from bsearch.search.suggest.suggester import suggester_of
+from bsearch.search.suggest.samplers import suggester_of
 from bsearch.search.suggest.trial_history import PriorTrial
 from problems import Laws, Problem, Share, Table, head, problems, random_value, row
 

@@ -58,8 +58,8 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import Trials
+from bsearch.search.suggest.samplers import suggester_of
 from bsearch.search.suggest.space_transform import SearchSpace
-from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken

@@ -18,8 +18,8 @@ from ..store.stored import StoredStudy
 from ..store.trials import Trials
 from ..suggest.importance import parameter_importances
 from ..suggest.priors.batch_rate_prior import BATCH
+from ..suggest.samplers import suggester_of
 from ..suggest.space_transform import SearchSpace, distribution
-from ..suggest.suggester import suggester_of
 from .best_rate import FEWEST, best_rates
 from .samples_by_batch import EPOCHS, LEAST_TRIALS, samples_by_batch
 

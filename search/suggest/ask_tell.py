@@ -36,9 +36,10 @@ from ..analysis.pareto import study_front
 from ..store.tables import Tables
 from ..store.trials import Trials
 from .optuna.database import OptunaDatabase
+from .samplers import suggester_of
 from .space_transform import SearchSpace
 from .stopping import EarlyStopping, early_stopping
-from .suggester import Proposal, suggester_of
+from .suggester import Proposal
 
 TellOutcome = Literal["complete", "stopped", "paused", "diverged", "error"]
 

@@ -16,8 +16,8 @@ from bsearch.search.store import write_buffer
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.optuna.sampler import FrontSampler
+from bsearch.search.suggest.samplers import suggester_of
 from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
-from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import InfeasiblePlanError
 from bsearch.spaces.laws.device import DeviceProfile

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from bsearch.search.store.trials import Trials
+from bsearch.search.suggest.samplers import suggester_of
 from bsearch.search.suggest.space_transform import SearchSpace
-from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range, count_of, every_value_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile

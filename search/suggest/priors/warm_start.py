@@ -22,8 +22,9 @@ from ...sources.read import is_source, runs_of
 from ...store.rows import StudyRow
 from ...store.tables import Tables
 from ...store.trials import stored_trials
+from ..samplers import suggester_of
 from ..space_transform import SearchSpace
-from ..suggester import Suggester, suggester_of
+from ..suggester import Suggester
 from ..trial_history import PriorTrial
 
 # What must be the same for scores of an earlier study to compare with this one's.

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bsearch.objectives.task_code import task_code_hash
+from bsearch.search.run.decisions.attempt import Attempt
 from bsearch.search.run.decisions.spending import Spending, prices_of
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.record import TrialFacts, TrialRecord
-from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.file import parse_study, read_study
+from bsearch.spaces.trial import Suggestion
 from conftest import TASKS
-from helpers import as_optuna
+from helpers import as_optuna, setup
+from hypothesis import given
+from hypothesis import strategies as st
 
 StudyFile = Callable[..., Path]
 
@@ -109,3 +115,17 @@ def test_a_share_of_a_device_costs_its_share(study_file: StudyFile) -> None:
     assert spending.of(3) == pytest.approx(2.0)
     assert spending.over(2.9) == ""
     assert spending.over(3.0) == "budget.cost: 5 is spent"
+
+
+@given(st.integers(1, 64), st.floats(0.01, 100.0), st.floats(1.0, 1e6), st.integers(2, 5))
+def test_twice_the_devices_cost_twice(devices: int, price: float, seconds: float, times: int) -> None:
+    """And so do twice the seconds and twice the price; each device of an attempt is paid for as long as it is held."""
+    spec = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 8, reference_rate: 0.1}\n")
+    spending = Spending(spec, {"A": price, "B": times * price}, [])
+    once = spending.cost("A", devices, seconds)
+    assert once > 0
+    several = spending.cost("A", times * devices, seconds), spending.cost("A", devices, times * seconds)
+    assert (*several, spending.cost("B", devices, seconds)) == pytest.approx((times * once,) * 3)
+    made = setup(batch=128, plan=BatchPlan(128, devices=devices))
+    attempt = Attempt(Suggestion(0, {}), made, "A", None, held_since=time.monotonic() - seconds)
+    assert spending.of_attempt(attempt) == pytest.approx(once, rel=0.05, abs=price * devices / 3600)

@@ -11,8 +11,8 @@ import pytest
 from bsearch.search.run.decisions.suggestion_queue import SuggestionQueue
 from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.front_suggester import FrontSuggester
+from bsearch.search.suggest.samplers import suggester_of
 from bsearch.search.suggest.space_transform import SearchSpace
-from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.record import TrialFacts, TrialResult

@@ -19,14 +19,14 @@ from bsearch.search.suggest.front_model import FrontModel, _Candidates
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.search.suggest.optuna.copy import record_of
 from bsearch.search.suggest.optuna.sampler import FrontSampler
+from bsearch.search.suggest.samplers import suggester_of
 from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
-from bsearch.search.suggest.suggester import suggester_of
-from bsearch.search.suggest.trial_history import Observations, PausedTrials, front_places
+from bsearch.search.suggest.trial_history import Observations, PausedTrials, PriorTrial, front_places
 from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.record import TrialFacts, TrialResult
+from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.file import read_study
-from bsearch.spaces.study.goals import Objectives
+from bsearch.spaces.study.goals import Direction, Objectives, turned
 from conftest import TASKS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -477,3 +477,25 @@ def test_a_sampler_that_is_none_is_told(study_file: Callable[..., Path]) -> None
     spec = read_study(study_file(task=f"{TASKS}:Points", sampler="math:pi"))
     with pytest.raises(StudyFileError, match="sampler: expected an Optuna sampler at math:pi, got float"):
         run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_a_warm_start_never_enters_the_front(direction: Direction) -> None:
+    """Trials of earlier studies that beat all of this one's teach the models, and are no part of what it has found."""
+
+    def suggester(prior: list[PriorTrial]) -> FrontSuggester:
+        return FrontSuggester(TRADE, known_seconds=lambda parameters: trade(parameters)[0], prior_trials=prior)
+
+    rng = np.random.default_rng(3)
+    own, earlier = ([{"batch": int(rng.integers(8, 400)), "rate": 10 ** rng.uniform(-3, 0)} for _ in range(12)] for _ in "ab")
+    trials = []
+    for number, parameters in enumerate(own):
+        seconds, score = trade(parameters)
+        values = seconds, turned(score, direction)
+        trials.append(TrialRecord.of(number, "complete", parameters, TrialFacts(), values, direction=direction))
+    prior = [(parameters, (0.5 * trade(parameters)[0],), trade(parameters)[1] + 1.0) for parameters in earlier]
+    warm = suggester(prior)
+    model = warm._model(warm._observations(trials), warm._known())
+    (cuts,), _ = model._front_cells()
+    own_times = {round(math.log(trade(parameters)[0]), 9) for parameters in own}
+    assert {round(float(cut), 9) for cut in cuts[:-1]} <= own_times
