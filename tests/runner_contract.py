@@ -245,6 +245,31 @@ class StudyContract(Studies):
             assert outcomes.count("paused") <= 1
         assert not folder.exists()
 
+    def test_a_metric_to_minimize_is_one_to_maximize_turned_round(self, go: Run) -> None:
+        """The same trials are stopped and on the front; tests/search/run/test_mirror.py looks at the search itself."""
+        found = []
+        for metric, direction in (("gain", "maximize"), ("deficit", "minimize")):
+            result = go(
+                study=metric,
+                task=f"{TASKS.with_name('mirror_tasks.py')}:training",
+                space={
+                    "effective_batch": {"low": 16, "high": 400},
+                    "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+                    "epochs": {"low": 1, "high": 8},
+                    "optimum": 0.01,
+                    "curved": 1.0,
+                },
+                training={"evaluations": 5, "samples": 1000},
+                objectives={"metric": {"name": metric, "direction": direction}},
+                budget={"trials": 12},
+                sampler="qmc",
+                cluster={"trials_at_once": 1},
+            ).study
+            trials = [(record.outcome, record.score, record.facts.stopped_fraction) for record in result.records]
+            found.append((trials, [trial.number for trial in result.front.trials], result.front.knee))
+        assert found[0] == found[1]
+        assert 1 < len(found[0][1]) < 12
+
     def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 60, "high": 100}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
         go("SmallMemory", space=space, budget={"trials": 5})
