@@ -94,7 +94,7 @@ class OptunaView:
             return ""
         if record.number not in self._tracebacks:
             attempts = self._tables.attempts(self._name, record.number)
-            self._tracebacks[record.number] = next((row["traceback"] for row in reversed(attempts) if row["traceback"]), "")
+            self._tracebacks[record.number] = next((row.traceback for row in reversed(attempts) if row.traceback), "")
         return self._tracebacks[record.number]
 
 
