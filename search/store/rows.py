@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
@@ -73,43 +73,18 @@ class Unreadable(Exception):
 # Saying it
 
 
-_WHAT = {
-    "bsearch_attempt": ("an attempt at trial", "attempts at trials"),
-    "bsearch_measurement": ("a measurement of trial", "measurements of trials"),
-    "bsearch_trial": ("trial", "trials"),
-}
-
-
 def row_name(table: sa.Table, *rows: Row) -> str:
     """Rows of a table in words.
 
-    >>> row_name(schema.trials, {"study": "digits", "number": 7})
-    'trial 7 of study digits (bsearch_trial)'
-    >>> row_name(schema.trials, *({"study": "digits", "number": number} for number in (1, 3, 4, 5)))
-    'trials 1, 3 to 5 of study digits (bsearch_trial)'
+    >>> row_name(schema.trials, *({"study": "digits", "number": number} for number in (1, 3, 4)))
+    'trials 1, 3, 4 of study digits (bsearch_trial)'
     """
-    if table.name not in _WHAT:
-        name = ", ".join(f"study {row['name']}" if "name" in row else f"profile {str(row['key'])[:12]}" for row in rows)
+    if "number" in rows[0]:
+        numbers = list(dict.fromkeys(str(row["number"]) for row in rows))
+        name = f"trial{'s' * (len(numbers) > 1)} {cut(', '.join(numbers), 200)} of study {rows[0]['study']}"
     else:
-        found = {row["number"] for row in rows}
-        places = [str(number) for number in found if not isinstance(number, int)]
-        for first, last in runs_of(sorted(number for number in found if isinstance(number, int))):
-            places.append(str(first) if first == last else f"{first} to {last}")
-        name = f"{_WHAT[table.name][len(found) > 1]} {', '.join(places)} of study {rows[0]['study']}"
-    return f"{cut(name, 200)} ({table.name})"
-
-
-def runs_of(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of consecutive numbers in an ascending sequence.
-
-    >>> list(runs_of([0, 1, 2, 5, 7, 8]))
-    [(0, 2), (5, 5), (7, 8)]
-    """
-    first = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            yield numbers[first], numbers[place - 1]
-            first = place
+        name = ", ".join(f"study {row['name']}" if "name" in row else f"profile {str(row['key'])[:12]}" for row in rows)
+    return f"{cut(name, 400)} ({table.name})"
 
 
 def left_out(what: str, why: object) -> None:

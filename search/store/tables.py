@@ -33,7 +33,6 @@ from .rows import (
     measures_of,
     profile_of,
     readable,
-    runs_of,
     trials_of,
     with_setup,
 )
@@ -115,15 +114,20 @@ class Tables:
         with transaction(self.url, self.engine) as connection:
             yield connection
 
+    @retrying
+    def _all(self, query: sa.Select[Any]) -> Sequence[Row]:
+        """The rows of a query."""
+        with self._of_trials() as connection:
+            return connection.execute(query).mappings().all()
+
     def _upsert(self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None) -> None:
         """Insert a row, or update the one with its key, which a retry or another process has inserted."""
         try:
-            with transaction(self.url, self.engine) as connection:
-                connection.execute(sa.insert(table).values(**row))
+            self._write_now(lambda connection: connection.execute(sa.insert(table).values(**row)))
         except sa.exc.IntegrityError:
             key = [column == row[column.name] for column in table.primary_key]
-            with transaction(self.url, self.engine) as connection:
-                connection.execute(sa.update(table).where(*key).values(**(row if change is None else change)))
+            update = sa.update(table).where(*key).values(**(row if change is None else change))
+            self._write_now(lambda connection: connection.execute(update))
 
     @retrying
     def _migrate(self, create: bool) -> None:
@@ -134,25 +138,20 @@ class Tables:
 
     def studies(self, base_name: str | None = None) -> list[StudyRow]:
         """Every study, or those of one study file, oldest first."""
-        return self._studies(*([] if base_name is None else [schema.studies.c.base_name == base_name]))
+        columns = schema.studies.c
+        query = sa.select(schema.studies).order_by(columns.created_at, columns.name)
+        return [StudyRow(row) for row in self._all(query if base_name is None else query.where(columns.base_name == base_name))]
 
     def study(self, name: str) -> StudyRow | None:
         """The study of this full name; None where there is none."""
-        return next(iter(self._studies(schema.studies.c.name == name)), None)
+        rows = self._all(sa.select(schema.studies).where(schema.studies.c.name == name))
+        return StudyRow(rows[0]) if rows else None
 
-    @retrying
-    def _studies(self, *conditions: sa.ColumnElement[bool]) -> list[StudyRow]:
-        query = sa.select(schema.studies).where(*conditions).order_by(schema.studies.c.created_at, schema.studies.c.name)
-        with transaction(self.url, self.engine) as connection:
-            return [StudyRow(row) for row in connection.execute(query).mappings()]
-
-    @retrying
     def save_study(self, name: str, base_name: str, identity: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
         """Store the study, or its newest spec where it exists."""
         change = {"spec": json.dumps(spec), "identity": json.dumps(identity)}
-        self._upsert(
-            schema.studies, {"name": name, "base_name": base_name, "created_at": now(), "driver_s": 0.0, **change}, change
-        )
+        row = {"name": name, "base_name": base_name, "created_at": now(), "driver_s": 0.0, **change}
+        self._upsert(schema.studies, row, change)
 
     def save_step_times(self, study: str, document: Mapping[str, Any]) -> None:
         self._save_document(study, "step_times", document)
@@ -163,33 +162,23 @@ class Tables:
     def save_deadline(self, study: str, document: Mapping[str, Any] | None) -> None:
         self._save_document(study, "deadline", document)
 
-    @retrying
     def _save_document(self, study: str, column: str, document: Mapping[str, Any] | None) -> None:
         update = sa.update(schema.studies).where(schema.studies.c.name == study)
-        with transaction(self.url, self.engine) as connection:
-            connection.execute(update.values({column: document and json.dumps(document)}))
+        self._write_now(lambda connection: connection.execute(update.values({column: document and json.dumps(document)})))
 
     def profile(self, about: str) -> DeviceProfile | None:
         """The device profile stored by an earlier run, by everything it depends on; None where there is none."""
-        found = self._profiles(schema.profiles.c.key == _digest(about))
+        found = self.profiles(schema.profiles.c.key == _digest(about))
         return found[-1][1] if found else None
 
-    def profiles(self) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
+    def profiles(self, *conditions: sa.ColumnElement[bool]) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
         """Every stored profile with everything it depends on, oldest first."""
-        return self._profiles()
-
-    @retrying
-    def _profiles(self, *conditions: sa.ColumnElement[bool]) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
         query = sa.select(schema.profiles).where(*conditions).order_by(schema.profiles.c.measured_at)
-        with transaction(self.url, self.engine) as connection:
-            found = connection.execute(query).mappings().all()
-        return readable(schema.profiles, found, profile_of)
+        return readable(schema.profiles, self._all(query), profile_of)
 
-    @retrying
     def save_profile(self, about: str, profile: Mapping[str, Any]) -> None:
-        self._upsert(
-            schema.profiles, {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()}
-        )
+        row = {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()}
+        self._upsert(schema.profiles, row)
 
     def vanished(self) -> bool:
         """Whether the SQLite file has been deleted while open: writes are lost from then on. A connection that was opened since
@@ -205,12 +194,10 @@ class Tables:
 
     # Trials
 
-    @retrying
     def add_trial(self, study: str, trial: TrialRecord) -> bool:
         """Store a new trial; False where another process has added one of its number."""
         try:
-            with transaction(self.url, self.engine) as connection:
-                connection.execute(sa.insert(schema.trials).values(**_row(study, trial)))
+            self._write_now(lambda connection: connection.execute(sa.insert(schema.trials).values(**_row(study, trial))))
         except sa.exc.IntegrityError:
             return False
         return True
@@ -227,19 +214,17 @@ class Tables:
             known: trials as they were read before; those that had ended then are not read again.
         """
         ended = {number: trial for number, trial in (known or {}).items() if trial.ended_at}
-        table, columns = schema.trials, schema.trials.c
-        found: list[Row] = []
+        last = max(ended, default=-1)
+        # All but those that had ended: what is new is at the end, and databases limit the number of bound values.
+        columns = schema.trials.c
+        left = sa.or_(columns.number.not_between(0, last), columns.number.in_(set(range(last)) - ended.keys()))
+        spec = sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)
+        attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
         with self._of_trials() as connection:
-            spec = connection.execute(sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)).scalar()
-            attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
-            last = connection.execute(attempted).scalar()
-            numbers = set(connection.execute(sa.select(columns.number).where(columns.study == study)).scalars()) - ended.keys()
-            # Consecutive ones at once: databases limit the number of bound values, and most of what is new is at the end.
-            for first, end in runs_of(sorted(number for number in numbers if isinstance(number, int))):
-                query = sa.select(table).where(columns.study == study, columns.number.between(first, end))
-                found += connection.execute(query).mappings().all()
-        found += ({"study": study, "number": number} for number in numbers if not isinstance(number, int))
-        return trials_of(study, found, measures_of(spec), ended, last)
+            measures = measures_of(connection.execute(spec).scalar())
+            begun = connection.execute(attempted).scalar()  # first: an attempt is written with its trial
+            found = connection.execute(sa.select(schema.trials).where(columns.study == study, left)).mappings().all()
+        return trials_of(study, found, measures, ended, begun)
 
     # Attempts and measurements
 
@@ -277,21 +262,17 @@ class Tables:
         last = {row["number"]: row for row in self._rows(schema.attempts, study)}
         return {attempt.number: setup for attempt, setup in readable(schema.attempts, last.values(), with_setup)}
 
-    @retrying
     def _rows(self, table: sa.Table, study: str, number: int | None = None) -> Sequence[Row]:
         """What a study's trials, or one of them, have in a table, in the order of its key."""
         query = sa.select(table).where(table.c.study == study).order_by(*table.primary_key)
-        with self._of_trials() as connection:
-            return connection.execute(query if number is None else query.where(table.c.number == number)).mappings().all()
+        return self._all(query if number is None else query.where(table.c.number == number))
 
-    @retrying
     def attempts_begun(self, study: str, number: int) -> int:
         """How many attempts at a trial have begun; those that cannot be read count as well."""
         columns = schema.attempts.c
-        query = sa.select(sa.func.max(columns.attempt)).where(columns.study == study, columns.number == number)
-        with self._of_trials() as connection:
-            last = connection.execute(query).scalar()
-        return last + 1 if isinstance(last, int) else 0
+        last = sa.select(sa.func.max(columns.attempt).label("last")).where(columns.study == study, columns.number == number)
+        found = self._all(last)[0]["last"]
+        return found + 1 if isinstance(found, int) else 0
 
     def end_left_attempts(self, study: str, number: int, outcome: Outcome) -> None:
         """End the attempts at a trial that their driver left open."""
