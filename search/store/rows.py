@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
-from typing import Annotated, Any, NotRequired, Self, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import sqlalchemy as sa
 from pydantic import (
@@ -27,7 +27,6 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     ValidationInfo,
-    with_config,
 )
 
 from ...spaces.deadline import StoredDeadline
@@ -142,10 +141,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _validated(column: str, kind: Any, value: Any) -> Any:
+    """A value of this kind; a model says only what a document must have, which stays as it is."""
     try:
-        return _adapter(kind).validate_python(value)
+        read = _adapter(kind).validate_python(value)
     except ValidationError as error:
         raise Unreadable(_words(error, column)) from None
+    return value if isinstance(read, BaseModel) else read
 
 
 def _words(error: ValidationError, *where: str) -> str:
@@ -376,36 +377,36 @@ class MeasurementRow(_Row):
 # Profiles
 
 
-class _Cost(TypedDict):
+class _Cost(BaseModel):
     parameters: dict[Any, Any]
     training: dict[Any, Any]
 
 
-@with_config(extra="allow")
-class _About(TypedDict):
+class _Request(BaseModel):
+    setup: _Cost
+
+
+class _About(BaseModel):
     task: Annotated[list[Any], Field(min_length=2, max_length=2)]
-    request: dict[str, Any]
+    request: _Request
 
 
 def profile_of(row: Row) -> tuple[Mapping[str, Any], DeviceProfile]:
     """A stored profile, after everything it depends on."""
     about = _validated("about", _About, _document("about", row["about"]))
-    _validated("about.request.setup", _Cost, about["request"].get("setup"))
     return about, DeviceProfile.from_dict(_document("profile", row["profile"]))
 
 
 # Studies
 
 
-@with_config(extra="allow")
-class _TaskCode(TypedDict):
+class _TaskCode(BaseModel):
     name: Any
     code: Any
-    earlier: NotRequired[list[Any]]
+    earlier: list[Any] = []
 
 
-@with_config(extra="allow")
-class _Identity(TypedDict):
+class _Identity(BaseModel):
     task: _TaskCode
 
 

@@ -217,7 +217,7 @@ class Tables:
         last = max(ended, default=-1)
         # All but those that had ended: what is new is at the end, and databases limit the number of bound values.
         columns = schema.trials.c
-        left = sa.or_(columns.number.not_between(0, last), columns.number.in_(set(range(last)) - ended.keys()))
+        left = sa.or_(~columns.number.between(0, last), columns.number.in_(set(range(last)) - ended.keys()))
         spec = sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)
         attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
         with self._of_trials() as connection:
