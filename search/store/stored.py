@@ -137,7 +137,7 @@ class StoredStudy:
 
     @property
     def ended(self) -> int:
-        """Trials that have ended, in whatever way."""
+        """How many trials have ended."""
         return sum(record.has_ended for record in self.records)
 
     def current_rates(self) -> StoredRates | None:

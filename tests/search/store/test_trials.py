@@ -299,14 +299,16 @@ def test_a_study_of_the_commit_before_is_shown_and_goes_on(tmp_path: Path, old: 
         assert "left out" not in result.output
         return result.output
 
-    assert json.loads(bsearch("show", path, "--json"))["trials"]["complete"] == sum(one.outcome == "complete" for one in before)
+    complete = sum(trial.outcome == "complete" for trial in before)
+    assert json.loads(bsearch("show", path, "--json"))["trials"]["complete"] == complete
     bsearch("show", path, "--all")
     bsearch("run", path, "--serial", "--trials", len(before) + 1, "--same-experiment")
     trials = tables.trials("digits")
     assert [trial for trial, was in zip(trials, before, strict=False) if was.has_ended] == before[:-1]
     assert trials[len(before) - 1].outcome in ("complete", "stopped", "diverged")
     assert tables.attempts("digits")[: len(attempts) - 1] == attempts[:-1]
-    assert curves.items() <= tables.curves("digits").items() | {(len(before) - 1, tuple(curves.get(len(before) - 1, ())))}
+    now = tables.curves("digits")
+    assert [now[trial.number] for trial in before[:-1]] == [curves[trial.number] for trial in before[:-1]]
     copied = as_optuna(tmp_path / "digits.db", "digits").trials
     assert [trial.user_attrs["outcome"] for trial in copied] == [trial.outcome for trial in trials]
 
