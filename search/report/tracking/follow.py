@@ -77,7 +77,7 @@ class _Telling:
         self.error, told, failed = "", 0, 0
         try:
             for trial in trials:
-                state = (trial.curve[-1]["samples_seen"] if trial.curve else 0, trial.ended, trial.on_front)
+                state = (trial.curve[-1].samples_seen if trial.curve else 0, trial.ended, trial.on_front)
                 if self.known.get(trial.record.number) == state:
                     continue
                 try:
