@@ -153,7 +153,7 @@ def ours(folder: Path, trials: int) -> tuple[int, int, int]:
     assert spec.storage is not None
     attempts = Tables(spec.storage).attempts("limited")
     lost = sum(record.outcome == "error" for record in result.study.records)
-    return sum(row["outcome"] == "out_of_memory" for row in attempts), lost, 0
+    return sum(row.outcome == "out_of_memory" for row in attempts), lost, 0
 
 
 def plain(trials: int, halves: bool) -> tuple[int, int, int]:

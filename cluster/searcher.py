@@ -178,15 +178,15 @@ class StudySearcher(Searcher):
 
     def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Record where an attempt runs or what it measured; True if it should stop."""
+        host = f"{result.get('hostname')} ({result.get('node_ip')})"
         if "placed" in result and trial_id in self._numbers:
             self.processes[trial_id] = result["node_ip"], result["pid"]
             if "setup" in result:
                 setup = TrialSetup.from_dict(json.loads(result["setup"]))
-                self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup))
+                self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup, host))
         if "measurement" not in result or trial_id not in self._numbers or trial_id in self._outcomes:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
-        host = f"{result['hostname']} ({result['node_ip']})"
         should_stop = self._guarded(lambda: self._study.report(self._numbers[trial_id], measurement, host))
         if should_stop is None:  # the study crashed and stops
             return True

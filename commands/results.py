@@ -177,11 +177,11 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
         raise StudyFileError(f"study {study.name}: has no trial {number}; {known}")
     tables = study.tables()
     curve = [
-        {key: row[key] for key in ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")}
+        row.model_dump(include={"attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss"})
         for row in tables.curve(study.name, number)
     ]
     attempts = [
-        {key: row[key] for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
+        {key: getattr(row, key) for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
         for row in tables.attempts(study.name, number)
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}

@@ -133,11 +133,10 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
 
 
 def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Suggestion) -> str | None:
-    """URL of a trial's checkpoint; a trial that continues an interrupted one shares that one's."""
+    """URL of a trial's checkpoint, which all attempts at it share."""
     if spec.cluster.checkpoints is None:
         return None
-    began_as = suggestion.notes.get("began_as", suggestion.number)
-    return f"{spec.cluster.checkpoints.rstrip('/')}/{file_name(name)}/checkpoints/{began_as}-{task_hash[:8]}.pt"
+    return f"{spec.cluster.checkpoints.rstrip('/')}/{file_name(name)}/checkpoints/{suggestion.number}-{task_hash[:8]}.pt"
 
 
 def planned(

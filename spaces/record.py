@@ -16,7 +16,7 @@ from .trial import COUNTED, OutcomeKind, Parameter
 
 @dataclass(frozen=True, slots=True)
 class TrialFacts:
-    """Derived values of a trial; None if unknown. They are stored as user attributes of the Optuna trial.
+    """Derived values of a trial; None if unknown. They are stored as a JSON document of its row.
 
     Args:
         effective_batch, micro_batch, accumulation, devices, activation_checkpointing, rule, learning_rate, weight_decay,
@@ -130,7 +130,7 @@ class TrialFacts:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> Self:
-        """The facts in a trial's user attributes.
+        """The facts in a JSON document.
 
         >>> facts = TrialFacts.of({"learning_rate": 0.1, "betas": [0.9, 0.99], "val_loss": 1.5})
         >>> facts.learning_rate, facts.betas, facts.seed, facts.extra
@@ -158,7 +158,7 @@ SEARCHED_FACTS = frozenset(
 )
 # Names that results have beside facts and parameters.
 RESULTS = frozenset(
-    {"accuracy", "all", "attempt", "began_as", "cost", "ended_at", "energy_j", "knee", "on_front", "outcome", "started_at"}
+    {"accuracy", "all", "attempt", "cost", "ended_at", "energy_j", "knee", "on_front", "outcome", "started_at"}
     | {"trial", "val_loss"}
 )
 # Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.

@@ -89,7 +89,7 @@ class RunnerContract(Studies):
         assert [file.name.partition("-")[0] for file in folder.iterdir()] == ["0"]
         go("Slow", **changes)
         tables = Tables(f"sqlite:///{kept_path(kept())}")
-        assert [row["outcome"] for row in tables.attempts("small", 0)] == ["interrupted", "complete"]
+        assert [row.outcome for row in tables.attempts("small", 0)] == ["interrupted", "complete"]
         (whole,) = kept().trials
         assert (whole.state.name, whole.user_attrs["attempts"]) == ("COMPLETE", 2)
         assert whole.user_attrs["resumed_at"] >= 200 - 40
@@ -143,8 +143,8 @@ class StudyContract(Studies):
         assert set(states) <= {"FAIL", "WAITING"}
         errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
         assert 3 <= len(errors) <= 5
-        rows = [row for row in Tables(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
-        assert "Traceback" in rows[0]["traceback"]
+        rows = [row for row in Tables(f"sqlite:///{kept_path(kept())}").attempts("small") if row.outcome == "error"]
+        assert "Traceback" in rows[0].traceback
 
     def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("Points", budget={"trials": 3})
@@ -238,7 +238,7 @@ class StudyContract(Studies):
             seen = [samples for samples, _ in curves[trial.number]]
             assert seen[0] < facts["resumed_at"] < seen[-1] == facts["samples_budget"]  # the curve is whole
         for trial in trials:
-            outcomes = [row["outcome"] for row in tables.attempts("small", trial.number)]
+            outcomes = [row.outcome for row in tables.attempts("small", trial.number)]
             if trial.user_attrs.get("outcome") == "paused":
                 assert (trial.state.name, outcomes[-1]) == ("PRUNED", "paused")
                 assert curves[trial.number][-1][0] < trial.user_attrs["samples_budget"]
@@ -280,9 +280,9 @@ class StudyContract(Studies):
         assert trials[0].user_attrs["attempts"] == 2
         assert trials[4].user_attrs["attempts"] == 1
         rows = Tables(f"sqlite:///{kept_path(kept())}").attempts("small", 0)
-        assert [row["outcome"] for row in rows] == ["out_of_memory"] * (len(rows) - 1) + ["complete"]
-        assert len({row["setup"]["plan"]["effective_batch"] for row in rows}) == 1
-        assert len({row["setup"]["optimizer"]["learning_rate"] for row in rows}) == 1
+        assert [row.outcome for row in rows] == ["out_of_memory"] * (len(rows) - 1) + ["complete"]
+        assert len({row.setup["plan"]["effective_batch"] for row in rows}) == 1
+        assert len({row.setup["optimizer"]["learning_rate"] for row in rows}) == 1
 
     @pytest.mark.slow
     def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

@@ -106,9 +106,9 @@ def _earlier_spans(spec: StudySpec) -> list[Span]:
         for study in reversed(tables.studies(spec.study)):
             trials = {record.number: record for record in tables.trials(study.name)}
             ended = [
-                _span(row, trials[row["number"]])
+                _span(row.started_at, row.ended_at, trials[row.number])
                 for row in tables.attempts(study.name)
-                if row["outcome"] == "complete" and row["ended_at"] and row["number"] in trials
+                if row.outcome == "complete" and row.ended_at and row.number in trials
             ]
             known = [span for span in ended if span.known_s is not None]
             if len(known) >= _ENOUGH:
@@ -116,8 +116,8 @@ def _earlier_spans(spec: StudySpec) -> list[Span]:
     return []
 
 
-def _span(attempt: Mapping[str, Any], trial: TrialRecord) -> Span:
-    started, ended = (datetime.fromisoformat(attempt[name]).timestamp() for name in ("started_at", "ended_at"))
+def _span(started_at: str, ended_at: str, trial: TrialRecord) -> Span:
+    started, ended = (datetime.fromisoformat(at).timestamp() for at in (started_at, ended_at))
     facts = trial.facts
     known_s = facts.train_s if facts.train_s_source == "known" else None
     return Span(started, ended, known_s, facts.measured_train_s or 0.0, share=1.0, counts=True)

@@ -370,9 +370,9 @@ def storage_findings(url: str) -> Iterator[Finding]:
     except BsearchError as error:
         yield Finding("storage", "problem", masked(str(error)))
         return
-    if inspection.newer:
-        found = f"{shown} was written by a newer bsearch (its tables are at revision {inspection.revision})"
-        yield Finding("storage", "problem", found, "Use that version of bsearch, or another storage.")
+    if inspection.unknown:
+        found, _, advice = inspection.unknown.partition(". ")
+        yield Finding("storage", "problem", f"{shown}: {found}", advice)
         return
     if inspection.refusal:
         advice = "Change the permissions of the file and its folder, or of the database user."

@@ -28,7 +28,7 @@ from .terminal.tables import front_summary
 PAGES = "/dashboard/studies"
 # Seconds between two updates, and after one that failed.
 _EVERY_S, _RETRY_S = 1.0, 30.0
-# After so many trials only members of the front and failures have a note: the dashboard compares each trial with each note,
+# From this many trials on only members of the front and failures have a note: the dashboard compares each trial with each note,
 # at every request (2,000 of both took 5 s; docs/decisions/0058).
 _NOTED = 300
 # How long a driver whose study is over waits for the last update.
@@ -94,7 +94,7 @@ class OptunaView:
             return ""
         if record.number not in self._tracebacks:
             attempts = self._tables.attempts(self._name, record.number)
-            self._tracebacks[record.number] = next((row["traceback"] for row in reversed(attempts) if row["traceback"]), "")
+            self._tracebacks[record.number] = next((row.traceback for row in reversed(attempts) if row.traceback), "")
         return self._tracebacks[record.number]
 
 
@@ -154,7 +154,7 @@ class _Keeping(threading.Thread):
             last, wait_s = self.over.wait(wait_s), _EVERY_S
             try:
                 self._update()
-            except Exception as error:  # whatever fails in the copy, the study goes on
+            except Exception as error:  # a failure of the copy must not end the study
                 self._close()
                 wait_s = _RETRY_S
                 said = str(error) if isinstance(error, BsearchError) else f"{type(error).__name__}: {error}"

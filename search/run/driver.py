@@ -37,7 +37,7 @@ from ..store.lock import HEARTBEAT_S
 from ..store.rows import StudyRow
 from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
 from ..store.tables import Tables
-from ..store.trials import Trials, stored_trials
+from ..store.trials import Trials
 from ..store.url import shown_url
 from ..suggest.priors.warm_start import prior_trials, study_suggester
 from ..suggest.space_transform import SearchSpace
@@ -166,14 +166,14 @@ def _open(
         notify(Event("message", text=text))
     name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
     packages = task_packages(spec.task)
-    for row in tables.studies(spec.study):
-        if row.name == name:
-            row.say_what_goes()
-            for text in _changed_packages(row.identity["task"].get("packages"), packages):
-                notify(Event("message", text=text))
+    row = tables.study(name)
+    if row is not None:
+        row.say_what_goes()
+        for text in _changed_packages(row.identity["task"].get("packages"), packages):
+            notify(Event("message", text=text))
     identity = {**identity, "task": {**identity["task"], "packages": packages}}
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
-    step_times = (tables.step_times(name) or {}) if tables.any_counted(name) else None
+    step_times = (row.step_times or {}) if row is not None and counted(tables.trials(name)) else None
     if step_times is not None and not any(step_times.values()):
         if spec.budget.profile_s:
             text = (
@@ -182,20 +182,20 @@ def _open(
             )
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
-    driven_s = next((row.driver_s for row in tables.studies(spec.study) if row.name == name), 0.0)
     model = None
     if spec.budget.keeps_model:  # before anything is timed: a folder that cannot be used is told at once
-        trials = stored_trials(tables.url, name) if name in {row.name for row in tables.studies()} else ()
+        trials = tables.trials(name)
         model = kept_model(spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training))
+    driven_s = 0.0 if row is None else row.driver_s
     return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at, model)
 
 
 def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult | None:
     """The result of a study whose budget is met and whose trials are all settled; None where there is something to do."""
-    row = next((row for row in study.tables.studies() if row.name == study.name), None)
+    row = study.tables.study(study.name)
     if row is None:
         return None
-    trials = stored_trials(study.tables.url, study.name)
+    trials = study.tables.trials(study.name)
     if any(not record.has_ended and record.outcome != "interrupted" for record in trials):
         return None
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
@@ -267,8 +267,7 @@ def _drive(
     """Hold the study's lock and run its trials."""
     spec, tables, name = study.spec, study.tables, study.name
     laws = next(iter(profiles.values()))  # of the kind that times the study
-    records_so_far = stored_trials(tables.url, name) if name in {row.name for row in tables.studies()} else ()
-    now, price = prices_of(spec, device_names(profiles), runner.device, records_so_far)
+    now, price = prices_of(spec, device_names(profiles), runner.device, tables.trials(name))
     if price != next(iter(now.values())):
         text = f"costs are at a price of {price:g} an hour, as when this study began; create a new study (--new) for today's"
         notify(Event("message", text=text))
@@ -283,7 +282,8 @@ def _drive(
         tables.save_step_times(name, step_times_json(laws))
         with tables.buffered(name):
             # Another driver may have added to it before we held the lock.
-            row = next(row for row in tables.studies(spec.study) if row.name == name)
+            row = tables.study(name)
+            assert row is not None
             study = replace(study, driven_s=row.driver_s)
             space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name, objectives=spec.objectives)
             suggester = study_suggester(spec, space, law, prior, trials=len(trials))
@@ -402,7 +402,7 @@ def identified(
     only_code = without_code(newest.identity) == without_code(identity)
     if only_code and same_experiment:
         return newest.name, with_codes(identity, codes(newest.identity))
-    if {**newest.identity, "task": identity["task"]} == identity and not tables.any_counted(newest.name):
+    if {**newest.identity, "task": identity["task"]} == identity and not counted(tables.trials(newest.name)):
         return newest.name, identity  # its code never finished a trial, so fixing it changes no experiment
     advice = (
         "Restore the old settings, create a new study (--new, or new=True in Python), or choose another name (with "

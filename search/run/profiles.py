@@ -171,8 +171,9 @@ def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceP
 
     Of several kinds of devices the one that times the study counts; of several measurements the newest.
     """
+    row = tables.study(study.name)
     try:
-        step_times = tables.step_times(study.name) or {}
+        step_times = (row and row.step_times) or {}
     except StorageError as error:
         left_out(f"the step times of study {study.name}", error)
         return {}

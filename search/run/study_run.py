@@ -218,14 +218,15 @@ class StudyRun:
         """An attempt has got its devices."""
         self.running[number].held_since = time.monotonic()
 
-    def place(self, number: int, kind: str, setup: TrialSetup) -> None:
-        """Record that an attempt runs on this kind of device, with this one of its setups."""
+    def place(self, number: int, kind: str, setup: TrialSetup, host: str) -> None:
+        """Record that an attempt runs on this kind of device, on this machine, with this one of its setups."""
         attempt = self.running[number]
+        attempt.host = host
         # A kind that joined since is treated as the one that times the study.
         planned = attempt.setup.plan.activation_checkpointing
         attempt.kind, attempt.setup = kind if kind in self._planner.profiles else self._planner.timed_on, setup
         self.tables.update_setup(setup)
-        facts = replace(self._facts(attempt), device_kind=kind)
+        facts = replace(self._facts(attempt), device_kind=kind, host=host)
         if planned != "none":  # said before of another kind of device
             facts = replace(facts, activation_checkpointing=setup.plan.activation_checkpointing)
         self.trials.change(number, facts)
@@ -481,7 +482,7 @@ class StudyRun:
     def _delete_checkpoint(self, number: int) -> None:
         """Delete the checkpoint of a trial that no longer runs."""
         attempts = self.tables.attempts(self.name, number)
-        checkpoint = attempts[-1]["setup"].get("checkpoint") if attempts else None
+        checkpoint = attempts[-1].setup.get("checkpoint") if attempts else None
         if isinstance(checkpoint, str):
             delete_checkpoint(checkpoint)
 

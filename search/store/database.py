@@ -201,7 +201,7 @@ def _opened(file: str, query: str) -> sqlite3.Connection:
 
 
 def has_table(file: str, name: str) -> bool:
-    """Whether an SQLite file has a table, by a new connection that changes nothing; true also if that cannot be told."""
+    """Whether an SQLite file has a table, by a new connection that changes nothing; true also if that is unknown."""
     try:
         with closing(_opened(file, "mode=ro")) as connection:
             found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone()

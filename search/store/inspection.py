@@ -10,7 +10,7 @@ from sqlalchemy.engine import Engine
 
 from .database import DatabaseUnavailable, RetryPolicy, first_line, network_storage, storage_engine, translate_errors
 from .lock import Driver
-from .schema import known_revisions, revision_of
+from .schema import revision_of, unknown_revision
 from .tables import Tables
 
 
@@ -20,14 +20,14 @@ class StorageReport:
 
     Args:
         revision: of bsearch's tables there; None where there are none yet.
-        newer: they were written by a newer bsearch.
+        unknown: why this version can neither read them nor bring them up to date, and what to do; empty where it can.
         network: the type of the network file system that an SQLite file is on.
         refusal: why it cannot be written; empty where it can.
         drivers: who runs which study.
     """
 
     revision: str | None
-    newer: bool
+    unknown: str
     network: str | None
     refusal: str
     drivers: Mapping[str, Driver]
@@ -45,14 +45,14 @@ def inspect_storage(url: str) -> StorageReport:
     def inspect() -> StorageReport:
         with translate_errors(url), engine.connect() as connection:
             revision = revision_of(connection)
-        newer = revision is not None and revision not in known_revisions()
+        unknown = unknown_revision(revision)
         drivers: dict[str, Driver] = {}
-        if revision is not None and not newer:
+        if revision is not None and not unknown:
             tables = Tables(url, create=False)
             found = {study.name: tables.lock.driver(study.name) for study in tables.studies()}
             drivers = {name: driver for name, driver in found.items() if driver is not None}
             tables.close()
-        return StorageReport(revision, newer, network_storage(engine), _refusal(engine), drivers)
+        return StorageReport(revision, unknown, network_storage(engine), _refusal(engine), drivers)
 
     try:
         return RetryPolicy(url)(inspect)

@@ -16,6 +16,8 @@ from .url import shown_url
 VERSION_TABLE = "bsearch_alembic_version"
 # The newest revision in `migrations/versions`; a test keeps the two in step, so that reading a database imports no Alembic.
 HEAD = "0006"
+# The last commit that migrates databases of revisions before the first in `migrations/versions`.
+_READS_OLDER = "0d7e093"
 
 
 class _Printed(sa.TypeDecorator[str]):
@@ -30,6 +32,7 @@ class _Printed(sa.TypeDecorator[str]):
 
 metadata = sa.MetaData()
 
+versions = sa.Table(VERSION_TABLE, metadata, sa.Column("version_num", sa.String(32), primary_key=True))
 studies = sa.Table(
     "bsearch_study",
     metadata,
@@ -95,14 +98,24 @@ measurements = sa.Table(
 
 def revision_of(connection: Connection) -> str | None:
     """The revision of our tables in a database; None where there are none."""
-    if not sa.inspect(connection).has_table(VERSION_TABLE):
-        return None
-    return connection.execute(sa.select(sa.column("version_num")).select_from(sa.table(VERSION_TABLE))).scalar()
+    return connection.execute(sa.select(versions)).scalar() if sa.inspect(connection).has_table(VERSION_TABLE) else None
 
 
 def known_revisions() -> frozenset[str]:
     """The revisions that this version of bsearch can read or migrate from."""
     return frozenset(path.name[1:5] for path in (_MIGRATIONS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py"))
+
+
+def unknown_revision(revision: str | None) -> str:
+    """Why tables of a revision can neither be read nor migrated, and what to do; empty where they can, or there are none."""
+    if revision is None or revision in known_revisions():
+        return ""
+    if revision > HEAD:
+        return f"a newer bsearch has written it (schema {revision}, known here up to {HEAD}). Use it, or another storage."
+    return (
+        f"an older bsearch has written it (schema {revision}, known here from {min(known_revisions())} on). Open it once with "
+        f"commit {_READS_OLDER}, such as by its `bsearch show`, which brings it up to date; or use another storage."
+    )
 
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -118,7 +131,7 @@ def migrate(
         may_change: raises where tables of an earlier version may not be changed now.
 
     Raises:
-        StorageError: there are none and none may be created, or a newer bsearch has written them.
+        StorageError: there are none and none may be created, or a newer bsearch has written them, or a much older one.
     """
     with engine.connect() as connection:
         revision = revision_of(connection)
@@ -133,23 +146,26 @@ def migrate(
         )
     if revision is None and not create:  # reading leaves a foreign database unchanged
         raise NoStudyError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
-    if revision is not None and revision not in known_revisions():
-        raise StorageError(
-            f"storage {shown}: a newer bsearch has written it (schema {revision}, known here up to {HEAD}). "
-            "Use that version or another storage."
-        )
+    if why := unknown_revision(revision):
+        raise StorageError(f"storage {shown}: {why}")
+    with _exclusive(engine) as connection:
+        if (revision := revision_of(connection)) is None:
+            metadata.create_all(connection)
+            connection.execute(sa.insert(versions).values(version_num=HEAD))
+        elif revision != HEAD:  # else another process was faster
+            may_change(connection)
+            _upgrade(connection)
+
+
+def _upgrade(connection: Connection) -> None:
     # Alembic takes 0.2 s to import, and for most commands the tables are up to date.
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))  # it interpolates
-    with _exclusive(engine) as connection:
-        if (revision := revision_of(connection)) != HEAD:  # another process was faster
-            if revision is not None:
-                may_change(connection)
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.boundary.storage import is_url, storage_of
 from ...spaces.deadline import StoredDeadline
-from ...spaces.errors import NoStudyError, StorageError, StudyFileError, TaskError
+from ...spaces.errors import BsearchError, NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
@@ -22,9 +22,9 @@ from ...spaces.trial import TrialSetup
 from ..analysis.blow_ups import told_apart
 from ..analysis.pareto import study_front
 from ..analysis.rates import StoredRates
-from .rows import StudyRow, setup_of
+from . import schema
+from .rows import StudyRow, Unreadable, refused, row_name
 from .tables import Tables
-from .trials import stored_trials
 from .url import shown_url
 
 
@@ -103,7 +103,8 @@ class StoredStudy:
         """
         url, row = _found(study, name, storage)
         spec = row.study
-        records = told_apart(stored_trials(url, row.name))
+        with closing(Tables(url, create=False)) as tables:
+            records = told_apart(tables.trials(row.name))
         front = study_front(records, spec.objectives)
         return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates, row.deadline)
 
@@ -129,11 +130,14 @@ class StoredStudy:
                 f"{where}: expected the setup it was trained with, but it was trained outside `bsearch run`. "
                 "`bsearch export --to json` has its settings."
             )
-        return setup_of(attempts[-1])
+        try:
+            return attempts[-1].trial_setup()
+        except (Unreadable, BsearchError) as error:
+            raise refused(row_name(schema.attempts, attempts[-1].model_dump()), error) from None
 
     @property
     def ended(self) -> int:
-        """Trials that have ended, in whatever way."""
+        """How many trials have ended."""
         return sum(record.has_ended for record in self.records)
 
     def current_rates(self) -> StoredRates | None:

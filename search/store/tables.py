@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,24 +20,21 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.laws.step_time import StepTime
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives
-from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
+from ...spaces.trial import Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, has_table, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
 from .rows import (
+    AttemptRow,
+    MeasurementRow,
     Row,
     StudyRow,
-    attempt_of,
-    measurement_of,
     objectives_of,
     profile_of,
     readable,
-    runs_of,
     trials_of,
-    with_parsed_setup,
     with_setup,
 )
 from .write_buffer import Write, WriteBuffer
@@ -118,15 +115,20 @@ class Tables:
         with transaction(self.url, self.engine) as connection:
             yield connection
 
+    @retrying
+    def _all(self, query: sa.Select[Any]) -> Sequence[Row]:
+        """The rows of a query."""
+        with self._of_trials() as connection:
+            return connection.execute(query).mappings().all()
+
     def _upsert(self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None) -> None:
         """Insert a row, or update the one with its key, which a retry or another process has inserted."""
         try:
-            with transaction(self.url, self.engine) as connection:
-                connection.execute(sa.insert(table).values(**row))
+            self._write_now(lambda connection: connection.execute(sa.insert(table).values(**row)))
         except sa.exc.IntegrityError:
             key = [column == row[column.name] for column in table.primary_key]
-            with transaction(self.url, self.engine) as connection:
-                connection.execute(sa.update(table).where(*key).values(**(row if change is None else change)))
+            update = sa.update(table).where(*key).values(**(row if change is None else change))
+            self._write_now(lambda connection: connection.execute(update))
 
     @retrying
     def _migrate(self, create: bool) -> None:
@@ -135,78 +137,49 @@ class Tables:
 
     # Studies
 
-    @retrying
     def studies(self, base_name: str | None = None) -> list[StudyRow]:
         """Every study, or those of one study file, oldest first."""
-        query = sa.select(schema.studies).order_by(schema.studies.c.created_at, schema.studies.c.name)
-        if base_name is not None:
-            query = query.where(schema.studies.c.base_name == base_name)
-        with transaction(self.url, self.engine) as connection:
-            rows = connection.execute(query).mappings().all()
-        return [StudyRow(row) for row in rows]
+        columns = schema.studies.c
+        query = sa.select(schema.studies).order_by(columns.created_at, columns.name)
+        return [StudyRow(row) for row in self._all(query if base_name is None else query.where(columns.base_name == base_name))]
 
-    @retrying
+    def study(self, name: str) -> StudyRow | None:
+        """The study of this full name; None where there is none."""
+        rows = self._all(sa.select(schema.studies).where(schema.studies.c.name == name))
+        return StudyRow(rows[0]) if rows else None
+
     def save_study(self, name: str, base_name: str, identity: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
         """Store the study, or its newest spec where it exists."""
         change = {"spec": json.dumps(spec), "identity": json.dumps(identity)}
-        self._upsert(
-            schema.studies, {"name": name, "base_name": base_name, "created_at": now(), "driver_s": 0.0, **change}, change
-        )
+        row = {"name": name, "base_name": base_name, "created_at": now(), "driver_s": 0.0, **change}
+        self._upsert(schema.studies, row, change)
 
-    @retrying
-    def step_times(self, study: str) -> dict[str, list[StepTime]] | None:
-        """The step-time laws that time a study's trials, by parameters that change cost; None where none are stored yet.
+    def save_step_times(self, study: str, document: Mapping[str, Any]) -> None:
+        self._save_document(study, "step_times", document)
 
-        Raises:
-            StorageError: they cannot be read, so that no other trial can be timed as those before.
-        """
-        row = next((row for row in self.studies() if row.name == study), None)
-        return None if row is None else row.step_times
-
-    @retrying
-    def save_step_times(self, study: str, step_times: Mapping[str, Any]) -> None:
-        with transaction(self.url, self.engine) as connection:
-            connection.execute(
-                sa.update(schema.studies).where(schema.studies.c.name == study).values(step_times=json.dumps(step_times))
-            )
-
-    @retrying
     def save_best_rates(self, study: str, document: Mapping[str, Any]) -> None:
-        with transaction(self.url, self.engine) as connection:
-            connection.execute(
-                sa.update(schema.studies).where(schema.studies.c.name == study).values(best_rates=json.dumps(document))
-            )
+        self._save_document(study, "best_rates", document)
 
-    @retrying
     def save_deadline(self, study: str, document: Mapping[str, Any] | None) -> None:
-        with transaction(self.url, self.engine) as connection:
-            connection.execute(
-                sa.update(schema.studies)
-                .where(schema.studies.c.name == study)
-                .values(deadline=document and json.dumps(document))
-            )
+        self._save_document(study, "deadline", document)
+
+    def _save_document(self, study: str, column: str, document: Mapping[str, Any] | None) -> None:
+        update = sa.update(schema.studies).where(schema.studies.c.name == study)
+        self._write_now(lambda connection: connection.execute(update.values({column: document and json.dumps(document)})))
 
     def profile(self, about: str) -> DeviceProfile | None:
         """The device profile stored by an earlier run, by everything it depends on; None where there is none."""
-        found = self._profiles(schema.profiles.c.key == _digest(about))
+        found = self.profiles(schema.profiles.c.key == _digest(about))
         return found[-1][1] if found else None
 
-    def profiles(self) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
+    def profiles(self, *conditions: sa.ColumnElement[bool]) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
         """Every stored profile with everything it depends on, oldest first."""
-        return self._profiles()
-
-    @retrying
-    def _profiles(self, *conditions: sa.ColumnElement[bool]) -> list[tuple[Mapping[str, Any], DeviceProfile]]:
         query = sa.select(schema.profiles).where(*conditions).order_by(schema.profiles.c.measured_at)
-        with transaction(self.url, self.engine) as connection:
-            found = connection.execute(query).mappings().all()
-        return readable(schema.profiles, found, profile_of)
+        return readable(schema.profiles, self._all(query), profile_of)
 
-    @retrying
     def save_profile(self, about: str, profile: Mapping[str, Any]) -> None:
-        self._upsert(
-            schema.profiles, {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()}
-        )
+        row = {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()}
+        self._upsert(schema.profiles, row)
 
     def vanished(self) -> bool:
         """Whether the SQLite file has been deleted while open: writes are lost from then on. A connection that was opened since
@@ -222,12 +195,10 @@ class Tables:
 
     # Trials
 
-    @retrying
     def add_trial(self, study: str, trial: TrialRecord) -> bool:
         """Store a new trial; False where another process has added one of its number."""
         try:
-            with transaction(self.url, self.engine) as connection:
-                connection.execute(sa.insert(schema.trials).values(**_row(study, trial)))
+            self._write_now(lambda connection: connection.execute(sa.insert(schema.trials).values(**_row(study, trial))))
         except sa.exc.IntegrityError:
             return False
         return True
@@ -247,19 +218,17 @@ class Tables:
             objectives: of the study; not given, as its own row has them.
         """
         ended = {number: trial for number, trial in (known or {}).items() if trial.ended_at}
-        table, columns = schema.trials, schema.trials.c
-        found: list[Row] = []
+        last = max(ended, default=-1)
+        # All but those that had ended: what is new is at the end, and databases limit the number of bound values.
+        columns = schema.trials.c
+        left = sa.or_(~columns.number.between(0, last), columns.number.in_(set(range(last)) - ended.keys()))
+        spec = sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)
+        attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
         with self._of_trials() as connection:
-            spec = connection.execute(sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)).scalar()
-            attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
-            last = connection.execute(attempted).scalar()
-            numbers = set(connection.execute(sa.select(columns.number).where(columns.study == study)).scalars()) - ended.keys()
-            # Consecutive ones at once: databases limit the number of bound values, and most of what is new is at the end.
-            for first, end in runs_of(sorted(number for number in numbers if isinstance(number, int))):
-                query = sa.select(table).where(columns.study == study, columns.number.between(first, end))
-                found += connection.execute(query).mappings().all()
-        found += ({"study": study, "number": number} for number in numbers if not isinstance(number, int))
-        return trials_of(study, found, objectives or objectives_of(spec), ended, last)
+            stored = objectives_of(connection.execute(spec).scalar())
+            begun = connection.execute(attempted).scalar()  # first: an attempt is written with its trial
+            found = connection.execute(sa.select(schema.trials).where(columns.study == study, left)).mappings().all()
+        return trials_of(study, found, objectives or stored, ended, begun)
 
     # Attempts and measurements
 
@@ -286,107 +255,67 @@ class Tables:
         self._write(_replacing(schema.measurements, row))
 
     def end_attempt(self, setup: TrialSetup, outcome: Outcome) -> None:
-        ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
-        update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(**ended)
-        self._write(lambda connection: connection.execute(update))
+        self._end_attempts(outcome, *_attempt_of(setup))
 
-    @retrying
-    def attempts(self, study: str, number: int | None = None) -> list[Mapping[str, Any]]:
-        """Attempts in order, with `setup` as a dict; those that cannot be read are left out."""
-        query = (
-            sa.select(schema.attempts)
-            .where(schema.attempts.c.study == study)
-            .order_by(schema.attempts.c.number, schema.attempts.c.attempt)
-        )
-        if number is not None:
-            query = query.where(schema.attempts.c.number == number)
-        with self._of_trials() as connection:
-            rows = connection.execute(query).mappings().all()
-        return readable(schema.attempts, rows, attempt_of)
+    def attempts(self, study: str, number: int | None = None) -> list[AttemptRow]:
+        """Attempts of a study or a trial, in order; those that cannot be read are left out."""
+        return readable(schema.attempts, self._rows(schema.attempts, study, number), AttemptRow.of)
 
     def setups(self, study: str) -> dict[int, TrialSetup]:
         """The setup of every trial's last attempt, by number; those that cannot be read are left out."""
-        last = {row["number"]: row for row in self.attempts(study)}
-        return {row["number"]: row["setup"] for row in readable(schema.attempts, last.values(), with_parsed_setup)}
+        last = {row["number"]: row for row in self._rows(schema.attempts, study)}
+        return {attempt.number: setup for attempt, setup in readable(schema.attempts, last.values(), with_setup)}
 
-    @retrying
+    def _rows(self, table: sa.Table, study: str, number: int | None = None) -> Sequence[Row]:
+        """What a study's trials, or one of them, have in a table, in the order of its key."""
+        query = sa.select(table).where(table.c.study == study).order_by(*table.primary_key)
+        return self._all(query if number is None else query.where(table.c.number == number))
+
     def attempts_begun(self, study: str, number: int) -> int:
         """How many attempts at a trial have begun; those that cannot be read count as well."""
         columns = schema.attempts.c
-        query = sa.select(sa.func.max(columns.attempt)).where(columns.study == study, columns.number == number)
-        with self._of_trials() as connection:
-            last = connection.execute(query).scalar()
-        return last + 1 if isinstance(last, int) else 0
+        last = sa.select(sa.func.max(columns.attempt).label("last")).where(columns.study == study, columns.number == number)
+        found = self._all(last)[0]["last"]
+        return found + 1 if isinstance(found, int) else 0
 
     def end_left_attempts(self, study: str, number: int, outcome: Outcome) -> None:
         """End the attempts at a trial that their driver left open."""
         columns = schema.attempts.c
-        mine = columns.study == study, columns.number == number, columns.ended_at.is_(None)
+        self._end_attempts(outcome, columns.study == study, columns.number == number, columns.ended_at.is_(None))
+
+    def _end_attempts(self, outcome: Outcome, *conditions: sa.ColumnElement[bool]) -> None:
         ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
-        self._write(lambda connection: connection.execute(sa.update(schema.attempts).where(*mine).values(**ended)))
+        self._write(lambda connection: connection.execute(sa.update(schema.attempts).where(*conditions).values(**ended)))
 
     @retrying
-    def latest_attempts(self, study: str, most: int) -> list[Mapping[str, Any]]:
-        """Running attempts, and the `most` that ended last; each with its TrialSetup and its last `measurement`, or None."""
-        mine = schema.attempts.c.study == study
-        ended = (
-            sa.select(schema.attempts)
-            .where(mine, schema.attempts.c.ended_at.is_not(None))
-            .order_by(schema.attempts.c.ended_at.desc())
-        )
-        last = (
-            sa.select(schema.measurements)
-            .where(*(schema.measurements.c[name] == sa.bindparam(name) for name in ("study", "number", "attempt")))
-            .order_by(schema.measurements.c.samples_seen.desc())
-            .limit(1)
-        )
-        found: list[Mapping[str, Any]] = []
+    def latest_attempts(self, study: str, most: int) -> list[tuple[AttemptRow, TrialSetup, MeasurementRow | None]]:
+        """Running attempts, and the `most` that ended last; each with its setup and its last measurement, or None."""
+        attempts, measurements = schema.attempts.c, schema.measurements.c
+        mine = sa.select(schema.attempts).where(attempts.study == study)
+        ended = mine.where(attempts.ended_at.is_not(None)).order_by(attempts.ended_at.desc()).limit(most)
+        last = sa.select(schema.measurements).order_by(measurements.samples_seen.desc()).limit(1)
+        found: list[tuple[AttemptRow, TrialSetup, MeasurementRow | None]] = []
         with self._of_trials() as connection:
-            for query in (sa.select(schema.attempts).where(mine, schema.attempts.c.ended_at.is_(None)), ended.limit(most)):
-                for row in readable(schema.attempts, connection.execute(query).mappings().all(), with_setup):
-                    key = {name: row[name] for name in ("study", "number", "attempt")}
-                    measured = readable(schema.measurements, connection.execute(last, key).mappings().all(), measurement_of)
-                    found.append({**row, "measurement": measured[0] if measured else None})
+            for query in (mine.where(attempts.ended_at.is_(None)), ended):
+                for row, setup in readable(schema.attempts, connection.execute(query).mappings().all(), with_setup):
+                    of = measurements.study == study, measurements.number == row.number, measurements.attempt == row.attempt
+                    measured = connection.execute(last.where(*of)).mappings().all()
+                    found.append((row, setup, next(iter(readable(schema.measurements, measured, MeasurementRow.of)), None)))
         return found
 
-    @retrying
-    def any_counted(self, study: str) -> bool:
-        """Whether any trial of the study has ended in a way that counts towards the budget."""
-        columns = schema.trials.c
-        query = sa.select(columns.number).where(columns.study == study, columns.outcome.in_(sorted(COUNTED)))
-        with self._of_trials() as connection:
-            return connection.execute(query.limit(1)).first() is not None
-
-    @retrying
-    def curve(self, study: str, number: int) -> list[Mapping[str, Any]]:
+    def curve(self, study: str, number: int) -> list[MeasurementRow]:
         """Measurements of a trial's attempts, in order."""
-        query = (
-            sa.select(schema.measurements)
-            .where(schema.measurements.c.study == study, schema.measurements.c.number == number)
-            .order_by(schema.measurements.c.attempt, schema.measurements.c.samples_seen)
-        )
-        with self._of_trials() as connection:
-            rows = connection.execute(query).mappings().all()
-        return readable(schema.measurements, rows, measurement_of)
+        return readable(schema.measurements, self._rows(schema.measurements, study, number), MeasurementRow.of)
 
-    @retrying
     def curves(self, study: str) -> dict[int, list[tuple[int, float]]]:
         """(samples seen, accuracy) of every trial's last attempt, by trial number; non-finite values are left out."""
-        query = (
-            sa.select(schema.measurements)
-            .where(schema.measurements.c.study == study)
-            .order_by(schema.measurements.c.number, schema.measurements.c.attempt, schema.measurements.c.samples_seen)
-        )
-        last: dict[int, tuple[int, list[tuple[int, float]]]] = {}
-        with self._of_trials() as connection:
-            for row in readable(schema.measurements, connection.execute(query).mappings(), measurement_of):
-                attempt, curve = last.get(row["number"], (-1, []))
-                if row["attempt"] != attempt:
-                    curve = []
-                    last[row["number"]] = (row["attempt"], curve)
-                if row["accuracy"] is not None:
-                    curve.append((row["samples_seen"], row["accuracy"]))
-        return {number: curve for number, (_, curve) in last.items()}
+        measured = readable(schema.measurements, self._rows(schema.measurements, study), MeasurementRow.of)
+        last = {row.number: row.attempt for row in measured}
+        curves: dict[int, list[tuple[int, float]]] = {number: [] for number in last}
+        for row in measured:
+            if row.attempt == last[row.number] and row.accuracy is not None:
+                curves[row.number].append((row.samples_seen, row.accuracy))
+        return curves
 
 
 def _replacing(table: sa.Table, row: Mapping[str, Any]) -> Write:

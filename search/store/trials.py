@@ -10,7 +10,6 @@ from typing import overload
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult
 from ...spaces.study.goals import Objectives
 from ...spaces.trial import OutcomeKind, Parameter
-from .database import RetryPolicy
 from .tables import Tables
 
 
@@ -49,14 +48,14 @@ class Trials(Sequence[TrialRecord]):
         return iter(list(self._trials))  # others may begin meanwhile, in another thread
 
     def begin(self, parameters: Mapping[str, Parameter], facts: TrialFacts = TrialFacts()) -> TrialRecord:  # noqa: B008  # immutable
-        """A new trial, running from here on."""
+        """A new trial, running from here on. A driver's is written with what its attempt adds to it (`change`), or its end."""
         with self._adding:
             while True:
                 started, direction = _now(), self._objectives.metric.direction
                 trial = TrialRecord.of(len(self), "running", dict(parameters), facts, started_at=started, direction=direction)
                 if self._tables is None or self._tables.writes is not None:
                     self._trials.append(trial)
-                    return self._saved(trial)
+                    return trial
                 if self._tables.add_trial(self._study, trial):
                     self._trials.append(trial)
                     return trial
@@ -97,42 +96,8 @@ class Trials(Sequence[TrialRecord]):
         return trial
 
 
-class StoredTrials:
-    """A study's trials as the storage holds them, for repeated reading: a finished trial is read once.
-
-    Raises:
-        StorageError: the storage cannot be opened.
-    """
-
-    def __init__(self, url: str, name: str, retry_policy: RetryPolicy | None = None) -> None:
-        self._tables, self._name = Tables(url, create=False, retry_policy=retry_policy), name
-        self._known: dict[int, TrialRecord] = {}
-
-    def __enter__(self) -> StoredTrials:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._tables.close()
-
-    def read(self) -> list[TrialRecord]:
-        """All trials now, by number."""
-        trials = self._tables.trials(self._name, self._known)
-        self._known = {trial.number: trial for trial in trials}
-        return trials
-
-
-def stored_trials(url: str, name: str) -> list[TrialRecord]:
-    """Every trial of a study in the storage, by number; none where there is no such study.
-
-    Raises:
-        StorageError: the storage cannot be opened.
-    """
-    with StoredTrials(url, name) as trials:
-        return trials.read()
-
-
 def _now() -> str:
     return datetime.now().isoformat(timespec="milliseconds")
 
 
-__all__ = ["StoredTrials", "Trials", "stored_trials"]
+__all__ = ["Trials"]

@@ -141,8 +141,8 @@ class TestTuneRunner(RunnerContract):
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
         assert trials[1].user_attrs["attempts"] == 2
         rows = Tables(f"sqlite:///{kept_path(kept())}").attempts("small", 1)
-        assert [row["outcome"] for row in rows] == ["interrupted", "complete"]
-        assert rows[0]["setup"]["optimizer"] == rows[1]["setup"]["optimizer"]
+        assert [row.outcome for row in rows] == ["interrupted", "complete"]
+        assert rows[0].setup["optimizer"] == rows[1].setup["optimizer"]
 
     @pytest.mark.long
     def test_a_trial_that_always_kills_its_worker_is_an_error(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

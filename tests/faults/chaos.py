@@ -24,7 +24,6 @@ from typing import Any
 
 import yaml
 from bsearch.search.store.tables import Tables
-from bsearch.search.store.trials import stored_trials
 from bsearch.spaces.record import TrialRecord
 from machines import BIN, Machine, Network, network
 
@@ -90,7 +89,7 @@ def undisturbed(trials: int, folder: Path) -> dict[tuple[Any, ...], float]:
 
 def kept(folder: Path) -> list[TrialRecord]:
     """The study's trials."""
-    return stored_trials(f"sqlite:///{folder}/chaos.db", "chaos")
+    return Tables(f"sqlite:///{folder}/chaos.db", create=False).trials("chaos")
 
 
 def _setting(trial: TrialRecord) -> tuple[Any, ...]:

@@ -222,7 +222,7 @@ def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file:
     result, tables = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
     assert [record.outcome for record in result.study.records] == ["complete"] * 4
     assert [record.facts.attempts for record in result.study.records] == [1, 2, 1, 1]
-    assert [row["outcome"] for row in tables.attempts("small", 1)] == ["interrupted", "complete"]
+    assert [row.outcome for row in tables.attempts("small", 1)] == ["interrupted", "complete"]
     assert all(record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records)
 
 

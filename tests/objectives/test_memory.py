@@ -526,18 +526,18 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     trials = as_optuna(tmp_path / "small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 12
     attempts = Tables(f"sqlite:///{tmp_path}/small.db").attempts("small")
-    failed = [row for row in attempts if row["outcome"] == "out_of_memory"]
+    failed = [row for row in attempts if row.outcome == "out_of_memory"]
     assert len(failed) <= 4
-    assert all("over the limit" in row["message"] for row in failed)
+    assert all("over the limit" in row.message for row in failed)
     for row in failed:
-        rows = [other for other in attempts if other["number"] == row["number"]]
-        assert len({other["setup"]["plan"]["effective_batch"] for other in rows}) == 1
-        assert len({other["setup"]["optimizer"]["learning_rate"] for other in rows}) == 1
-        assert rows[-1]["outcome"] == "complete"
+        rows = [other for other in attempts if other.number == row.number]
+        assert len({other.setup["plan"]["effective_batch"] for other in rows}) == 1
+        assert len({other.setup["optimizer"]["learning_rate"] for other in rows}) == 1
+        assert rows[-1].outcome == "complete"
     # With a law that is right the cap would be this.
     monkeypatch.undo()
     right = profile_task("bsearch.objectives.digits:Digits", ProfileRequest(setup(), Memory(limit=900_000), highest=1000))
-    caps = [row["setup"]["largest_micro_batch"] for row in attempts]
+    caps = [row.setup["largest_micro_batch"] for row in attempts]
     assert right.largest_micro_batch is not None
     assert 0.9 * right.largest_micro_batch <= caps[-1] <= 1.1 * right.largest_micro_batch
 

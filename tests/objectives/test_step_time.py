@@ -26,7 +26,6 @@ from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.tables import Tables
-from bsearch.search.store.trials import stored_trials
 from bsearch.spaces.errors import ProfilingError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan, fastest_plan, timing_plans
@@ -373,7 +372,7 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
     tasks.write_text(code + "class Mine(Points):\n    pass\n")
     mended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    counted = [record for record in stored_trials(f"sqlite:///{path.parent}/small.db", "small") if record.counts]
+    counted = [record for record in Tables(f"sqlite:///{path.parent}/small.db", create=False).trials("small") if record.counts]
     assert len(counted) == 3
     assert all(record.train_s is not None and record.train_s < 0.02 * record.facts.steps for record in counted)
 

@@ -16,7 +16,7 @@ from tiny import POINTS, in_words, run
 KIND = "databases of other versions"
 pytestmark = pytest.mark.long
 DATA = Path(__file__).parents[1] / "data" / "databases"
-# The study in 0cd49d8.sql.gz, written by that commit: its driver was killed in its ninth trial.
+# The study in 0d7e093-points.sql.gz, written by that commit: its driver was killed in its ninth trial.
 STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
@@ -30,12 +30,12 @@ STUDY: dict[str, Any] = {
 
 
 def earlier(folder: Path) -> Path:
-    """The study file of the study as 0cd49d8 left it."""
+    """The study file of the study as 0d7e093 left it."""
     folder.mkdir(exist_ok=True)
     (folder / "tasks.py").write_text(POINTS)
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
-    change(path, gzip.decompress((DATA / "0cd49d8.sql.gz").read_bytes()).decode())
+    change(path, gzip.decompress((DATA / "0d7e093-points.sql.gz").read_bytes()).decode())
     return path
 
 

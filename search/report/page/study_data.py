@@ -19,6 +19,7 @@ from ...analysis.rates import BestRates
 from ...analysis.retime import Retimed
 from ...laws.best_rate import rates_of
 from ...run.profiles import stored_profiles
+from ...store.rows import AttemptRow
 from ...store.stored import StoredStudy
 from .figure import Axis, Layer, Tone
 from .powers_of_two import PowersOfTwo, powers_of_two
@@ -45,7 +46,7 @@ class StudyData:
 
     study: StoredStudy
     curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
-    attempts: Sequence[Mapping[str, Any]] = ()
+    attempts: Sequence[AttemptRow] = ()
     profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
     devices: Mapping[str, Retimed] = field(default_factory=dict)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any
 
 from ....spaces.record import TrialRecord
 from ....spaces.trial import OutcomeKind
+from ...store.rows import AttemptRow
 from .figure import Axis, Figure, Layer, Tone
 
 TONES: dict[OutcomeKind, Tone] = {
@@ -25,7 +25,7 @@ TONES: dict[OutcomeKind, Tone] = {
 
 
 def timeline_figure(
-    records: Iterable[TrialRecord], attempts: Sequence[Mapping[str, Any]], label: Callable[[TrialRecord], str]
+    records: Iterable[TrialRecord], attempts: Sequence[AttemptRow], label: Callable[[TrialRecord], str]
 ) -> Figure | None:
     """When each attempt ran, and where; None where none has ended.
 
@@ -36,11 +36,11 @@ def timeline_figure(
     by_number = {record.number: record for record in records}
     spans = []
     for attempt in attempts:
-        record = by_number.get(attempt["number"])
-        if record is None or not attempt["ended_at"] or not attempt["started_at"]:
+        record = by_number.get(attempt.number)
+        if record is None or not attempt.ended_at:
             continue
         host = str(record.facts.host or "here")
-        spans.append((_instant(attempt["started_at"]), _instant(attempt["ended_at"]), host, record, attempt["outcome"]))
+        spans.append((_instant(attempt.started_at), _instant(attempt.ended_at), host, record, attempt.outcome))
     if not spans:
         return None
     spans.sort(key=lambda span: span[:2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,10 +18,10 @@ from ...run.decisions.eta import Span
 from ...run.view import StudyView, span_of, study_view
 from ...store.database import UNAVAILABLE_LIMIT_S, RetryPolicy
 from ...store.lock import Driver
-from ...store.rows import StudyRow
+from ...store.rows import AttemptRow, MeasurementRow, StudyRow
 from ...store.stored import StoredStudy
 from ...store.tables import Tables
-from ...store.trials import StoredTrials
+from ...store.trials import Trials
 from ...store.url import shown_url
 from .live import LiveView
 
@@ -77,32 +77,32 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
     shown: set[tuple[int, bool]] = set()
     begins_until: float | None = time.monotonic() + _BEGINS_S
     try:
-        with StoredTrials(study.url, study.name, retry_policy) as trials:
-            while True:
-                # Read before the trials, so that those a driver ended before it exited are among them.
-                driver = tables.lock.driver(study.name)
-                row = next((listed for listed in tables.studies() if listed.name == study.name), None)
-                if row is None or tables.vanished():
-                    return WatchEnd(f"{study.name} is gone from {shown_url(study.url)}: it was deleted.", False)
-                spec, read = row.study, trials.read()
-                view = _view(row, spec, read, tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
-                if not seen:
-                    if view.counted:
-                        show.say(f"{out_of(view.counted, view.trials, ' of ')} trials are done")
-                    show.show(lambda: seen[-1] if seen else None)
-                elif news := [record for record in view.records if (record.number, record.has_ended) not in shown]:
-                    so_far = seen[-1].counted
-                    before = {record.number: record.counts for record in seen[-1].records}  # paused ones may have ended since
-                    for record in sorted(news, key=lambda record: record.ended_at):
-                        so_far += record.counts - before.get(record.number, record.facts.rung_fraction or 0.0)
-                        show.ended(record, so_far, view.trials, view.front.metric)
-                seen[:], shown = [view], {(record.number, record.has_ended) for record in view.records}
-                if driver is not None:
-                    begins_until = None
-                end = _end(view, spec, row, driver, budget)
-                if end is not None and (end.done or begins_until is None or time.monotonic() > begins_until):
-                    return end
-                sleep(_EVERY_S)
+        trials = Trials(tables, study.name)
+        while True:
+            # Read before the trials, so that those a driver ended before it exited are among them.
+            driver, row = tables.lock.driver(study.name), tables.study(study.name)
+            if row is None or tables.vanished():
+                return WatchEnd(f"{study.name} is gone from {shown_url(study.url)}: it was deleted.", False)
+            trials.refresh()
+            spec = row.study
+            view = _view(row, spec, list(trials), tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
+            if not seen:
+                if view.counted:
+                    show.say(f"{out_of(view.counted, view.trials, ' of ')} trials are done")
+                show.show(lambda: seen[-1] if seen else None)
+            elif news := [record for record in view.records if (record.number, record.has_ended) not in shown]:
+                so_far = seen[-1].counted
+                before = {record.number: record.counts for record in seen[-1].records}  # paused ones may have ended since
+                for record in sorted(news, key=lambda record: record.ended_at):
+                    so_far += record.counts - before.get(record.number, record.facts.rung_fraction or 0.0)
+                    show.ended(record, so_far, view.trials, view.front.metric)
+            seen[:], shown = [view], {(record.number, record.has_ended) for record in view.records}
+            if driver is not None:
+                begins_until = None
+            end = _end(view, spec, row, driver, budget)
+            if end is not None and (end.done or begins_until is None or time.monotonic() > begins_until):
+                return end
+            sleep(_EVERY_S)
     finally:
         tables.close()
 
@@ -129,15 +129,12 @@ def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
     Raises:
         StorageError: the storage cannot be read.
     """
-    retry_policy = RetryPolicy(url)
-    tables = Tables(url, create=False, retry_policy=retry_policy)
+    tables = Tables(url, create=False)
     found: dict[str, StudyView] = {}
     try:
         for row in {row.base_name: row for row in tables.studies() if row.base_name in names}.values():
-            with StoredTrials(url, row.name, retry_policy) as trials:
-                attempts = tables.latest_attempts(row.name, _LATEST_ATTEMPTS)
-                spec, driver = row.study, tables.lock.driver(row.name)
-                found[row.base_name] = _view(row, spec, trials.read(), attempts, driver)
+            attempts, driver = tables.latest_attempts(row.name, _LATEST_ATTEMPTS), tables.lock.driver(row.name)
+            found[row.base_name] = _view(row, row.study, tables.trials(row.name), attempts, driver)
     finally:
         tables.close()
     return found
@@ -158,23 +155,23 @@ def _view(
     stored: StudyRow,
     spec: StudySpec,
     records: list[TrialRecord],
-    attempts: list[Mapping[str, Any]],
+    attempts: list[tuple[AttemptRow, TrialSetup, MeasurementRow | None]],
     driver: Driver | None,
 ) -> StudyView:
     now_s = time.time()
     by_number = {record.number: record for record in records}
     running: list[tuple[TrialSetup, Measurement | None, str, Span]] = []
     ended: list[Span] = []
-    for row in attempts:
-        record = by_number.get(row["number"])
+    for row, setup, last in attempts:
+        record = by_number.get(row.number)
         if record is None:
             continue
-        setup, measured = row["setup"], _measurement(row["measurement"])
+        measured = None if last is None else last.measurement()
         known_s = record.train_s if record.facts.train_s_source == "known" else None
-        started_s = _epoch_s(row["started_at"])
-        if row["ended_at"]:
-            counts = record.counts if row["outcome"] in COUNTED else 0.0
-            ended.append(span_of(setup, measured, known_s, started_s, _epoch_s(row["ended_at"]), counts=counts))
+        started_s = _epoch_s(row.started_at)
+        if row.ended_at:
+            counts = record.counts if row.outcome in COUNTED else 0.0
+            ended.append(span_of(setup, measured, known_s, started_s, _epoch_s(row.ended_at), counts=counts))
         elif record.outcome == "running" and driver is not None and not driver.gone:
             host = record.facts.host or ""
             running.append((setup, measured, host, span_of(setup, measured, known_s, started_s)))
@@ -219,15 +216,6 @@ def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | No
         f"{seconds(max(driver.silent_s, 0.0))} ago; {done}. `bsearch run` resumes it.",
         False,
     )
-
-
-def _measurement(row: Mapping[str, Any] | None) -> Measurement | None:
-    if row is None:
-        return None
-    # Non-finite values were stored as null.
-    scores = {name: float("nan") if value is None else value for name, value in row["scores"].items()}
-    accuracy = float("nan") if row["accuracy"] is None else row["accuracy"]
-    return Measurement(row["samples_seen"], row["elapsed_s"], accuracy, scores)
 
 
 def _epoch_s(text: str) -> float:

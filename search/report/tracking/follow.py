@@ -26,9 +26,8 @@ from ....spaces.errors import cut, plain
 from ....spaces.study.spec import Tracker as TrackerName
 from ...analysis.pareto import study_front
 from ...run.study_run import StudyRun
-from ...store.database import RetryPolicy
 from ...store.stored import StoredStudy
-from ...store.trials import StoredTrials
+from ...store.trials import Trials
 from .trackers import TRACKERS, TrackedTrial, Tracker
 
 # Seconds between two looks at the database, and after a tracker failed, at first and at most.
@@ -78,7 +77,7 @@ class _Telling:
         self.error, told, failed = "", 0, 0
         try:
             for trial in trials:
-                state = (trial.curve[-1]["samples_seen"] if trial.curve else 0, trial.ended, trial.on_front)
+                state = (trial.curve[-1].samples_seen if trial.curve else 0, trial.ended, trial.on_front)
                 if self.known.get(trial.record.number) == state:
                     continue
                 try:
@@ -116,33 +115,35 @@ def tell(
         StudyFileError: a tracker is not installed.
     """
     tables = study.tables()
-    created = next(row.created_at for row in tables.studies() if row.name == study.name)
+    row = tables.study(study.name)
+    assert row is not None
     # Another study of the same name, such as one that was begun anew, is another.
-    identity = hashlib.sha256(f"{study.name} {created}".encode()).hexdigest()[:12]
+    identity = hashlib.sha256(f"{study.name} {row.created_at}".encode()).hexdigest()[:12]
     telling = [_Telling(tracker, study.name, identity, folder) for tracker in to]
     try:
-        with StoredTrials(study.url, study.name, RetryPolicy(study.url)) as stored:
-            while True:
-                last = over(_EVERY_S)
-                records = stored.read()
-                ended = [record for record in records if record.has_ended]
-                on_front = {record.number for record in study_front(ended, study.spec.objectives).trials}
+        stored = Trials(tables, study.name)
+        while True:
+            last = over(_EVERY_S)
+            stored.refresh()
+            records = list(stored)
+            ended = [record for record in records if record.has_ended]
+            on_front = {record.number for record in study_front(ended, study.spec.objectives).trials}
 
-                def trials(teller: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
-                    for record in records:
-                        on = record.number in on_front
-                        if teller.known.get(record.number, (0, False, False))[1:] == (True, on):
-                            continue
-                        if record.has_ended and teller.tracker.knows(record.number, on):
-                            teller.known[record.number] = (record.facts.samples_budget or 0, True, on)
-                            continue
-                        curve = tuple(tables.curve(study.name, record.number))
-                        yield TrackedTrial(record, study.spec.objectives.metric.name, curve, on)
+            def trials(teller: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
+                for record in records:
+                    on = record.number in on_front
+                    if teller.known.get(record.number, (0, False, False))[1:] == (True, on):
+                        continue
+                    if record.has_ended and teller.tracker.knows(record.number, on):
+                        teller.known[record.number] = (record.facts.samples_budget or 0, True, on)
+                        continue
+                    curve = tuple(tables.curve(study.name, record.number))
+                    yield TrackedTrial(record, study.spec.objectives.metric.name, curve, on)
 
-                for teller in telling:
-                    teller.tell(trials(teller), now=last)
-                if last:
-                    return [teller.tracked(len(ended)) for teller in telling]
+            for teller in telling:
+                teller.tell(trials(teller), now=last)
+            if last:
+                return [teller.tracked(len(ended)) for teller in telling]
     finally:
         tables.close()
 

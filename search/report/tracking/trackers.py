@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from ....spaces.errors import StudyFileError
 from ....spaces.readable import from_here
 from ....spaces.record import TrialRecord
 from ....spaces.study.spec import Tracker as TrackerName
+from ...store.rows import MeasurementRow
 from ...store.url import shown_url
 
 # Settings of a training that trackers show beside the searched parameters.
@@ -41,13 +42,13 @@ class TrackedTrial:
 
     Args:
         metric: name of the study's metric.
-        curve: its measurements in order, rows of the database: `samples_seen`, `elapsed_s`, `accuracy`, `scores`, `train_loss`.
+        curve: its measurements in order.
         on_front: at this moment.
     """
 
     record: TrialRecord
     metric: str
-    curve: tuple[Mapping[str, Any], ...]
+    curve: tuple[MeasurementRow, ...]
     on_front: bool
 
     @property
@@ -74,11 +75,10 @@ class TrackedTrial:
     def points(self, after: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
         """Samples seen and numbers by name, of each measurement after so many samples."""
         for row in self.curve:
-            if row["samples_seen"] > after:
-                values = {"train_loss": row["train_loss"], "elapsed_s": row["elapsed_s"], self.metric: row["accuracy"]}
-                values |= row["scores"]
-                yield row["samples_seen"], {name: float(value) for name, value in values.items() if value is not None}
-                after = row["samples_seen"]
+            if row.samples_seen > after:
+                values = {"train_loss": row.train_loss, "elapsed_s": row.elapsed_s, self.metric: row.accuracy, **row.scores}
+                yield row.samples_seen, {name: float(value) for name, value in values.items() if value is not None}
+                after = row.samples_seen
 
 
 class Tracker(Protocol):

@@ -114,11 +114,9 @@ class OptunaCopy:
         if isinstance(before, FrozenTrial):
             if before.params and before.params != parameters:
                 raise StorageError(f"trial {record.number} has other parameters there: {before.params}")
-            # Earlier versions copied the values of trials that diverged.
-            ended_as = {self._end(record), (_state(record), record.values)}
-            if before.state.is_finished() and before.state not in {one for one, _ in ended_as}:
+            if before.state.is_finished() and before.state != state:
                 raise StorageError(f"trial {record.number} is {before.state.name} there")
-            if before.state.is_finished() and (before.values and tuple(before.values)) not in {one for _, one in ended_as}:
+            if before.state.is_finished() and (before.values and tuple(before.values)) != values:
                 raise StorageError(f"trial {record.number} has other values there: {before.values}")
         ended = before.state.is_finished() if isinstance(before, FrozenTrial) else before.has_ended
         if ended:

@@ -21,7 +21,6 @@ from ...sources.imported import imported, metric_name
 from ...sources.read import is_source, runs_of
 from ...store.rows import StudyRow
 from ...store.tables import Tables
-from ...store.trials import stored_trials
 from ..samplers import suggester_of
 from ..space_transform import SearchSpace
 from ..suggester import Suggester
@@ -219,7 +218,7 @@ def _trials(
         expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"
         raise StudyFileError(f"{study.name}: {expected}, got {old.space.reference_batch}")
     searched, fixed = spec.searched(), spec.fixed()
-    for record in averaged(stored_trials(url, study.name), spec.objectives):
+    for record in averaged(Tables(url, create=False).trials(study.name), spec.objectives):
         values = {**old.fixed(), **record.parameters}
         needed = {name: domain for name, domain in searched.items() if applies(domain.when, values)}
         inside = all(name in values and domain.contains(values[name]) for name, domain in needed.items())

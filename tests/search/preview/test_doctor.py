@@ -86,7 +86,7 @@ def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE bsearch_alembic_version SET version_num = '9999'")
         connection.commit()
-    assert "was written by a newer bsearch" in the(storage_findings(url), "storage").found
+    assert "a newer bsearch has written it (schema 9999" in the(storage_findings(url), "storage").found
     file.write_bytes(b"no database at all" * 100)
     assert the(storage_findings(url), "storage").state == "problem"
 

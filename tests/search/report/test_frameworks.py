@@ -455,12 +455,12 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     ("change", "words"),
     [
         ("DELETE FROM bsearch_attempt", "trained outside `bsearch run`"),
-        ("UPDATE bsearch_attempt SET setup = '{}'", "an attempt at trial 0 of study small (bsearch_attempt): setup.study: "),
+        ("UPDATE bsearch_attempt SET setup = '{}'", "trial 0 of study small (bsearch_attempt): setup.study: "),
         (
             "UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.learning_rate', 'print(1)')",
-            "setup.optimizer.learning_rate: input should be a valid number",
+            "setup.optimizer.learning_rate: expected a valid number",
         ),
-        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.betas', json('[0.9, {}]'))", "betas.1: input"),
+        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.betas', json('[0.9, {}]'))", "betas.1: expected"),
         ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.samples_budget', 0)", "samples_budget: expected a"),
         ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.training.schedule', 'x')", "setup.training.schedule: "),
         ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.glow', 1)", "setup: expected keys of this version, got glow"),

@@ -21,6 +21,7 @@ import pytest
 from bsearch.cli import main
 from bsearch.search.report.tracking.follow import tell
 from bsearch.search.report.tracking.trackers import TrackedTrial
+from bsearch.search.store.rows import MeasurementRow
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -31,10 +32,10 @@ from conftest import BSEARCH, TASKS, small_study
 FACTS = TrialFacts(effective_batch=8, betas=(0.9, 0.99), samples_budget=100, seed=1, peak_bytes=5)
 
 
-def rows(*points: tuple[int, float]) -> tuple[dict[str, Any], ...]:
+def rows(*points: tuple[int, float]) -> tuple[MeasurementRow, ...]:
+    row = {"number": 3, "attempt": 0, "train_loss": None, "scores": '{"val_loss": null}'}
     return tuple(
-        {"samples_seen": at, "elapsed_s": at / 100, "accuracy": value, "train_loss": None, "scores": {"val_loss": None}}
-        for at, value in points
+        MeasurementRow.of({**row, "samples_seen": at, "elapsed_s": at / 100, "accuracy": value}) for at, value in points
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bsearch.search.store.trials import stored_trials
+from bsearch.search.store.tables import Tables
 from conftest import BSEARCH, TASKS
 from helpers import SPACE, as_optuna, finished
 
@@ -103,7 +103,7 @@ def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], 
 
     def paused() -> set[int]:
         with contextlib.suppress(Exception):  # not created yet, or being written
-            return {one.number for one in stored_trials(url, "small") if one.outcome == "paused"}
+            return {one.number for one in Tables(url, create=False).trials("small") if one.outcome == "paused"}
         return set()
 
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

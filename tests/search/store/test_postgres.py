@@ -21,7 +21,6 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.events import Event
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.tables import Tables
-from bsearch.search.store.trials import stored_trials
 from bsearch.spaces.study.file import read_study
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
@@ -65,7 +64,7 @@ def test_a_study_runs_and_is_shown_and_exported(postgres: PostgresServer, study_
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
         assert result.exit_code == 0, result.output
         assert PASSWORD not in result.output
-    assert [record.outcome for record in stored_trials(url, "small")] == ["complete"] * 4
+    assert [record.outcome for record in Tables(url, create=False).trials("small")] == ["complete"] * 4
     assert postgres.states(url) == {"complete": 4}
 
 
@@ -104,7 +103,7 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
     assert output.count("the database answers again, after ") == 1
     assert "Traceback" not in output
     assert postgres.states(url) == {"complete": 5}
-    assert Counter(row["number"] for row in Tables(url).attempts("small")) == dict.fromkeys(range(5), 1)
+    assert Counter(row.number for row in Tables(url).attempts("small")) == dict.fromkeys(range(5), 1)
 
 
 @pytest.mark.long
@@ -132,7 +131,7 @@ def test_a_server_that_fails_over_to_another_port_is_followed(
     assert "Traceback" not in output
     assert PASSWORD not in output
     assert postgres.states(url) == {"complete": 5}
-    assert Counter(row["number"] for row in Tables(both).attempts("small")) == dict.fromkeys(range(5), 1)
+    assert Counter(row.number for row in Tables(both).attempts("small")) == dict.fromkeys(range(5), 1)
     shown = CliRunner().invoke(main, ["show", str(path), "--all"])
     assert shown.exit_code == 0, shown.output
     assert PASSWORD not in shown.output
@@ -199,7 +198,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
     assert len(repeats) == len(set(repeats)) > 0
     tables = Tables(url)
-    assert [row["outcome"] for row in tables.attempts("small")] == ["complete"] * 8
+    assert [row.outcome for row in tables.attempts("small")] == ["complete"] * 8
     assert all(len(tables.curve("small", number)) == 2 for number in range(8))
 
 

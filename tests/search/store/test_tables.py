@@ -64,10 +64,10 @@ def test_what_was_written_is_read_back(tables: Tables) -> None:
     )
     tables.end_attempt(made, Outcome("complete", "fine"))
     (row,) = tables.attempts("law")
-    assert (row["outcome"], row["message"]) == ("complete", "fine")
-    assert TrialSetup.from_dict(row["setup"]) == made
+    assert (row.outcome, row.message) == ("complete", "fine")
+    assert TrialSetup.from_dict(row.setup) == made
     (point,) = tables.curve("law", 0)
-    assert (point["samples_seen"], point["accuracy"], point["train_loss"]) == (100, 0.25, None)
+    assert (point.samples_seen, point.accuracy, point.train_loss) == (100, 0.25, None)
 
 
 def test_the_database_is_set_up_for_one_writer_and_many_readers(tmp_path: Path) -> None:
@@ -495,5 +495,5 @@ def test_a_driver_that_died_at_any_commit_loses_nothing_and_repeats_nothing(
         assert not before.has_ended or trials[before.number] == before
     ended = {trial.number for trial in left if trial.has_ended}
     assert [event.record.number for event in events if event.record is not None] == sorted({0, 1, 2} - ended)
-    attempts = [row["attempt"] for row in Tables(url).attempts("small")]
+    attempts = [row.attempt for row in Tables(url).attempts("small")]
     assert sum(attempts) == len(left) - len(ended)  # what was running was tried once more, and nothing else

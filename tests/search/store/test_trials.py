@@ -19,31 +19,25 @@ from typing import Any, get_args
 import optuna
 import pytest
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 from bsearch.cli import main
 from bsearch.objectives import digits
 from bsearch.search.store import schema
-from bsearch.search.store.database import RetryPolicy
-from bsearch.search.store.lock import StudyLock
 from bsearch.search.store.rows import StudyRow
-from bsearch.search.store.stored import StoredStudy
 from bsearch.search.store.tables import Tables
-from bsearch.search.store.trials import StoredTrials, Trials, stored_trials
+from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.optuna.copy import record_of
-from bsearch.search.suggest.optuna.database import OptunaDatabase, open_storage
+from bsearch.search.suggest.optuna.database import OptunaDatabase
 from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.spaces.domain import Choices, Range
 from bsearch.spaces.errors import LeftOutWarning, StorageError
 from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.trial import OutcomeKind, TrialSetup
+from bsearch.spaces.trial import OutcomeKind
 from click.testing import CliRunner
 from helpers import as_optuna, setup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.distributions import IntDistribution
 
 DATA = Path(__file__).parents[2] / "data" / "databases"
 SPACE = SearchSpace.of(
@@ -121,7 +115,7 @@ def test_a_trial_is_read_as_it_was_written_and_its_copy_says_the_same(
         lived(trials, life)
         if copied:  # as a trial goes, or all at the end
             copy.update(trials)
-    assert stored_trials(url, "twin") == list(trials)
+    assert Tables(url, create=False).trials("twin") == list(trials)
     copy.close()
     again = OptunaDatabase(url, "twin", Objectives(), SPACE)  # another process
     again.update(trials)
@@ -149,15 +143,15 @@ def test_what_goes_on_is_seen_and_what_ended_is_read_once(tmp_path: Path) -> Non
     for _ in range(2):
         trials.begin({"effective_batch": 4})
     trials.end(0, TrialResult("complete", values=(1.0, 0.5)))
-    with StoredTrials(url, "twin") as reader:
-        before = reader.read()
-        assert [record.outcome for record in before] == ["complete", "running"]
-        trials.end(1, TrialResult("error"))
-        trials.begin({"effective_batch": 5})
-        after = reader.read()
-        assert [record.outcome for record in after] == ["complete", "error", "running"]
-        assert after[0] is before[0]
-        assert after == list(trials)
+    reader = Trials(Tables(url, create=False), "twin")
+    before = list(reader)
+    assert [record.outcome for record in before] == ["complete", "running"]
+    trials.end(1, TrialResult("error"))
+    trials.begin({"effective_batch": 5})
+    reader.refresh()
+    assert [record.outcome for record in reader] == ["complete", "error", "running"]
+    assert reader[0] is before[0]
+    assert list(reader) == list(trials)
 
 
 def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
@@ -175,7 +169,7 @@ def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
     assert [trial.outcome for trial in again] == ["running", "unreadable", "running", "unreadable"]
     assert again.begin({"effective_batch": 8}).number == 4
     with pytest.warns(LeftOutWarning):
-        stored = stored_trials(url, "twin")
+        stored = Tables(url, create=False).trials("twin")
     assert stored == list(again)
 
 
@@ -239,7 +233,7 @@ def test_a_copy_that_others_have_written_is_left_and_changes_nothing(tmp_path: P
     with pytest.raises(StorageError, match=r"trial 1 (is COMPLETE|has other (parameters|values)) there|it holds 3 trials"):
         OptunaDatabase(url, "twin", Objectives(), SPACE).update(trials)
     assert [(trial.state, trial.params) for trial in study.trials] == there
-    assert stored_trials(url, "twin") == list(trials)
+    assert Tables(url, create=False).trials("twin") == list(trials)
 
 
 def test_settings_outside_of_what_is_searched_are_copied(tmp_path: Path) -> None:
@@ -256,260 +250,192 @@ def test_the_newest_revision_is_the_one_we_write() -> None:
     assert max(schema.known_revisions()) == schema.HEAD
 
 
-def old_database(folder: Path, revision: str) -> tuple[str, sa.Engine]:
-    """An SQLite database with our tables as they were at a revision."""
-    url = f"sqlite:///{folder}/old.db"
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    config = Config()
-    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-    return url, engine
+def dump(commit: str) -> str:
+    """A database that a commit has written, as SQL."""
+    return gzip.decompress((DATA / f"{commit}.sql.gz").read_bytes()).decode()
 
 
-OLD_SPACE: dict[str, Any] = {
-    "effective_batch": IntDistribution(1, 4096, log=True),
-    "reference_rate": FloatDistribution(1e-5, 10.0, log=True),
-    "width": CategoricalDistribution(["a", 1, 2.5, True, None]),
-    "layers": IntDistribution(2, 20, step=3),
-}
-
-
-@st.composite
-def optunas_trials(draw: st.DrawFn) -> optuna.trial.FrozenTrial:
-    """A trial in any state, as versions before wrote it, with attributes of ours and of others."""
-    state = draw(st.sampled_from(list(TrialState)))
-    params = {
-        "effective_batch": draw(st.integers(1, 4096)),
-        "reference_rate": draw(st.floats(1e-5, 10.0)),
-        "width": draw(st.sampled_from(["a", 1, 2.5, True, None])),
-        "layers": draw(st.sampled_from(range(2, 21, 3))),
-    }
-    names = draw(st.sets(st.sampled_from(sorted(params))))
-    values = None
-    if state == TrialState.COMPLETE:
-        finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-        values = [draw(SECONDS), draw(finite)]
-    attributes = draw(FACTS)
-    if state.is_finished():
-        attributes["outcome"] = draw(st.sampled_from(["complete", "stopped", "error"] if values else ["stopped", "error"]))
-    elif draw(st.booleans()):
-        attributes |= {"paused": True, "rung_fraction": 0.3, "rung_accuracy": 0.5}
-    return create_trial(
-        state=state,
-        params={name: params[name] for name in names},
-        distributions={name: OLD_SPACE[name] for name in names},
-        values=values,
-        user_attrs=attributes,
-        system_attrs={"constraints": [2.5]} if state == TrialState.PRUNED else {},
-    )
-
-
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(several=st.lists(optunas_trials(), min_size=1, max_size=6))
-def test_an_older_databases_trials_are_those_that_optuna_reads(
-    several: list[optuna.trial.FrozenTrial], tmp_path_factory: Any
-) -> None:
-    folder = tmp_path_factory.mktemp("old")
-    url, engine = old_database(folder, "0004")
-    add_study(engine, "old", {})
-    study = optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "maximize"])
-    for trial in several:
-        study.add_trial(trial)
-    foreign = optuna.create_study(storage=url, study_name="foreign")
-    foreign.add_trial(create_trial(value=1.0))
-    Tables(url, create=False)
-    assert stored_trials(url, "foreign") == []
-    for ours, theirs in zip(stored_trials(url, "old"), study.get_trials(), strict=True):
-        assert ours.number == theirs.number
-        if theirs.state.is_finished():
-            assert replace(ours, violation=0.0) == record_of(theirs, "maximize")
-            assert ours.violation == (2.5 if theirs.state == TrialState.PRUNED else 0.0)
-        else:
-            assert (ours.parameters, ours.has_ended, ours.values) == (theirs.params, False, None)
-            assert ours.outcome == ("paused" if theirs.user_attrs.get("paused") else "interrupted")
-            assert ours.facts.to_dict() == {name: value for name, value in theirs.user_attrs.items() if name != "paused"}
-
-
-def test_an_end_that_optuna_was_not_told_of_is_an_end(tmp_path: Path) -> None:
-    """The driver was killed between its two writes."""
-    url, engine = old_database(tmp_path, "0004")
-    add_study(engine, "old", {})
-    study = optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "maximize"])
-    study.ask({"effective_batch": OLD_SPACE["effective_batch"]})
-    facts = {"outcome": "complete", "train_s": 1.5, "accuracy": 0.5}
-    result = {"state": "COMPLETE", "values": [1.5, 0.5], "constraint": 0.0, "facts": facts}
-    study.ask({"effective_batch": OLD_SPACE["effective_batch"]})
-    with engine.begin() as connection:
-        for number, attempt, outcome, written in (
-            (0, 0, "interrupted", {}),
-            (0, 1, "complete", result),
-            (1, 0, "out_of_memory", {}),
-        ):
-            connection.execute(
-                sa.text(
-                    "INSERT INTO bsearch_attempt VALUES ('old', :number, :attempt, '{}', '2026-01-01T00:00:00.000+00:00', "
-                    "'2026-01-01T00:00:02.000+00:00', :outcome, '', '', :result)"
-                ),
-                {"number": number, "attempt": attempt, "outcome": outcome, "result": json.dumps(written)},
-            )
-    trial, open_one = Tables(url).trials("old")
-    assert (trial.outcome, trial.values, trial.train_s, trial.has_ended) == ("complete", (1.5, 0.5), 1.5, True)
-    assert (open_one.outcome, open_one.has_ended) == ("interrupted", False)
-
-
-@pytest.mark.slow
-def test_a_migration_that_is_killed_goes_on(tmp_path: Path) -> None:
-    url, engine = old_database(tmp_path, "0004")
-    add_study(engine, "old", {})
-    study = optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "maximize"])
-    facts = {f"fact_{place}": place for place in range(20)} | {"outcome": "complete"}
-    study.add_trials(
-        create_trial(
-            params={"effective_batch": number},
-            distributions={"effective_batch": OLD_SPACE["effective_batch"]},
-            values=[1.0 * number, 0.5],
-            user_attrs=facts,
-        )
-        for number in range(1, 401)
-    )
-    command = "from bsearch.search.store.tables import Tables; print('begin', flush=True); Tables(__import__('sys').argv[1])"
-    killed = 0
-    for wait_s in (0.05, 0.1, 0.15, 0.2, 0.3):
-        with subprocess.Popen([sys.executable, "-c", command, url], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(wait_s)
-            process.kill()
-        engine = sa.create_engine(url, poolclass=sa.NullPool)
-        with engine.connect() as connection:
-            killed += schema.revision_of(connection) == "0004"
-    assert killed
-    assert [trial.values for trial in Tables(url).trials("old")] == [(float(number), 0.5) for number in range(1, 401)]
-
-
-def test_a_study_that_an_older_driver_runs_is_not_changed_under_it(tmp_path: Path) -> None:
-    url, engine = old_database(tmp_path, "0004")
-    add_study(engine, "old", {})
-    holder = StudyLock(url, engine, RetryPolicy(url)).holder  # of a process that lives: this one
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE bsearch_study SET holder = :holder, heartbeat_at = 0"), {"holder": holder})
-    with pytest.raises(
-        StorageError, match=rf"study old: an older bsearch has been running it since .* \(process {os.getpid()} "
-    ):
-        Tables(url, create=False)
-    with engine.begin() as connection:
-        assert schema.revision_of(connection) == "0004"
-        connection.execute(sa.text("UPDATE bsearch_study SET holder = NULL"))
-    Tables(url, create=False)
-
-
-def add_study(engine: sa.Engine, name: str, spec: dict[str, Any]) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO bsearch_study VALUES (:name, :name, '{}', :spec, '2026', 1.5, NULL, NULL, NULL, NULL)"),
-            {"name": name, "spec": json.dumps(spec)},
-        )
-
-
-def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) -> None:
-    """Written as revision 0002 wrote it: `start:`, `objectives.accuracy`, `price_on`, prices."""
-    url, engine = old_database(tmp_path, "0002")
-    optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "minimize"]).add_trial(
-        create_trial(state=TrialState.FAIL, user_attrs={"start": 0, "departure": 0.5, "outcome": "error"})
-    )
-    spec = {
-        "study": "old",
-        "task": "tasks.py:Old",
-        "space": {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1},
-        "objectives": {"speed": "train_s", "accuracy": {"metric": "val_loss", "direction": "minimize"}},
-        "devices": {"price_on": "A100"},
-        "start": [{"effective_batch": 16}],
-    }
-    identity = {
-        "objectives": {"accuracy": {"metric": "val_loss", "direction": "minimize"}},
-        "task": {"name": "Old", "code": "1"},
-    }
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO bsearch_study VALUES ('old', 'old', :identity, :spec, '2026', 1.5, NULL, NULL, :prices)"),
-            {"identity": json.dumps(identity), "spec": json.dumps(spec), "prices": json.dumps({"[]": []})},
-        )
-    tables = Tables(url)
-    (row,) = tables.studies()
-    assert tables.step_times("old") == {"[]": []}
-    assert row.best_rates is None
-    assert row.identity["objectives"] == {"metric": {"name": "val_loss", "direction": "minimize"}}
-    read = row.study
-    assert (read.objectives.metric.name, read.objectives.metric.direction) == ("val_loss", "minimize")
-    assert (read.devices.time_on, read.baseline) == ("A100", ({"effective_batch": 16},))
-    (trial,) = stored_trials(url, "old")
-    assert (trial.facts.baseline, trial.facts.train_s_error, dict(trial.facts.extra)) == (0, 0.5, {})
-
-
-def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Written as revision 0003 wrote it: with branches, a batch that may grow, and halving."""
-    url, engine = old_database(tmp_path, "0003")
-    now = replace(setup(16, budget=64, parameters={"width": 3}, training={"warmup": 0.1}), study="old", largest_micro_batch=16)
-    written = now.to_dict()
-    written = {
-        **written,
-        "branches": [[0.5, 32]],
-        "training": {**written["training"], "branches": True, "batch_schedule": "seesaw"},
-    }
-    spec = {
-        "study": "old",
-        "task": "tasks.py:Old",
-        "space": {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "batch_schedule": ["constant", "seesaw"]},
-        "training": {"branches": False, "warmup": 0.1},
-        "stopping": {"kind": "halving"},
-        "budget": {"trials": 9, "until_worth": 0.01},
-    }
-    identity = {"space": {"batch_schedule": ["constant", "seesaw"]}, "task": {"name": "Old", "code": "1"}}
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO bsearch_study VALUES ('old', 'old', :identity, :spec, '2026', 1.5, NULL, NULL, NULL, NULL)"),
-            {"identity": json.dumps(identity), "spec": json.dumps(spec)},
-        )
-        connection.execute(
-            sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026-01-01', NULL, NULL, NULL, NULL, NULL)"),
-            {"setup": json.dumps(written)},
-        )
-    tables = Tables(url)
-    (row,) = tables.studies()
-    read = row.study
-    assert (read.stopping.kind, read.training.warmup, read.budget.min_gain) == ("none", 0.1, 0.01)
-    assert row.identity == identity  # another experiment than any that can be written now
-    (attempt,) = tables.attempts("old", 0)
-    assert TrialSetup.from_dict(attempt["setup"]) == now
-
-
-@pytest.mark.slow
-def test_a_study_of_an_earlier_version_is_shown_and_goes_on(tmp_path: Path) -> None:
-    """Of commit 4c685d1, whose driver was killed beside finished, paused and running trials of digits."""
+@pytest.fixture
+def old(tmp_path: Path) -> str:
+    """The URL of a database of commit 0d7e093, whose driver was killed beside finished and running trials of digits."""
     with closing(sqlite3.connect(tmp_path / "digits.db")) as database, database:
-        database.executescript(gzip.decompress((DATA / "4c685d1.sql.gz").read_bytes()).decode())
-        values = "SELECT number, value FROM trials JOIN trial_values USING (trial_id) WHERE objective = 1"
-        before = dict(database.execute(values).fetchall())
-    example = Path(digits.__file__).parents[1] / "examples" / "digits.yaml"
+        database.executescript(dump("0d7e093"))
+    return f"sqlite:///{tmp_path}/digits.db"
+
+
+def test_a_new_database_is_what_the_first_revision_was(tmp_path: Path, old: str) -> None:
+    def columns(engine: sa.Engine) -> dict[str, list[tuple[str, str, bool, bool]]]:
+        found = sa.inspect(engine)
+        return {
+            table: [
+                (column["name"], str(column["type"]), column["nullable"], bool(column["primary_key"]))
+                for column in found.get_columns(table)
+            ]
+            for table in found.get_table_names()
+            if table.startswith("bsearch_")
+        }
+
+    new = Tables(f"sqlite:///{tmp_path}/new.db").engine
+    assert columns(new) == columns(sa.create_engine(old, poolclass=sa.NullPool))
+
+
+@pytest.mark.slow
+def test_a_study_of_the_commit_before_is_shown_and_goes_on(tmp_path: Path, old: str) -> None:
+    tables = Tables(old, create=False)
+    before, attempts, curves = tables.trials("digits"), tables.attempts("digits"), tables.curves("digits")
+    assert sum(trial.has_ended for trial in before) == len(before) - 1
+    with closing(sqlite3.connect(tmp_path / "digits.db")) as database:
+        stored = database.execute("SELECT number, outcome, parameters, facts, objectives FROM bsearch_trial").fetchall()
+    for trial, (number, outcome, parameters, facts, objectives) in zip(before, stored, strict=True):
+        assert (trial.number, trial.outcome, trial.parameters) == (number, outcome, json.loads(parameters))
+        assert json.loads(json.dumps(trial.facts.to_dict())) == json.loads(facts)
+        assert list(trial.values or ()) == json.loads(objectives or "[]")
     path = tmp_path / "digits.yaml"
-    path.write_text(example.read_text() + "\nstopping: pause\n")
+    path.write_text((Path(digits.__file__).parents[1] / "examples" / "digits.yaml").read_text())
 
     def bsearch(*arguments: object) -> str:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
         assert result.exit_code == 0, result.output
+        assert "left out" not in result.output
         return result.output
 
-    assert json.loads(bsearch("show", path, "--json"))["trials"] == {"complete": 7, "interrupted": 1, "paused": 2}
-    bsearch("run", path, "--serial", "--trials", "10", "--same-experiment")
-    trials = StoredStudy.open(str(path)).records
-    assert all(trials[number].accuracy == accuracy for number, accuracy in before.items())
-    assert trials[9].outcome == "complete" and (trials[9].facts.attempts or 0) > 1
-    assert {trials[number].outcome for number in (7, 8)} <= {"complete", "paused"}
+    complete = sum(trial.outcome == "complete" for trial in before)
+    assert json.loads(bsearch("show", path, "--json"))["trials"]["complete"] == complete
+    bsearch("show", path, "--all")
+    bsearch("run", path, "--serial", "--trials", len(before) + 1, "--same-experiment")
+    trials = tables.trials("digits")
+    assert [trial for trial, was in zip(trials, before, strict=False) if was.has_ended] == before[:-1]
+    assert trials[len(before) - 1].outcome in ("complete", "stopped", "diverged")
+    assert tables.attempts("digits")[: len(attempts) - 1] == attempts[:-1]
+    now = tables.curves("digits")
+    assert [now[trial.number] for trial in before[:-1]] == [curves[trial.number] for trial in before[:-1]]
     copied = as_optuna(tmp_path / "digits.db", "digits").trials
     assert [trial.user_attrs["outcome"] for trial in copied] == [trial.outcome for trial in trials]
+
+
+# The first tables that bsearch has had, in SQLite; the five migrations from there on went when they became one.
+FIRST = """
+CREATE TABLE bsearch_alembic_version (
+    version_num VARCHAR(32) NOT NULL, CONSTRAINT bsearch_alembic_version_pkc PRIMARY KEY (version_num)
+);
+CREATE TABLE bsearch_study (
+    name VARCHAR(120) NOT NULL, base_name VARCHAR(120) NOT NULL, identity TEXT NOT NULL, spec TEXT NOT NULL,
+    created_at VARCHAR(40) NOT NULL, driver_s FLOAT NOT NULL, holder VARCHAR(200), heartbeat_at FLOAT, PRIMARY KEY (name)
+);
+CREATE TABLE bsearch_profile (
+    "key" VARCHAR(64) NOT NULL, about TEXT NOT NULL, profile TEXT NOT NULL, measured_at VARCHAR(40) NOT NULL,
+    PRIMARY KEY ("key")
+);
+CREATE TABLE bsearch_attempt (
+    study VARCHAR(120) NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, setup TEXT NOT NULL,
+    started_at VARCHAR(40) NOT NULL, ended_at VARCHAR(40), outcome VARCHAR(20), message TEXT, traceback TEXT, result TEXT,
+    PRIMARY KEY (study, number, attempt)
+);
+CREATE TABLE bsearch_measurement (
+    study VARCHAR(120) NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, samples_seen BIGINT NOT NULL,
+    elapsed_s FLOAT NOT NULL, accuracy FLOAT, train_loss FLOAT, scores TEXT NOT NULL,
+    PRIMARY KEY (study, number, attempt, samples_seen)
+);
+INSERT INTO bsearch_study VALUES ('old', 'old', '{}', '{}', '2026', 1.5, NULL, NULL);
+"""
+
+
+@pytest.mark.parametrize("revision", ["0001", "0005"])
+@pytest.mark.parametrize("create", [False, True])
+def test_a_database_of_an_older_revision_is_refused_with_what_reads_it(tmp_path: Path, revision: str, create: bool) -> None:
+    file = tmp_path / "old.db"
+    with closing(sqlite3.connect(file)) as database, database:
+        database.executescript(FIRST)
+        database.execute("INSERT INTO bsearch_alembic_version VALUES (?)", (revision,))
+        before = list(database.iterdump())
+    with pytest.raises(
+        StorageError,
+        match=rf"old.db: an older bsearch has written it \(schema {revision}, known here from 0006 on\). "
+        "Open it once with commit 0d7e093",
+    ):
+        Tables(f"sqlite:///{file}", create=create)
+    with closing(sqlite3.connect(file)) as database:
+        assert list(database.iterdump()) == before
+
+
+# Of a later version, whose schema has one more column.
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "0007", "0006"
+
+def upgrade():
+    op.add_column("bsearch_trial", sa.Column("dream", sa.Text))
+    for number in range(400):
+        op.execute(f"UPDATE bsearch_trial SET dream = 'of {number}' WHERE number = {number}")
+"""
+OPEN = """
+import sys
+from pathlib import Path
+from bsearch.search.store import schema
+from bsearch.search.store.tables import Tables
+schema.HEAD, schema._MIGRATIONS = "0007", Path(sys.argv[2])
+print("begin", flush=True)
+Tables(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def next_version(tmp_path: Path) -> Path:
+    """The folder of migrations of a version whose newest is 0007."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(Path(schema.__file__).parent / "migrations", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "versions" / "v0007_dream.py").write_text(NEXT)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_migration_that_is_killed_goes_on(tmp_path: Path, next_version: Path) -> None:
+    url = f"sqlite:///{tmp_path}/small.db"
+    tables = Tables(url)
+    trials = Trials(tables, "small")
+    for batch in range(1, 401):
+        trials.begin({"effective_batch": batch})
+    killed, written = 0, tables.trials("small")
+    for wait_s in (0.05, 0.1, 0.15, 0.2, 0.3, None):
+        command = [sys.executable, "-c", OPEN, url, str(next_version)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            if wait_s is not None:
+                time.sleep(wait_s)
+                process.kill()
+            process.wait(60)
+        with tables.engine.connect() as connection:
+            killed += schema.revision_of(connection) == "0006"
+    assert killed
+    with tables.engine.connect() as connection:
+        assert schema.revision_of(connection) == "0007"
+        dreams = connection.execute(sa.text("SELECT dream FROM bsearch_trial ORDER BY number")).scalars().all()
+    assert dreams == [f"of {number}" for number in range(400)]
+    assert tables.trials("small") == written
+
+
+def test_a_study_that_an_older_driver_runs_is_not_changed_under_it(
+    tmp_path: Path, next_version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/small.db"
+    tables = Tables(url)
+    tables.save_study("old", "old", {}, {})
+    tables.lock.acquire("old")
+    monkeypatch.setattr(schema, "HEAD", "0007")
+    monkeypatch.setattr(schema, "_MIGRATIONS", next_version)
+    with pytest.raises(
+        StorageError, match=rf"study old: an older bsearch has been running it since .* \(process {os.getpid()} "
+    ):
+        Tables(url, create=False)
+    with tables.engine.connect() as connection:
+        assert schema.revision_of(connection) == "0006"
+    tables.lock.release("old")
+    Tables(url, create=False)
+    with tables.engine.connect() as connection:
+        assert schema.revision_of(connection) == "0007"
 
 
 def test_a_file_that_was_deleted_is_missed_also_where_another_is_in_its_place(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +15,13 @@ import sqlalchemy as sa
 from bsearch.search.store import write_buffer
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
 from bsearch.search.store.tables import Tables
-from bsearch.search.store.trials import Trials, stored_trials
+from bsearch.search.store.trials import Trials
 from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.record import TrialFacts, TrialResult
 from bsearch.spaces.trial import Measurement, Outcome
-from helpers import setup
+from conftest import TASKS
+from helpers import run, setup
 
 
 @contextmanager
@@ -65,11 +67,11 @@ def test_many_writes_are_one_commit_and_read_as_if_written_at_once(tables: Table
         assert counted == []
         rows = tables.attempts("law")  # reads what was written
         assert len(counted) == 1
-    assert [row["outcome"] for row in rows] == ["complete"] * 3
-    times = ("started_at", "ended_at")
-    kept = [{key: value for key, value in row.items() if key not in times} for row in rows], tables.curves("law")
+    assert [row.outcome for row in rows] == ["complete"] * 3
+    times = {"started_at", "ended_at"}
+    kept = [row.model_dump(exclude=times) for row in rows], tables.curves("law")
     write()
-    assert ([{key: value for key, value in row.items() if key not in times} for row in tables.attempts("law")]) == kept[0]
+    assert [row.model_dump(exclude=times) for row in tables.attempts("law")] == kept[0]
     assert tables.curves("law") == kept[1]
 
 
@@ -128,14 +130,36 @@ def test_a_trial_begins_and_ends_in_a_transaction_each(tables: Tables) -> None:
             trials.end(number, TrialResult("complete", TrialFacts(train_s=1.5), (1.5, 0.5)))
             trials.commit()
             assert len(counted) == 2 * (number + 1)
-    assert stored_trials(tables.url, "law") == list(trials)
+    assert Tables(tables.url, create=False).trials("law") == list(trials)
     assert [trial.facts.learning_rate for trial in trials] == [0.1] * 3
+
+
+def test_a_run_writes_a_trials_row_as_it_starts_as_it_trains_and_as_it_ends(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    found: Counter[tuple[str, str]] = Counter()
+
+    def execute(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        verb, *words = statement.split()
+        if verb in ("INSERT", "UPDATE"):
+            found[verb, words[verb == "INSERT"]] += 1
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", execute)
+    try:
+        path = study_file(task=f"{TASKS}:Points", budget={"trials": 6}, storage=f"sqlite:///{tmp_path}/small.db")
+        assert not run(path).failure
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", execute)
+    # A new row costs an update that finds none, and an insert. The machine is known with the first measurement.
+    assert (found["INSERT", "bsearch_trial"], found["UPDATE", "bsearch_trial"]) == (6, 6 * 3)
+    assert (found["INSERT", "bsearch_attempt"], found["UPDATE", "bsearch_attempt"]) == (6, 6 * 2)
 
 
 def test_a_driver_whose_study_was_taken_over_writes_nothing_more(tables: Tables) -> None:
     trials = Trials(tables, "law")
     with tables.buffered("law"):
         trials.begin({"effective_batch": 8})
+        trials.change(0, TrialFacts(learning_rate=0.1))
         trials.commit()
         with tables.engine.begin() as connection:
             connection.execute(sa.text("UPDATE bsearch_study SET holder = 'another:1:2026-01-01 00:00:00 UTC x-y'"))
@@ -143,7 +167,7 @@ def test_a_driver_whose_study_was_taken_over_writes_nothing_more(tables: Tables)
         with pytest.raises(StorageError, match="study law: another driver took it over; this one writes nothing more"):
             trials.commit()
         tables.drop_writes()
-    (trial,) = stored_trials(tables.url, "law")
+    (trial,) = Tables(tables.url, create=False).trials("law")
     assert trial.outcome == "running"
 
 
