@@ -179,14 +179,16 @@ def _manifest_faults(job: dict[str, Any], template: Template, submission: Submis
 
 def _storage_faults(job: dict[str, Any], submission: Submission) -> list[Fault]:
     """What keeps the pods from the database, or shows its password."""
-    if any(entry.get("name") == "BSEARCH_STORAGE" for entry in _in_pods(job, "env")[0]):
-        return []
     mounts, url = _mounts(job), submission.given_storage or submission.storage or ""
     where = sqlite_url(f"{next(iter(mounts), '/data')}/{submission.spec.study}.db")
     hidden = "env of the head: - {name: BSEARCH_STORAGE, valueFrom: {secretKeyRef: {name: SECRET, key: url}}}"
-    if has_secret(url) or (submission.given_storage and not url.startswith("sqlite:")):
+    written = [entry for entry in _in_pods(job, "env")[0] if entry.get("name") == "BSEARCH_STORAGE"]
+    shown = any(has_secret(str(entry.get("value", ""))) for entry in written)
+    if shown or (not written and (has_secret(url) or (submission.given_storage and not url.startswith("sqlite:")))):
         message = "expected a URL without a password, which would be readable in the manifest; got one that may have one"
         return [Fault("storage", f"{message}. Store it in a secret and name that in {hidden}")]
+    if written:
+        return []
     if found := submission.storage_faults(f"Write storage: {where}, on a volume of the template, or name a secret in {hidden}"):
         return found
     parts = sqlite_parts(url)

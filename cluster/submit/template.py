@@ -79,8 +79,10 @@ class Template:
         try:
             content = yaml.safe_load(self.filled(values, required))
         except yaml.YAMLError as error:
-            problem = " ".join(str(error).split())
-            raise StudyFileError(self.fault(f"invalid YAML, once its placeholders are filled in: {problem}")) from None
+            mark = getattr(error, "problem_mark", None)
+            problem = getattr(error, "problem", None) or type(error).__name__
+            message = f"invalid YAML, once its placeholders are filled in: {problem}"
+            raise StudyFileError(self.fault(message, mark.line + 1 if mark else None)) from None
         if not isinstance(content, dict):
             raise StudyFileError(self.fault(f"expected one mapping of keys to values, got {type(content).__name__}"))
         return content
