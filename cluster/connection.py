@@ -1,5 +1,5 @@
-"""The Ray that a study runs on: started on this machine, joined, or found connected already; and started or joined again where
-one of its own processes dies.
+"""The Ray cluster that a study runs on: started on this machine, joined, or already connected; restarted or rejoined when one
+of its own processes dies.
 """
 
 from __future__ import annotations
@@ -46,30 +46,38 @@ _TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
 _PRELOADED = ["ray.tune", "bsearch.objectives.trial"]
 # Ray ends a worker that has been idle for this long.
 _WAITS_S = 600
-# Of a socket's name, 107 bytes as Linux has it, Ray's folders and the name itself take so many; and the folder that we give
-# Ray where that leaves too few for the usual one, such as a job's own under Slurm.
-_LONGEST_FOLDER, _SHORT_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"), "/tmp/ray"  # noqa: S108
-# How often Ray's own processes are checked. One of a cluster that we joined counts as lost after so long without an answer:
-# before Ray itself ends this process. Ray also ends it where a head comes back on the same port while a call to the old one is
-# on its way, so a head that is gone has to be noticed before that.
-_CHECKED_S, _ANSWERS_WITHIN_S, _LOST_S = 0.25, 2.0, 30.0
-# How often a Ray of our own is started again in a run, and how long one that we joined is waited for.
-RESTARTS, WAITED_FOR_S = 5, 3600.0
-# Ray ends within seconds, or never.
+# The longest temporary folder with which Ray's socket paths still fit into Linux' 107 bytes.
+_LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+# Used instead of a longer one, such as a job's own folder under Slurm.
+_SHORT_FOLDER = "/tmp/ray"  # noqa: S108
+# How often Ray's own processes are checked. Ray ends our process where a head comes back on the same port while a call to the
+# old one is pending, so a dead head has to be noticed before that.
+_CHECKED_S = 0.25
+# Timeout of a connection to one of them.
+_ANSWERS_WITHIN_S = 2.0
+# A silent process of a cluster that we joined counts as lost after this time, before Ray itself would end our process.
+_LOST_S = 30.0
+# Restarts, within one run, of a Ray that we started.
+RESTARTS = 5
+# How long to wait for a cluster that we joined to come back.
+WAITED_FOR_S = 3600.0
+# Ray shuts down within seconds, or never.
 _ENDS_S = 40.0
-# How long Ray's head may take to answer, and what it calls a machine that is alive.
-_ASKED_S, _ALIVE = 10.0, 0
+# Timeout of a question to Ray's head.
+_ASKED_S = 10.0
+# The state of a live machine in the head's answer.
+_ALIVE = 0
 
 
 class RayConnection:
-    """A connection to Ray. One that this process has already is used as it is, and left as it is.
+    """A connection to Ray. If this process is connected already, that connection is used, and left open.
 
     Args:
         address: `local` to start one here, `auto`, or host:port of a cluster that this machine is part of.
         threads: of a worker.
-        gpus: how many a Ray that is started here gets, instead of those that it counts itself.
+        gpus: the number of GPUs that a Ray started here manages, instead of those that it counts itself.
         log_file: where Ray's own messages go.
-        say: is told what happens to it.
+        say: reports restarts and waits to the user.
 
     Raises:
         ClusterError: Ray cannot be started or reached.
@@ -128,7 +136,7 @@ class RayConnection:
             ) from error
         if on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
-        # What ends this process's connection where it dies.
+        # Processes whose death ends this process's connection.
         self._needed = {
             "Ray's head": ray.get_runtime_context().gcs_address,
             "this machine's Ray": f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}",
@@ -139,7 +147,7 @@ class RayConnection:
         self._answered = dict.fromkeys(self._needed, self._checked)
 
     def _start(self) -> None:
-        """Start Ray here, twice if need be: one of its processes may be killed before it is there."""
+        """Start Ray here, with one retry: one of its processes may be killed during startup."""
         folder = {}
         if len(usual := get_default_system_temp_dir()) > _LONGEST_FOLDER:
             self._say(f"Ray keeps its files in {_SHORT_FOLDER}: socket paths under {usual} would be too long")
@@ -166,7 +174,7 @@ class RayConnection:
         return None if self.started_here else other_studies()
 
     def keep_away(self) -> None:
-        """Let no call that is still on its way start a Ray of its own where there is none, as any of Ray's functions would."""
+        """Prevent a pending call from starting a new Ray, as any of Ray's functions would once the old one has died."""
         if hasattr(auto_init_hook, "enable_auto_connect"):
             auto_init_hook.enable_auto_connect = False
 
@@ -186,10 +194,10 @@ class RayConnection:
             disconnect()
 
     def lost(self, *, now: bool = False) -> str:
-        """What of Ray is gone, so that it has to be started or joined again; empty while it works.
+        """The Ray process that died, so that Ray has to be restarted or rejoined; empty while it works.
 
         Args:
-            now: do not wait whether it answers again.
+            now: check at once, and do not wait for a silent process to answer again.
         """
         if not now and time.monotonic() - self._checked < _CHECKED_S:
             return ""
@@ -199,7 +207,7 @@ class RayConnection:
             try:
                 _check_reachable(address, timeout_s=_ANSWERS_WITHIN_S)
                 self._answered[name] = time.monotonic()
-            except ConnectionRefusedError:  # the machine is there, the process is not: started again, it would be another
+            except ConnectionRefusedError:  # the machine is up, the process is not; a restarted one would be another
                 return f"{name} at {address} is gone"
             except OSError as error:
                 ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -209,10 +217,10 @@ class RayConnection:
         return ""
 
     def renew(self, lost: str, stops: Callable[[], bool] = lambda: False) -> str:
-        """Start Ray again, or join it again once it is there; returns why not, which is empty where it works again.
+        """Restart Ray, or rejoin it once it is back; returns why that failed, or an empty string.
 
         Args:
-            lost: what of it is gone.
+            lost: the Ray process that died.
             stops: whether to give up.
         """
         if self.found_here:
@@ -224,7 +232,7 @@ class RayConnection:
             self._say(f"{lost}: restarting Ray; what was interrupted will resume")
         else:
             self._say(f"{lost}: waiting for it to come back; what was interrupted will resume")
-        # It may wait for what is gone.
+        # Disconnecting may block on the dead process.
         ending = threading.Thread(target=disconnect, daemon=True)
         ending.start()
         ending.join(_ENDS_S)
@@ -248,10 +256,10 @@ class RayConnection:
 
 
 def disconnect() -> None:
-    """Leave Ray, and end what this process started of it.
+    """Disconnect from Ray, and end the Ray processes that this process started.
 
-    Meanwhile Ray ends this process with exit code 1 where another thread drops a reference to one of its objects. Tune leaves
-    some in cycles, which the garbage collector may find at any time, in any thread.
+    During shutdown Ray ends this process with exit code 1 if another thread drops a reference to one of its objects. Tune
+    leaves such references in cycles, which the garbage collector may collect at any time, in any thread.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -286,7 +294,7 @@ def _stderr_to(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hangup_ignored() -> Iterator[None]:
-    """Context in which processes are started that a terminal does not end as it closes: workers may save checkpoints."""
+    """Context in which started processes ignore SIGHUP, so that workers can save checkpoints after their terminal closes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -298,9 +306,10 @@ def _hangup_ignored() -> Iterator[None]:
 
 
 def start_local_ray(threads: int, **options: Any) -> None:
-    """Start a Ray on this machine whose workers import torch as they start, and compute on so many threads.
+    """Start Ray on this machine, with workers that import torch as they start.
 
     Args:
+        threads: of a worker.
         options: of `ray.init`.
     """
     _set_auth_token()
@@ -321,10 +330,10 @@ def start_local_ray(threads: int, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _any_agent_port() -> Iterator[None]:
-    """Context in which the agent of a Ray that is started takes any free port.
+    """Context in which the agent of a started Ray takes any free port.
 
-    By default all take the same one. The agent of a driver that was killed keeps it for a minute, and another study's for as
-    long as it runs; a new one would try for four seconds before it takes another.
+    By default every agent takes the same port. That of a killed driver keeps it for a minute, and that of another study as long
+    as it runs; a new agent would retry for four seconds before it takes another port.
     """
     usual = ray_parameter.RayParams
     ray_parameter.RayParams = partial(usual, dashboard_agent_listen_port=0)  # type: ignore[assignment, misc]
@@ -405,7 +414,7 @@ def _redirect_ray_logs(file: Path) -> None:
     shown = sys.unraisablehook
 
     def unraisable(event: Any) -> None:
-        """What Ray's finalizers raise, once its head is another."""
+        """Log what Ray's finalizers raise after its head was restarted."""
         if type(event.exc_value).__module__.startswith("ray"):
             logging.getLogger("ray").warning("in a finalizer", exc_info=event.exc_value)
         else:

@@ -34,7 +34,7 @@ class Others:
 
     Attributes:
         studies: how many studies there are, this one included.
-        place: of this one among them, from 0, in the order in which they came.
+        place: of this one among them, from 0, in order of arrival.
         pending: what each trial of another study needs that waits for devices.
         profiles: another study waits for a device to profile on, or profiles.
         total: all resources of the cluster.
@@ -49,10 +49,10 @@ class Others:
     free: Mapping[str, Mapping[str, float]] | None = None
 
     def wait(self, needed: Mapping[str, float]) -> bool:
-        """Whether one of them waits for devices like this study's that would be within its share.
+        """Whether another study waits for devices like this one's that would be within its share.
 
         Args:
-            needed: for one of this study's devices.
+            needed: resources of one of this study's devices.
 
         >>> two = Others(studies=2, place=0, pending=[{"CPU": 3}], total={"CPU": 4})
         >>> two.wait({"CPU": 1}), Others(2, 0, pending=[{"CPU": 2}], total={"CPU": 4}).wait({"CPU": 1})
@@ -96,13 +96,13 @@ def _own_job() -> str:
 
 
 def arrive() -> None:
-    """Let other studies on this Ray know of this one; without effect where Ray's store cannot be written."""
+    """Register this study with the others on this Ray; without effect if Ray's store cannot be written."""
     with suppress(Exception):
         _client().internal_kv_put(f"{_STUDY}{_own_job()}".encode(), b"", True, _NAMESPACE, _ASKED_S)
 
 
 def depart() -> None:
-    """Take that back: a process may stay connected."""
+    """Unregister this study, since its process may stay connected."""
     with suppress(Exception):
         _client().internal_kv_del(f"{_STUDY}{_own_job()}".encode(), False, _NAMESPACE, _ASKED_S)
 

@@ -1,7 +1,7 @@
 """How a worker's process died, in its own last words: Ray says only that it did.
 
 A worker writes them into a folder of the driver's, named by its process; on another machine, which does not have that folder,
-nobody can tell. What ends a process without notice, as SIGKILL does, leaves an empty file.
+the cause stays unknown. SIGKILL leaves an empty file.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from .connection import nodes
 from .fair_share import KIND
 
-# Ray misses a machine that says nothing after half a minute.
+# Ray notices after half a minute that a machine no longer answers.
 _MISSED_S, _ASKED_S = 40.0, 0.5
 # The smallest amount that can be requested of the resource that names a kind.
 _KIND_AMOUNT = 0.001
 
 
 def resources_of(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str, float]:
-    """What Ray counts for so many of a trial's devices, on one machine.
+    """The Ray resources of a number of a trial's devices on one machine.
 
     Args:
         cores: CPUs of each device.

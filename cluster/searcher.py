@@ -1,4 +1,4 @@
-"""What Tune is given of a study: a Searcher that hands out attempts, and small parts that keep to our order and our ends.
+"""A study as Tune sees it: a Searcher that hands out attempts, and a scheduler and a stopper that follow its decisions.
 
 Each Tune trial is one attempt at one of our trials. Tune schedules the attempts and reuses their processes; `StudyRun` decides
 what to try, how to record an outcome and when the study is over. All state is in the driver's database, none in Ray.
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import ray_variables  # noqa: F401  # before Ray is imported
 
@@ -32,6 +32,9 @@ from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .last_words import last_words
 from .tune_internals import end_at_once, forget_ended, idle_processes, keep_processes, unstage
 
+if TYPE_CHECKING:
+    from .tune import TuneRunner
+
 _T = TypeVar("_T")
 # Machines that join or leave, and other studies, are noticed within this time.
 REFRESH_S = 5.0
@@ -39,34 +42,23 @@ REFRESH_S = 5.0
 _SLOTS_FOR_ONE_AHEAD = 16
 
 
-class Machines(Protocol):
-    """What a searcher asks of its runner about the cluster."""
+class _NotSaved:
+    """Part of a Tune run that Tune pickles every few seconds, to restore it later: all our state is in the storage."""
 
-    @property
-    def slots(self) -> int:
-        """Trials that run side by side."""
-
-    def fair_share(self, held: int) -> int | None:
-        """Devices that this study may hold beside others; None where it is alone."""
-
-    def placed(self, devices: int) -> tuple[int, ...]:
-        """How many of a trial's devices each machine would have now."""
-
-    def devices_of(self, bundles: Any) -> int:
-        """Devices in a placement group's bundles."""
-
-    def lost_ray(self) -> str:
-        """Which of Ray's own processes is gone; empty where none is."""
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
 
 
-class StudySearcher(Searcher):
+class StudySearcher(_NotSaved, Searcher):
     """Presents a StudyRun to Tune: hands out attempts and forwards what they report.
 
     Args:
-        folder: for the workers of this machine, where they leave how they died.
+        runner: says what room the cluster has.
+        most: trials that run side by side, where there is room for more.
+        folder: where the workers of this machine write how they died.
     """
 
-    def __init__(self, study: StudyRun, runner: Machines, most: int | None = None, folder: Path = Path()) -> None:
+    def __init__(self, study: StudyRun, runner: TuneRunner, most: int | None = None, folder: Path = Path()) -> None:
         super().__init__(metric=None, mode=None)
         self._study, self._most, self._folder = study, most, folder
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)
@@ -83,7 +75,7 @@ class StudySearcher(Searcher):
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
         self._lock = threading.RLock()
-        self.closed = self.ends_at_once = False  # whatever Tune says once it is closed is of no attempt any more
+        self.closed = self.ends_at_once = False  # once closed, Tune's reports are ignored
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
@@ -126,8 +118,8 @@ class StudySearcher(Searcher):
         }
 
     def should_withdraw(self, trial_id: str) -> bool:
-        """Whether a pending attempt is not to start: it waits for other machines than it would be given now, or the next device
-        is another study's, or the study leaves.
+        """Whether a pending attempt should not start: it waits for machines other than those it would get now, or the next free
+        device belongs to another study, or the study is leaving.
         """
         if trial_id not in self._splits or self.leaving:
             return self.leaving
@@ -148,9 +140,9 @@ class StudySearcher(Searcher):
         self.idle = sum(self._runner.devices_of(process.bundles) for process in processes)
 
     def holds_too_many(self) -> bool:
-        """Whether idle devices are to be left to other studies: more than its share, or those that it has no attempt for.
+        """Whether to give idle devices to other studies: this one holds more than its share, or has no attempt for them.
 
-        Pending attempts are not counted: they take idle ones.
+        Pending attempts are not counted, since they will use idle devices.
         """
         share = self._share()
         running = sum(sum(self._splits[trial_id][1]) for trial_id in self._running if trial_id in self._splits)
@@ -219,7 +211,7 @@ class StudySearcher(Searcher):
         # The driver records attempts that were interrupted because the study stopped.
 
     def lost_ray(self) -> bool:
-        """Whether one of Ray's own processes is gone, and not a worker alone."""
+        """Whether one of Ray's own processes has died, rather than a worker alone."""
         return bool(self._runner.lost_ray())
 
     def _guarded(self, call: Any) -> Any:
@@ -234,10 +226,10 @@ class StudySearcher(Searcher):
                 return None
 
     def close(self, *, at_once: bool) -> None:
-        """Let nothing that Tune still says reach the study.
+        """Ignore all further reports of Tune.
 
         Args:
-            at_once: Tune does not end its processes one by one, since Ray is gone, or will be left.
+            at_once: Tune does not end its processes one by one, since Ray has died or is about to be disconnected.
         """
         with self._lock:
             self.closed, self.ends_at_once = True, at_once
@@ -251,9 +243,6 @@ class StudySearcher(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Nothing to restore, for the same reason."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its searcher to restore it later; a database connection cannot be pickled
-
 
 class SilentReporter(ProgressReporter):
     """In a notebook, Tune's own reporter would clear the cell's output, and with it our progress display."""
@@ -265,13 +254,13 @@ class SilentReporter(ProgressReporter):
 
 
 class RayIsGoneError(Exception):
-    """Ends Tune's run where Ray is gone, or a second signal ended the wait for it."""
+    """Ends Tune's run after Ray has died, or after a second signal."""
 
 
-class LaunchOrder(FIFOScheduler):
-    """Starts attempts in the order of their suggestions, in processes that stay.
+class LaunchOrder(_NotSaved, FIFOScheduler):
+    """Starts attempts in the order of their suggestions, in processes that are kept.
 
-    It takes back those that wait for machines that have gone, and records why a trial's worker died, which Tune does not pass
+    It withdraws those that wait for machines that have left, and records why a trial's worker died, which Tune does not pass
     to its searcher: a dead node is not its trials' fault.
     """
 
@@ -286,7 +275,7 @@ class LaunchOrder(FIFOScheduler):
 
     def choose_trial_to_run(self, controller: Any) -> Any:
         if self._searcher.closed:
-            # Tune would stop its trials one by one, and wait for a head that is gone at each.
+            # Tune would stop its trials one by one, and wait for a dead head at each.
             raise RayIsGoneError
         inner = getattr(controller, "_tune_controller", controller)
         forget_ended(inner)
@@ -306,11 +295,8 @@ class LaunchOrder(FIFOScheduler):
                 self._searcher.died[trial.trial_id] = NODE_DIED
         super().on_trial_error(controller, trial)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its scheduler too
 
-
-class StudyStopper(tune.Stopper):
+class StudyStopper(_NotSaved, tune.Stopper):
     """Ends attempts that should stop, and Tune's run when the study stops.
 
     Tune passes every result here first; one that stops a trial reaches the searcher only when the trial ends.
@@ -325,14 +311,11 @@ class StudyStopper(tune.Stopper):
     def stop_all(self) -> bool:
         return self._study.ending.stage is Stage.STOPPED
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
 
+class StartNotifier(_NotSaved, TrialProgressCallback):
+    """Reports that an attempt has started on its devices.
 
-class StartNotifier(TrialProgressCallback):
-    """Tells when an attempt has got its devices.
-
-    It stands in place of Tune's callback of this kind, which Tune would add, and which keeps every trial and its last result.
+    It replaces the progress callback that Tune would add, which keeps every trial and its last result in memory.
     """
 
     def __init__(self, searcher: StudySearcher) -> None:
@@ -346,9 +329,6 @@ class StartNotifier(TrialProgressCallback):
     def on_trial_error(self, *arguments: Any, **info: Any) -> None: ...
 
     def on_trial_complete(self, *arguments: Any, **info: Any) -> None: ...
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its callbacks too
 
 
 def _cached_for(ask: Callable[[], _T], first: _T, seconds: float) -> Callable[[], _T]:

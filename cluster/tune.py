@@ -41,30 +41,30 @@ from .searcher import LaunchOrder, SilentReporter, StartNotifier, StudySearcher,
 from .tune_internals import nothing_analysed, report_no_callbacks, resources_counted_by
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, gpus_here, kind_of, profile_here
 
-# A machine's answer about its GPUs, including the start of a process there.
+# Timeout of a question about a machine's GPUs, including the start of a process there.
 _ANSWERED_S = 60.0
 # The main thread wakes this often to handle signals.
 _WAKE_S = 0.1
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
-# Running attempts are asked to leave again after this time: one may just have begun.
+# Running attempts are asked to leave again after this time, since some may only just have begun.
 _ASKED_AGAIN_S = 2.0
-# How long Tune may take to notice that Ray is gone, before it is started again all the same.
+# How long Tune may take to notice that Ray died, before Ray is restarted in any case.
 _TUNE_ENDS_S = 3.0
 
 
 class _RayLostError(Exception):
-    """One of Ray's own processes is gone."""
+    """One of Ray's own processes died."""
 
 
 class TuneRunner:
     """Runs attempts on Ray: a context manager that starts a local cluster, or joins the one the study names.
 
-    A Ray that this process is connected to already is used as it is, and left running.
+    If this process is connected to Ray already, that Ray is used, and left running.
 
     Args:
         log_file: where Ray's own messages go.
-        say: is told what happens to Ray.
+        say: reports Ray's restarts, and the choice of devices, to the user.
 
     Raises:
         ClusterError: Ray cannot be started or reached, or has no device of the requested kind.
@@ -102,10 +102,10 @@ class TuneRunner:
         self._ray.close()
 
     def _nodes(self) -> list[dict[str, Any]]:
-        """The live machines, or those last known while Ray does not say; the largest first, which of each kind is profiled.
+        """The live machines, or the last known ones while Ray does not answer; largest first: it is profiled for its kind.
 
         Raises:
-            ConnectionError: it has named none yet.
+            ConnectionError: Ray has not answered yet.
         """
 
         def place(node: Mapping[str, Any]) -> tuple[float, float, str]:
@@ -119,7 +119,7 @@ class TuneRunner:
         return self._machines
 
     def _check_room(self, most: int) -> None:
-        """Raise where no machines have room for a trial on the most devices that a trial may have."""
+        """Raise if no machines have room for a trial on `most` devices, the largest number that a trial may use."""
         split = self._split(most)
         kinds = {*self._kinds_of_machines().values()} if split is not None and len(split) > 1 else set()
         if split is None:
@@ -141,10 +141,10 @@ class TuneRunner:
         raise ClusterError(message)
 
     def _kind(self, usable: UsableGpus | None) -> Literal["cpu", "gpu"]:
-        """The kind of the trials' devices; says why where the user may not expect it.
+        """The kind of the trials' devices; explains it where the user may expect another.
 
         Args:
-            usable: the GPUs of this machine; None: its largest machine is asked.
+            usable: the GPUs of this machine; None: those of the cluster's largest machine.
 
         Raises:
             StudyFileError: a GPU is required and cannot be used, or Ray promises more than there are.
@@ -164,15 +164,15 @@ class TuneRunner:
 
     @property
     def _bundle(self) -> Callable[[int], dict[str, float]]:
-        """Resources of so many of a trial's devices: those of one machine."""
+        """The resources of a number of devices of one trial on one machine."""
         share = self._devices.share if self.device == "gpu" else 0.0
         return partial(resources_of, cores=self.cores, gpus=share, kind=self._devices.accelerator_type)
 
     def _rooms(self, resources: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, int]:
-        """Devices of each live machine, or trials where several share one, by the machine's id.
+        """Devices of each live machine, or trials where several share a device, by the machine's id.
 
         Args:
-            resources: those to count, of each machine; by default all that it has.
+            resources: of each machine; by default all that it has.
         """
         needed = self._bundle(1).items()
         counted = {node["NodeID"]: node["Resources"] for node in self._nodes()} if resources is None else resources
@@ -192,7 +192,7 @@ class TuneRunner:
         return of_kind
 
     def placed(self, devices: int) -> tuple[int, ...]:
-        """How many of a trial's devices are on each machine, all of one kind; fewer in all where no kind has that many."""
+        """How many of a trial's devices are on each machine, all of one kind; fewer in total if no kind has that many."""
         if devices == 1:
             return (1,)
         of_kind = list(self._rooms_of_kinds().values())
@@ -215,13 +215,13 @@ class TuneRunner:
         return min(fit, self._cluster.trials_at_once or fit)
 
     def fair_share(self, held: int) -> int | None:
-        """Devices that this study may hold while others use the same Ray, or trials where several share one; None: none does.
+        """Devices that this study may hold beside others, or trials where several share a device; None: it is alone.
 
         Args:
             held: those that it holds now.
 
         Raises:
-            ConnectionError: Ray does not say.
+            ConnectionError: Ray does not answer.
         """
         others = self._ray.others()
         if others is None:
@@ -263,14 +263,14 @@ class TuneRunner:
 
     @contextlib.contextmanager
     def _somewhere(self, devices: int, kind: str = "") -> Iterator[tuple[Any, tuple[int, ...]]]:
-        """A Ray scheduling strategy for a task on so many devices, and how many of them each machine has."""
+        """A Ray scheduling strategy for a task on a number of devices, and how many of them each machine has."""
         rooms, kinds = self._rooms(), self._kinds_of_machines()
         here = [machine for machine, own in kinds.items() if own == kind]
         split = shares(devices, [rooms.get(machine, 0) for machine in here])
         if split is None:
             raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
         if len(split) == 1 and len({*kinds.values()}) > 1:
-            # Machines of a kind cannot always be named to Ray; one with free devices, where others use some.
+            # Ray has no name for some kinds, so one machine is chosen: that with the most free devices.
             others = None
             with contextlib.suppress(ConnectionError):
                 others = self._ray.others()
@@ -297,19 +297,19 @@ class TuneRunner:
                     raise ClusterError(why) from None
 
     def _profile(self, reference: str, request: ProfileRequest, kind: str) -> DeviceProfile:
-        """The same; one of Ray's processes may die meanwhile.
+        """One attempt at `profile`.
 
         Raises:
-            _RayLostError: it did.
+            _RayLostError: one of Ray's processes died meanwhile.
         """
         most = max(request.devices)
         with profiling(), self._somewhere(most, kind) as (place, split):
             profile = ray.remote(
                 num_cpus=self._bundle(split[0])["CPU"],
-                # Alone: neighbours on the same GPU would be in its times.
+                # A whole GPU: other tasks on it would distort the times.
                 num_gpus=split[0] if self.device == "gpu" else 0,
                 max_retries=0,
-                # Its process ends with it: Ray would give it to no attempt, and its memory is wanted by those.
+                # Its process ends with it: no attempt could reuse it, and they need its memory.
                 max_calls=1,
                 scheduling_strategy=place,
             )(profile_here)
@@ -352,7 +352,7 @@ class TuneRunner:
             resources=kinds,
             num_returns="streaming",
             max_retries=0,
-            max_calls=1,  # what it holds on a GPU is freed with its process
+            max_calls=1,  # its GPU memory is freed with its process
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True),
         )(attempt_here)
         reports: Any = task.remote(reference, setup.to_dict(), split, working_folder())
@@ -370,7 +370,7 @@ class TuneRunner:
 
     def run(self, study: StudyRun) -> None:
         while lost := self._run(study):
-            # Of what ran on it nothing is left.
+            # Nothing of what ran on it survives.
             study.lose_attempts(lost)
             if why := self._ray.renew(lost, lambda: study.ending.stage >= Stage.LEAVING):
                 if study.ending.stage >= Stage.LEAVING:
@@ -382,7 +382,7 @@ class TuneRunner:
             raise study.crashed
 
     def _run(self, study: StudyRun) -> str:
-        """Run attempts until there are none, or Ray is lost; returns what of it."""
+        """Run attempts until there are none, or Ray dies; returns which of its processes did."""
         report_no_callbacks()
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             searcher = StudySearcher(study, self, self._cluster.trials_at_once, Path(folder))
@@ -412,15 +412,15 @@ class TuneRunner:
                 return self._fit(tuner, study, searcher)
 
     def lost_ray(self) -> str:
-        """What of Ray is gone; empty while it works."""
+        """Which of Ray's processes died; empty while it works."""
         return self._ray.lost(now=True)
 
     def leave(self) -> bool:
-        # `_fit` asks them, and not from a signal handler.
+        # `_fit` asks the attempts, since this runs in a signal handler.
         return self._cluster.checkpoints is not None and sys.platform == "linux"
 
     def _ask_to_leave(self, processes: Mapping[str, tuple[str, int]], asked: set[str]) -> None:
-        """Ask those attempts to leave that were not asked before."""
+        """Ask the attempts that were not asked before to leave."""
         of_machine: dict[str, list[int]] = {}
         for trial, (address, process) in processes.items():
             if trial not in asked:
@@ -434,9 +434,9 @@ class TuneRunner:
                 ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(ask_to_leave).remote(there)
 
     def _fit(self, tuner: tune.Tuner, study: StudyRun, searcher: StudySearcher) -> str:
-        """Run Tune in a second thread, so that this one can handle signals and check on Ray; returns what of it is gone."""
+        """Run Tune in a second thread, so that this one handles signals and checks Ray; returns which of its processes died."""
         failed: list[BaseException] = []
-        # An interrupted `Thread.join` takes the thread for ended.
+        # After an interrupted `Thread.join`, the thread counts as ended.
         ended = threading.Event()
 
         def fit() -> None:
@@ -454,8 +454,8 @@ class TuneRunner:
             if lost := self._until(ended, study, searcher):
                 return lost
         finally:
-            # Where a second signal ends the wait, or Ray is gone: Ray must not be left while a thread is in one of its calls,
-            # which would end this process with SIGSEGV.
+            # After a second signal, or Ray's death: disconnecting while a thread is in one of Ray's calls would end this
+            # process with SIGSEGV.
             if not ended.is_set():
                 self._ray.unused = ended
                 searcher.close(at_once=bool(lost) or not self._ray.found_here)
@@ -468,7 +468,7 @@ class TuneRunner:
         return ""
 
     def _until(self, ended: threading.Event, study: StudyRun, searcher: StudySearcher) -> str:
-        """Wait for the end of Tune's run; returns what of Ray is gone meanwhile."""
+        """Wait for the end of Tune's run; returns which of Ray's processes died meanwhile."""
         asked: set[str] = set()
         asked_at = time.monotonic()
         while not ended.wait(_WAKE_S):
@@ -488,11 +488,11 @@ class TuneRunner:
 def trainable(bundle: Callable[[int], dict[str, float]]) -> Any:
     """What Tune runs: attempts in their workers, each on its trial's resources.
 
-    It is sent to the workers with all that it refers to: of ours only what they have imported already, and not this module,
-    which imports the whole search.
+    It is pickled with everything that it refers to, so it refers only to modules that workers have imported already, and not to
+    this one, which imports the whole search.
 
     Args:
-        bundle: the resources of so many devices of a trial.
+        bundle: the resources of a number of devices of one trial.
     """
     return tune.with_resources(
         AttemptTrainable, lambda config: tune.PlacementGroupFactory([bundle(share) for share in config["shares"]])
@@ -500,7 +500,7 @@ def trainable(bundle: Callable[[int], dict[str, float]]) -> Any:
 
 
 def _gpus_of(machine: str, of_ray: int) -> UsableGpus:
-    """The GPUs that torch can use on a machine, without waiting for one that is free; where it is silent, as Ray counts."""
+    """The GPUs that torch can use on a machine, without waiting for a free one; Ray's count if the machine does not answer."""
     place: Any = NodeAffinitySchedulingStrategy(machine, soft=False)
     try:
         asked: Any = ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=place)(gpus_here).remote()

@@ -1,5 +1,5 @@
 """What we change inside Ray Tune: its processes run one attempt after another, it forgets the trials that have ended, and it
-ends at once where Ray is gone.
+ends at once where Ray has died.
 
 A process imports torch for seconds, so an attempt should find one ready. Tune ends those that no trial waits for at the
 moment, and those still starting whose trial found another; with trials as short as a start, they are ended as they come up.
@@ -114,9 +114,7 @@ def keep_processes(controller: Any, too_many: Callable[[], bool]) -> None:
 
 
 def end_at_once(controller: Any, ray_is_gone: Callable[[], bool]) -> None:
-    """Let a Tune controller whose run ends not wait for its processes where Ray is gone, and they with it: it would for five
-    seconds.
-    """
+    """Make a Tune controller not wait for its processes at the end of its run, which takes five seconds, if Ray has died."""
     controller = getattr(controller, "_tune_controller", controller)
     usual = getattr(controller, "_cleanup_trials", None)
     if usual is None or getattr(usual, "ends_at_once", False):

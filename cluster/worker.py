@@ -163,9 +163,10 @@ def _process_fault(device: str) -> str:
 
 
 def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder: str) -> Iterator[Measurement | Outcome]:
-    """An attempt, with so many of its ranks on each of the machines of this worker's placement group.
+    """Start an attempt.
 
     Args:
+        shares: its ranks on each machine of this worker's placement group.
         folder: the driver's working directory, where the task's relative paths start on every machine that has it.
     """
     from ..objectives.machine.process_state import left_behind

@@ -10,8 +10,10 @@ import json
 import posixpath
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -22,12 +24,13 @@ from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.study.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output
+from .template import Template
 
 LARGEST = 900 << 10  # bytes; a ConfigMap holds 1 MiB, and base64 and file names add to it
 STUDY_FOLDER = "/study"
 MANAGED = "app.kubernetes.io/managed-by"
 STUDY = "bsearch/study"
-HEAD = {"cpu": "2", "memory": "8Gi"}  # for the driver and Ray's own servers; trials run on the workers
+_REQUIRED = ("command", "files", "nodes", "cpus", "gpus")  # placeholders of every template
 STATES: dict[str, State] = {"RUNNING": "running", "STOPPED": "stopped", "SUCCEEDED": "succeeded", "FAILED": "failed"}
 _ID = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
@@ -36,73 +39,25 @@ class KubeRaySubmitter:
     """Applies the manifest with `kubectl`, whose configuration selects the cluster."""
 
     def __init__(self, settings: Submit) -> None:
-        self._settings = settings
-        self._namespace = settings.kuberay.namespace
-        self.place = self._namespace
+        self._namespace = self.place = settings.place or "default"
 
     def plan(self, submission: Submission) -> Plan:
-        faults = [
-            *submission.task_faults(),
-            *submission.travel_faults(),
-            *submission.machine_faults(),
-            *self._faults(submission),
-        ]
+        template = submission.template("kuberay.yaml")
+        faults = [*submission.task_faults(), *submission.travel_faults(), *submission.machine_faults()]
+        if unedited := [word for word in ("REGISTRY/IMAGE:TAG", "CLAIM") if word in template.text]:
+            message = f"expected a manifest of your own, with values for {' and '.join(unedited)}; got {template.path}"
+            faults.append(Fault("submit.template", f"{message}. Copy it beside the study file, edit it, and name it here"))
+        required = (*_REQUIRED, *["seconds"] * bool(submission.settings.hours))
+        job = template.mapping(_values(submission, []), required)
+        faults += [*_manifest_faults(job, template, submission), *_storage_faults(job, submission)]
         if faults:
             raise StudyFileError(faults)
-        files = study_files(submission.spec.folder, LARGEST, "submit.kuberay")
+        files = study_files(submission.spec.folder, LARGEST, "submit.launcher")
+        job = template.mapping(_values(submission, files.kept))
+        objects = [config_map(submission, files), job | {"metadata": _metadata(submission, job)}]
         notes = [f"not sent: {', '.join(files.left_out)}"] if files.left_out else []
-        objects = [config_map(submission, files), ray_job(submission, files)]
-        options = submission.settings.kuberay
-        checkpoint_notes = submission.checkpoint_notes(options.mount_path if options.storage_claim else None)
-        return Plan(yaml.safe_dump_all(objects, sort_keys=False), (*notes, *checkpoint_notes))
-
-    def _faults(self, submission: Submission) -> list[Fault]:
-        options = submission.settings.kuberay
-        faults = []
-        if options.image is None:
-            faults.append(
-                Fault("submit.kuberay.image", "expected an image with Ray, bsearch and what the task imports, got none")
-            )
-        if submission.settings.environment and options.environment_secret is None:
-            faults.append(
-                Fault(
-                    "submit.kuberay.environment_secret",
-                    "expected a secret with the variables of submit.environment, because their "
-                    "values are not written into manifests; got none",
-                )
-            )
-        if options.database_secret is not None:
-            return faults
-        where = sqlite_url(f"{options.mount_path}/{submission.spec.study}.db")
-        if submission.given_storage and not submission.given_storage.startswith("sqlite:"):
-            faults.append(
-                Fault(
-                    "submit.kuberay.database_secret",
-                    "expected a secret with the storage's URL, which would otherwise be readable in the manifest; got none",
-                )
-            )
-            return faults
-        found = submission.storage_faults(
-            f"Write storage: {where} and submit.kuberay.storage_claim, or a secret with its URL, database_secret: {{name: ...}}"
-        )
-        url = submission.given_storage or submission.storage or ""
-        if has_secret(url):
-            found = [
-                Fault(
-                    "storage",
-                    "expected a URL without a password, which would be readable in the manifest; got one with a password. "
-                    "Store the URL in a secret: submit.kuberay.database_secret: {name: ...}",
-                )
-            ]
-        if not found and url.startswith("sqlite:") and not (options.storage_claim and _inside(url, options.mount_path)):
-            found = [
-                Fault(
-                    "storage",
-                    f"expected a database on the claim mounted at {options.mount_path}, got {url!r}. "
-                    f"Write storage: {where}, and submit.kuberay.storage_claim",
-                )
-            ]
-        return faults + found
+        shared = next(iter(_mounts(job)), None)
+        return Plan(yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False), (*notes, *submission.checkpoint_notes(shared)))
 
     def submit(self, submission: Submission) -> Job:
         output([*self._kubectl("apply"), "--filename=-"], given=self.plan(submission).text)
@@ -149,22 +104,115 @@ def job_name(submission: Submission) -> str:
     return "-".join(part for part in ("bsearch", study, submission.suffix) if part)
 
 
-def _inside(url: str, folder: str) -> bool:
-    parts = sqlite_parts(url)
-    return parts is not None and posixpath.normpath(parts[0]).startswith(f"{folder}/")
+class _Dumper(yaml.SafeDumper):
+    """Writes every value where it is used: a template's aliases are for who edits it."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-def _metadata(submission: Submission) -> dict[str, Any]:
+def _values(submission: Submission, files: Sequence[Path]) -> dict[str, object]:
+    """What fills the placeholders of a manifest."""
+    settings, given = submission.settings, submission.given_storage
+    # The study is mounted at the same path in all pods: workers load the task from the driver's path.
+    items = [{"key": f"file-{index}", "path": _path(path, submission)} for index, path in enumerate(files)]
+    storage = ["--storage", given] if given and given.startswith("sqlite:") else []  # a path on a volume, so not secret
     return {
+        "command": shlex.join(["bsearch", "run", f"{STUDY_FOLDER}/{_path(Path(submission.file.name), submission)}", *storage]),
+        "study": submission.spec.study,
+        "files": json.dumps({"name": job_name(submission), "items": items}),
+        "nodes": settings.nodes,
+        "cpus": settings.cpus_per_node,
+        "gpus": settings.gpus_per_node,
+        "seconds": settings.hours and round(settings.hours * 3600),
+        "ray_version": version("ray"),
+    }
+
+
+def _path(path: Path, submission: Submission) -> str:
+    """Where a file of the study is mounted; the study file's name needs no quotes there."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", path.name) if path.name == submission.file.name == str(path) else str(path)
+
+
+def _at(value: Any, *path: str | int) -> Any:
+    """The part of a manifest at a path, or None."""
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _in_pods(job: dict[str, Any], key: str) -> list[list[dict[str, Any]]]:
+    """A list of each of Ray's containers, such as their env: of the head, and of each group of workers."""
+    cluster = _at(job, "spec", "rayClusterSpec")
+    workers = _at(cluster, "workerGroupSpecs")
+    groups = [_at(cluster, "headGroupSpec"), *(workers if isinstance(workers, list) else [])]
+    listed = [_at(group, "template", "spec", "containers", 0, key) for group in groups]
+    return [[entry for entry in (entries or []) if isinstance(entry, dict)] for entries in listed]
+
+
+def _mounts(job: dict[str, Any]) -> list[str]:
+    """Where the head has volumes besides the study's."""
+    places = [str(mount.get("mountPath")).rstrip("/") for mount in _in_pods(job, "volumeMounts")[0]]
+    return [place for place in places if place != STUDY_FOLDER]
+
+
+def _manifest_faults(job: dict[str, Any], template: Template, submission: Submission) -> list[Fault]:
+    faults = []
+    if job.get("kind") != "RayJob":
+        faults.append(template.fault(f"expected a manifest of kind RayJob, got {job.get('kind')!r}"))
+    if not all(any(mount.get("mountPath") == STUDY_FOLDER for mount in mounts) for mounts in _in_pods(job, "volumeMounts")):
+        faults.append(template.fault(f"expected the study's volume at {STUDY_FOLDER} in Ray's containers, got none"))
+    for key, ours in (("name", job_name(submission)), ("namespace", submission.settings.place or "default")):
+        if _at(job, "metadata", key) not in (None, ours):
+            hint = "Remove it" if key == "name" else "Write launcher: kuberay@NAMESPACE"
+            faults.append(template.fault(f"metadata.{key}: expected none, since bsearch sets it; got one. {hint}"))
+    for index, name in enumerate(submission.settings.environment):
+        if not all(any(entry.get("name") == name for entry in variables) for variables in _in_pods(job, "env")):
+            secret = f"{{name: {name}, valueFrom: {{secretKeyRef: {{name: SECRET, key: {name}}}}}}}"
+            message = "expected it in env of the head and the workers, because values are not written into manifests; got none"
+            faults.append(Fault(f"submit.environment[{index}]", f"{message}. Write there: - {secret}"))
+    return faults
+
+
+def _storage_faults(job: dict[str, Any], submission: Submission) -> list[Fault]:
+    """What keeps the pods from the database, or shows its password."""
+    mounts, url = _mounts(job), submission.given_storage or submission.storage or ""
+    where = sqlite_url(f"{next(iter(mounts), '/data')}/{submission.spec.study}.db")
+    hidden = "env of the head: - {name: BSEARCH_STORAGE, valueFrom: {secretKeyRef: {name: SECRET, key: url}}}"
+    written = [entry for entry in _in_pods(job, "env")[0] if entry.get("name") == "BSEARCH_STORAGE"]
+    shown = any(has_secret(str(entry.get("value", ""))) for entry in written)
+    if shown or (not written and (has_secret(url) or (submission.given_storage and not url.startswith("sqlite:")))):
+        message = "expected a URL without a password, which would be readable in the manifest; got one that may have one"
+        return [Fault("storage", f"{message}. Store it in a secret and name that in {hidden}")]
+    if written:
+        return []
+    if found := submission.storage_faults(f"Write storage: {where}, on a volume of the template, or name a secret in {hidden}"):
+        return found
+    parts = sqlite_parts(url)
+    if parts is not None and not any(posixpath.normpath(parts[0]).startswith(f"{mount}/") for mount in mounts):
+        message = f"expected a database on a volume that the template mounts ({', '.join(mounts) or 'none'}), got {url!r}"
+        return [Fault("storage", f"{message}. Write storage: {where}")]
+    if parts is not None and submission.given_storage and not re.fullmatch(r"[A-Za-z0-9_./:~?=&-]+", url):
+        return [Fault("storage", f"expected a path of letters, digits and '_./:~-', got {url!r}")]
+    return []
+
+
+def _metadata(submission: Submission, job: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Our metadata of an object, beside the template's."""
+    written = job.get("metadata") or {}
+    return written | {
         "name": job_name(submission),
-        "namespace": submission.settings.kuberay.namespace,
-        "labels": {MANAGED: "bsearch"},
-        "annotations": {STUDY: submission.spec.study},
+        "namespace": submission.settings.place or "default",
+        "labels": (written.get("labels") or {}) | {MANAGED: "bsearch"},
+        "annotations": (written.get("annotations") or {}) | {STUDY: submission.spec.study},
     }
 
 
 def config_map(submission: Submission, files: StudyFiles) -> dict[str, Any]:
-    """The study's files, under keys that a ConfigMap allows; `ray_job` maps them back to their paths."""
+    """The study's files, under keys that a ConfigMap allows; the manifest's `{{ files }}` maps them back to their paths."""
     text: dict[str, str] = {}
     binary: dict[str, str] = {}
     for index, path in enumerate(files.kept):
@@ -175,94 +223,6 @@ def config_map(submission: Submission, files: StudyFiles) -> dict[str, Any]:
             binary[f"file-{index}"] = base64.b64encode(content).decode()
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(submission), "immutable": True, "data": text}
     return manifest | ({"binaryData": binary} if binary else {})
-
-
-def ray_job(submission: Submission, files: StudyFiles) -> dict[str, Any]:
-    """The RayJob: a head that runs no trials, and one worker per node."""
-    settings, options = submission.settings, submission.settings.kuberay
-    results = f"{options.mount_path if options.storage_claim else '/tmp'}/results/{submission.spec.study}"  # noqa: S108 (in the pod)
-    study = f"{STUDY_FOLDER}/{submission.file.name}"
-    worker = {"cpu": str(settings.cpus_per_node)}
-    if settings.memory_per_node:
-        worker["memory"] = f"{settings.memory_per_node >> 20}Mi"
-    gpus = {options.gpu_resource: str(settings.gpus_per_node)} if settings.gpus_per_node else {}
-    spec: dict[str, Any] = {
-        "entrypoint": shlex.join(["bsearch", "run", study, "--out", results]),
-        "shutdownAfterJobFinishes": True,
-        "ttlSecondsAfterFinished": options.keep_s,
-        "backoffLimit": options.retries,
-        "submissionMode": "K8sJobMode",
-        "submitterPodTemplate": {
-            "spec": _plain_pod(submission, "ray-job-submitter", {"cpu": "500m", "memory": "1Gi"}) | {"restartPolicy": "Never"}
-        },
-        "rayClusterSpec": {
-            "rayVersion": options.ray_version or version("ray"),
-            "headGroupSpec": {
-                "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 (in its pod)
-                "template": {"spec": _pod(submission, files, "ray-head", HEAD)},
-            },
-            "workerGroupSpecs": [
-                {
-                    "groupName": "workers",
-                    "replicas": settings.nodes,
-                    "minReplicas": settings.nodes,
-                    "maxReplicas": settings.nodes,
-                    "rayStartParams": {"num-cpus": str(settings.cpus_per_node), "num-gpus": str(settings.gpus_per_node)},
-                    "template": {"spec": _pod(submission, files, "ray-worker", worker | gpus)},
-                }
-            ],
-        },
-    }
-    if settings.hours:
-        spec["activeDeadlineSeconds"] = round(settings.hours * 3600)
-    if options.token:
-        spec["rayClusterSpec"]["authOptions"] = {"mode": "token"}
-    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": _metadata(submission), "spec": spec}
-
-
-def _pod(submission: Submission, files: StudyFiles, name: str, resources: dict[str, str]) -> dict[str, Any]:
-    """One of Ray's pods. The study is mounted at the same path in all: workers load the task from the driver's path."""
-    options = submission.settings.kuberay
-    mounts = [{"name": "study", "mountPath": STUDY_FOLDER, "readOnly": True}]
-    items = [{"key": f"file-{index}", "path": str(path)} for index, path in enumerate(files.kept)]
-    volumes: list[dict[str, Any]] = [{"name": "study", "configMap": {"name": job_name(submission), "items": items}}]
-    if options.storage_claim:
-        mounts.append({"name": "storage", "mountPath": options.mount_path})
-        volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": options.storage_claim}})
-    pod = _plain_pod(submission, name, resources)
-    pod["containers"][0] |= {"env": _variables(submission, storage=name == "ray-head"), "volumeMounts": mounts}
-    return pod | {"volumes": volumes}
-
-
-def _plain_pod(submission: Submission, name: str, resources: dict[str, str]) -> dict[str, Any]:
-    options = submission.settings.kuberay
-    container = {
-        "name": name,
-        "image": options.image,
-        "imagePullPolicy": options.pull_policy,
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    user = options.run_as_user
-    context = {"runAsNonRoot": True, "runAsUser": user, "fsGroup": user, "seccompProfile": {"type": "RuntimeDefault"}}
-    # A training job has no access to the Kubernetes API unless it was given a service account.
-    account = (
-        {"serviceAccountName": options.service_account} if options.service_account else {"automountServiceAccountToken": False}
-    )
-    return {"containers": [container], "securityContext": context, **account}
-
-
-def _variables(submission: Submission, *, storage: bool) -> list[dict[str, Any]]:
-    options = submission.settings.kuberay
-    variables: list[dict[str, Any]] = [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
-    for name in submission.settings.environment:
-        variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": options.environment_secret, "key": name}}})
-    if storage and options.database_secret:
-        secret = {"name": options.database_secret.name, "key": options.database_secret.key}
-        variables.append({"name": "BSEARCH_STORAGE", "valueFrom": {"secretKeyRef": secret}})
-    elif storage and submission.given_storage:
-        variables.append({"name": "BSEARCH_STORAGE", "value": submission.given_storage})  # a path on the claim, so not secret
-    return variables
 
 
 def _job(details: dict[str, Any]) -> Job:
@@ -285,4 +245,4 @@ def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-__all__ = ["KubeRaySubmitter", "config_map", "job_name", "ray_job"]
+__all__ = ["KubeRaySubmitter", "config_map", "job_name"]

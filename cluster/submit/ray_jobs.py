@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from ray.job_submission import JobSubmissionClient
 
 from ... import __version__
 from ...objectives.machine.environment import environment
-from ...spaces.errors import ClusterError, StudyFileError
+from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.readable import readable_bytes
 from ...spaces.study.submit import Submit
 from .files import copy_package, study_files
 from .submitter import Job, Plan, State, Submission, checked_id
+from .template import Template
 
 LARGEST = 100 << 20  # bytes of a study's folder; Ray accepts 500 MiB, and holds them in the head's memory
 STATES: dict[str, State] = {
@@ -36,10 +39,9 @@ STATES: dict[str, State] = {
     "SUCCEEDED": "succeeded",
     "FAILED": "failed",
 }
-_MACHINES = {"nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", "hours"}
+_MACHINES = {"nodes", "gpus_per_node", "cpus_per_node", "hours"}
 STUDY, SUBMITTED = "bsearch_study", "bsearch_submitted"
-# A study that is stopped first records its running trials; by default Ray kills it after three seconds.
-STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
+_OURS = ("submission_id", "metadata")  # arguments of `submit_job` that are not the template's
 
 
 for _name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging"):
@@ -51,11 +53,9 @@ class RaySubmitter:
 
     def __init__(self, settings: Submit) -> None:
         self._settings = settings
-        address = settings.ray.address
-        if address == "auto":
-            address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "auto"
-        self.address = address
-        self.place = "" if settings.ray.address == "auto" else address
+        self.place = settings.place
+        variables = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+        self.address = settings.place or next(filter(None, map(os.environ.get, variables)), "auto")
 
     def plan(self, submission: Submission) -> Plan:
         faults = [
@@ -67,51 +67,34 @@ class RaySubmitter:
                 "or postgresql+psycopg://user@host/db"
             ),
         ]
+        template = submission.template("ray.yaml")
+        request = _request(submission, template, [f"bsearch {__version__} of this installation"])
+        faults += _request_faults(request, template, submission)
         if faults:
             raise StudyFileError(faults)
-        files = study_files(submission.spec.folder, LARGEST, "submit.ray")
-        request = self._request(submission) | {
-            "runtime_env": {
-                "working_dir": [str(path) for path in files.kept],
-                "py_modules": [f"bsearch {__version__} of this installation"] if self._settings.ray.ship else [],
-                "env_vars": dict.fromkeys(submission.environment(), "(value set here)") | STOP_WAIT,
-            },
-        }
-        count = len(files.kept)
-        notes = [f"sends {count} file{'s' * (count != 1)} from {submission.spec.folder}, {readable_bytes(files.bytes)}"]
+        files = study_files(submission.spec.folder, LARGEST, "submit.launcher")
+        sent = [str(path) for path in files.kept]
+        shown = _completed(request, submission, sent, dict.fromkeys(submission.environment(), "(value set here)"))
+        notes = [f"sends {len(sent)} file{'s' * (len(sent) != 1)} from {submission.spec.folder}, {readable_bytes(files.bytes)}"]
         if unused := sorted(_MACHINES & self._settings.model_fields_set):
             notes.append(f"ignored, because the cluster's machines are already running: submit.{', submit.'.join(unused)}")
         if files.left_out:
             notes.append(f"not sent: {', '.join(files.left_out)}")
-        return Plan(
-            yaml.safe_dump({"address": self.address, **request}, sort_keys=False), (*notes, *submission.checkpoint_notes())
-        )
+        text = yaml.safe_dump({"address": self.address, **shown}, sort_keys=False)
+        return Plan(text, (*notes, *submission.checkpoint_notes(), *template.notes))
 
     def submit(self, submission: Submission) -> Job:
         self.plan(submission)
-        files = study_files(submission.spec.folder, LARGEST, "submit.ray")
-        request = self._request(submission)
-        request["metadata"][SUBMITTED] = datetime.now(UTC).isoformat(timespec="seconds")
+        files = study_files(submission.spec.folder, LARGEST, "submit.launcher")
         with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self._client() as client:
-            staged = Path(scratch)
-            runtime: dict[str, Any] = {
-                "working_dir": str(files.copy_to(staged / "study")),
-                "env_vars": submission.environment() | STOP_WAIT,
-            }
-            if self._settings.ray.ship:
-                # Not as a wheel: for every job Ray would pip install all its dependencies, torch included.
-                runtime["py_modules"] = [str(folder) for folder in copy_package(staged)]
-            id = _submit_with_retries(lambda: client.submit_job(runtime_env=runtime, **request))
+            folder = str(files.copy_to(Path(scratch) / "study"))
+            # Not as a wheel: for every job Ray would pip install all its dependencies, torch included.
+            package = [str(path) for path in copy_package(Path(scratch))]
+            request = _request(submission, submission.template("ray.yaml"), package)
+            request = _completed(request, submission, folder, submission.environment())
+            request["metadata"][SUBMITTED] = datetime.now(UTC).isoformat(timespec="seconds")
+            id = _submit_with_retries(lambda: client.submit_job(**request))
         return self.job(id)
-
-    def _request(self, submission: Submission) -> dict[str, Any]:
-        study = submission.spec.study
-        return {
-            "submission_id": f"bsearch-{study}-{submission.suffix}",
-            # Ray passes this to a shell. If the package is only on the path, there is no `bsearch` program.
-            "entrypoint": f"exec python -m bsearch run {shlex.quote(submission.file.name)}",
-            "metadata": {STUDY: study},
-        }
 
     def jobs(self) -> list[Job]:
         with self._client() as client:
@@ -163,13 +146,46 @@ class RaySubmitter:
             ) from error
         except (ConnectionError, RayError, OSError, ValueError) as error:
             raise ClusterError(
-                f"{where}: cannot be reached: {_first_line(error)}. Set submit.ray.address to its dashboard, such as http://host:8265."
+                f"{where}: cannot be reached: {_first_line(error)}. Name its dashboard in the launcher: ray@http://host:8265."
             ) from error
         except RuntimeError as error:
             message = _first_line(error)
             if id is not None and ("404" in message or "does not exist" in message):
                 raise ClusterError(f"{where}: no job {id}. `bsearch jobs status` lists the jobs there.") from error
             raise ClusterError(f"{where}: refused: {message}") from error
+
+
+def _request(submission: Submission, template: Template, package: list[str]) -> dict[str, Any]:
+    """The template as arguments of Ray's `submit_job`."""
+    values = {
+        # Ray passes this to a shell. If the package is only on the path, there is no `bsearch` program.
+        "command": f"python -m bsearch run {shlex.quote(submission.file.name)}",
+        "study": submission.spec.study,
+        "package": ", ".join(map(json.dumps, package)),
+    }
+    return template.mapping(values, required=("command",))
+
+
+def _request_faults(request: dict[str, Any], template: Template, submission: Submission) -> Iterator[Fault]:
+    known = {*signature(JobSubmissionClient.submit_job).parameters} - {"self", "job_id", *_OURS}
+    if unknown := sorted({*map(str, request)} - known):
+        yield template.fault(f"expected keys among {', '.join(sorted(known))}; got {', '.join(unknown)}")
+    runtime = request.get("runtime_env", {})
+    if not isinstance(runtime, dict) or not isinstance(runtime.get("env_vars", {}), dict) or "working_dir" in runtime:
+        message = "expected runtime_env with options of Ray's, and without working_dir, which is the study's folder"
+        yield template.fault(f"{message}; got {runtime!r}")
+    elif twice := sorted(submission.environment().keys() & runtime.get("env_vars", {}).keys()):
+        yield template.fault(f"expected env_vars without those that are set where you submit; got {', '.join(twice)}")
+
+
+def _completed(
+    request: dict[str, Any], submission: Submission, folder: str | list[str], variables: dict[str, str]
+) -> dict[str, Any]:
+    """The request with what bsearch adds: its name, the study's folder and environment variables."""
+    study, runtime = submission.spec.study, request.get("runtime_env", {})
+    variables = runtime.get("env_vars", {}) | variables
+    ours = {"submission_id": f"bsearch-{study}-{submission.suffix}", "metadata": {STUDY: study}}
+    return ours | request | {"runtime_env": {"working_dir": folder} | runtime | {"env_vars": variables}}
 
 
 def _submit_with_retries(submit: Callable[[], str], limit_s: float = 60.0) -> str:

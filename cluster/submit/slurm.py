@@ -1,7 +1,7 @@
 """Jobs in a Slurm queue: a script that starts Ray on all nodes, runs the study, and requeues itself if time runs out.
 
-The nodes share the study's folder. Values of the user that go into the script are validated where the study is read
-(`spaces.study.submit`) and quoted here.
+The script's head is a template, which may be the user's own; what starts Ray is ours (templates/slurm_command.sh). The nodes
+share the study's folder.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.study.submit import Submit
 from .submitter import Job, Plan, State, Submission, checked_id, output
+from .template import Template
 
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING"), "pending"),
@@ -35,80 +36,18 @@ DAYS = 7  # of history that `jobs` lists
 STOP_S = 120  # before the time limit, for the study and Ray to stop
 JOIN_S = 300  # for all nodes to join Ray
 
-SCRIPT = r"""
-export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by then the study has stopped
-{setup}
-
-set -u
-stopping=0 child= again= token= scratch= cluster=
-# Slurm sends USR1 to this script only, {stop_s} s before the time limit, and TERM to the study as well.
-trap 'stopping=$((stopping + 1)); again=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' USR1
-trap 'stopping=$((stopping + 1))' TERM INT
-
-# Runs a command so that signals reach it, and returns its exit code: bash's wait returns early on a signal.
-step() {{
-  [ "$stopping" = 0 ] || return 130
-  local woken=$stopping code next
-  "$@" &
-  child=$!
-  [ "$woken" = "$stopping" ] || kill -TERM "$child" # a signal that arrived just before this line
-  wait "$child"; code=$?
-  while [ "$woken" != "$stopping" ]; do
-    woken=$stopping
-    wait "$child"; next=$?
-    [ "$next" = 127 ] || code=$next # 127: it had already exited and been waited for
-  done
-  child=
-  return "$code"
-}}
-
-nodes=$SLURM_JOB_NUM_NODES
-on_every_node=(srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --export=ALL --kill-on-bad-exit=0)
-
-finish() {{
-  trap - EXIT
-  if [ -n "$cluster" ]; then
-    kill -TERM "$cluster" 2>/dev/null
-    timeout 30 tail --pid="$cluster" -f /dev/null || kill -KILL "$cluster" 2>/dev/null
-  fi
-  [ -z "$scratch" ] || "${{on_every_node[@]}}" rm -rf -- "$scratch" </dev/null
-  [ -z "$token" ] || rm -f -- "$token"
-}}
-trap finish EXIT
-
-# This job's own Ray: a separate port and folder, and a token that only this user can read.
-address=$(hostname -I | cut -d ' ' -f 1)
-port=$((20000 + SLURM_JOB_ID % 1200 * 10))
-scratch=$(mktemp -d /tmp/bsearch-XXXXXX) || exit 1
-token=$(mktemp {results}/.ray-token-XXXXXX) || exit 1 # mode 600
-head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$token"
-unset RAY_AUTH_TOKEN RAY_ADDRESS
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
-
-# This script runs on the first node.
-"${{on_every_node[@]}}" --cpus-per-task={cpus}{srun_gpus} bash -c '
-  same="--num-cpus={cpus} --num-gpus={gpus} --min-worker-port=0 --max-worker-port=0"
-  same="$same --dashboard-agent-listen-port=$(($2 + 2 + SLURM_NODEID % 8))"
-  if [ "$SLURM_NODEID" = 0 ]; then
-    exec ray start --block --head --node-ip-address="$1" --port="$2" --temp-dir="$3" --include-dashboard=false \
-      --ray-client-server-port=$(($2 + 1)) $same
-  fi
-  until (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; do sleep 1; done
-  exec ray start --block --address="$1:$2" $same
-' ray "$address" "$port" "$scratch" </dev/null >>{results}/"ray-$SLURM_JOB_ID.log" 2>&1 &
-cluster=$!
-
-export RAY_ADDRESS="$address:$port"
-step python -m bsearch.cluster.submit.joined "$nodes" {join_s} && step bsearch run {study}
-code=$?
-
-if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
-  finish
-  echo "bsearch: time limit reached before the study finished: requeued"
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
+_SHORT = {"a": "array", "c": "cpus-per-task", "D": "chdir", "e": "error", "i": "input", "J": "job-name", "N": "nodes"}
+_SHORT |= {"n": "ntasks", "o": "output", "t": "time", "W": "wait"}
+# Lines that a template may not have, and the key of the study file that is written instead.
+_OWNED = {
+    "nodes": "submit.nodes",
+    "cpus-per-task": "submit.cpus_per_node",
+    "gpus-per-node": "submit.gpus_per_node",
+    "time": "submit.hours",
+    "export": "submit.environment",
+    **dict.fromkeys(("chdir", "error", "export-file", "get-user-env", "input", "job-name", "ntasks", "ntasks-per-node"), ""),
+    **dict.fromkeys(("open-mode", "output", "parsable", "signal", "wait", "wrap"), ""),
+}
 
 
 class SlurmSubmitter:
@@ -126,9 +65,13 @@ class SlurmSubmitter:
             faults.append(
                 Fault("", f"expected a study file whose path has only printable characters, got {str(submission.file)!r}")
             )
+        template = submission.template("slurm.sh")
+        lines = list(_sbatch_options(template.text))
+        faults += _head_faults(template, lines)
         if faults:
             raise StudyFileError(faults)
-        return Plan(self._script(submission), (f"all nodes of the job must share {folder}",))
+        text = self._script(submission, template, {name: value for _, name, value, _ in lines})
+        return Plan(text, (f"all nodes of the job must share {folder}", *template.notes))
 
     def submit(self, submission: Submission) -> Job:
         text = self.plan(submission).text
@@ -138,49 +81,36 @@ class SlurmSubmitter:
         id = submitted.strip().partition(";")[0]
         return self.job(checked_id(id, _ID, "4711"))
 
-    def _script(self, submission: Submission) -> str:
-        settings, slurm = submission.settings, submission.settings.slurm
-        folder, results = submission.spec.folder, _results(submission)
-        # `export` passes the named variables with their values; with NONE the job gets a login environment.
-        log = str(results).replace("\\", "\\\\").replace("%", "%%") + ("/slurm-%A_%a.log" if slurm.array else "/slurm-%j.log")
+    def _script(self, submission: Submission, template: Template, written: Mapping[str, str]) -> str:
+        """The template with our lines after its first, and its placeholders filled in."""
+        settings, results = submission.settings, _results(submission)
+        gpus = settings.gpus_per_node
+        gres = any(name.startswith("gpus") or (name == "gres" and "gpu" in value) for name, value in written.items())
+        log = str(results).replace("\\", "\\\\").replace("%", "%%") + f"/slurm-{'%A_%a' if 'array' in written else '%j'}.log"
         options: dict[str, object] = {
             "job-name": f"bsearch-{submission.spec.study}",
-            "chdir": folder,
+            "chdir": submission.spec.folder,
             "output": log,
             "open-mode": "append",
+            # `export` passes the named variables with their values; with NONE the job gets a login environment.
             "export": ",".join(submission.environment()) or "NONE",
-            "partition": slurm.partition,
-            "account": slurm.account,
-            "qos": slurm.qos,
-            "constraint": slurm.constraint,
             "nodes": settings.nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": settings.cpus_per_node,
-            "gpus-per-node": settings.gpus_per_node if settings.gpus_per_node and not slurm.gres else None,
-            "gres": slurm.gres,
-            "mem": settings.memory_per_node and f"{settings.memory_per_node >> 20}M",
+            "gpus-per-node": None if gres or not gpus else gpus,
             "time": settings.hours and math.ceil(settings.hours * 60),  # minutes
-            "array": slurm.array,
-            "requeue" if slurm.requeues else "no-requeue": True,
             "signal": f"B:USR1@{STOP_S}",
-            **slurm.options,
         }
-        setup = slurm.setup or (f"export PATH={shlex.quote(str(self._programs))}:$PATH",)
-        return (
-            "#!/bin/bash\n"
-            + "".join(_sbatch_lines(options))
-            + SCRIPT.format(
-                setup="\n".join(setup),
-                results=shlex.quote(str(results)),
-                cpus=settings.cpus_per_node,
-                gpus=settings.gpus_per_node,
-                srun_gpus=f" --gpus-per-node={settings.gpus_per_node}" if settings.gpus_per_node and not slurm.gres else "",
-                study=shlex.quote(submission.file.name),
-                requeues=slurm.requeues,
-                stop_s=STOP_S,
-                join_s=JOIN_S,
-            )
+        machines = {"nodes": settings.nodes, "cpus": settings.cpus_per_node, "gpus": gpus}
+        command = Template.of(None, submission.spec.folder, "slurm_command.sh").filled(
+            machines
+            | {"results": shlex.quote(str(results)), "file": shlex.quote(submission.file.name)}
+            | {"srun_gpus": f" --gpus-per-node={gpus}" if options["gpus-per-node"] else "", "stop_s": STOP_S, "join_s": JOIN_S}
         )
+        named = {"study": submission.spec.study, "command": command.rstrip("\n"), "programs": shlex.quote(str(self._programs))}
+        first, *rest = template.filled(named | machines, required=("command",)).splitlines(keepends=True)
+        ours = [f"#SBATCH --{name}={shlex.quote(str(value))}\n" for name, value in options.items() if value is not None]
+        return "".join([first, *ours, *rest])
 
     def jobs(self) -> list[Job]:
         newest = sorted(
@@ -218,13 +148,35 @@ def _results(submission: Submission) -> Path:
     return submission.spec.folder / "results" / submission.spec.study
 
 
-def _sbatch_lines(options: Mapping[str, object]) -> Sequence[str]:
-    """`#SBATCH` lines, whose values sbatch unquotes; options that are None or false are omitted."""
-    return [
-        f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}") + "\n"
-        for name, value in options.items()
-        if value is not None and value is not False
-    ]
+def _sbatch_options(text: str) -> Iterator[tuple[int, str, str, bool]]:
+    """The options in #SBATCH lines: line, long name, value, and whether sbatch reads it there, before any command."""
+    read = True
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("#SBATCH"):
+            read = read and (not line.strip() or line.startswith("#"))
+            continue
+        try:
+            words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        except ValueError:  # an open quote, which sbatch refuses
+            words = []
+        for word, after in zip(words, [*words[1:], ""], strict=True):
+            name, _, value = word.removeprefix("--").partition("=")
+            if not word.startswith("--") and word.startswith("-"):
+                name, value = _SHORT.get(word[1:2], word[1:2]), word[2:]
+            if word.startswith("-"):
+                yield number, name, value or ("" if after.startswith("-") else after), read
+
+
+def _head_faults(template: Template, lines: Iterable[tuple[int, str, str, bool]]) -> Iterator[Fault]:
+    first = template.text.partition("\n")[0]
+    if not re.match(r"#!.*\bbash\b", first):
+        yield template.fault(f"expected #!/bin/bash, which runs the lines that bsearch adds; got {first!r}", 1)
+    for line, name, _, read in lines:
+        if name in _OWNED:
+            key = f", and write {_OWNED[name]} in the study file" if _OWNED[name] else ""
+            yield template.fault(f"expected no --{name}, which bsearch adds itself; got one. Remove it{key}", line)
+        elif not read:
+            yield template.fault(f"expected --{name} before the first command: sbatch ignores it here. Move it up", line)
 
 
 def _found(options: list[str]) -> dict[str, tuple[Job, str]]:

@@ -21,6 +21,7 @@ from ...spaces.errors import ClusterError, Fault, StudyFileError, near_miss
 from ...spaces.study.file import parse_study, read_study, study_from_dict
 from ...spaces.study.spec import StudySpec
 from ...spaces.study.submit import Submit
+from .template import Template
 
 State = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 OVER = frozenset({"succeeded", "failed", "stopped"})
@@ -80,6 +81,14 @@ class Submission:
     @property
     def settings(self) -> Submit:
         return self.spec.submit
+
+    def template(self, usual: str) -> Template:
+        """The template of the study file, or the `usual` one of ours.
+
+        Raises:
+            StudyFileError: it cannot be read.
+        """
+        return Template.of(self.settings.template, self.spec.folder, usual)
 
     def storage_faults(self, hint: str) -> list[Fault]:
         """A fault if the database would be in the job's own folder and be deleted with it."""
@@ -236,16 +245,11 @@ class Submitter(Protocol):
         """Stop a job; no effect on one that has ended."""
 
 
-# What a launcher's place is, written as launcher@place.
-_PLACES = {"ray": "address", "kuberay": "namespace"}
-
-
 def submit_settings(file: Path | None, changes: Mapping[str, Any]) -> Submit:
     """The submit section of a study file, or the default one, with changes applied.
 
     Args:
-        changes: keys of the section; None leaves a key unchanged. The launcher may name its place: `ray@http://host:8265` the
-            address of Ray's dashboard, `kuberay@name` a namespace of Kubernetes.
+        changes: keys of the section; None leaves a key unchanged.
 
     Raises:
         StudyFileError: all faults of the file, or an invalid change.
@@ -256,13 +260,6 @@ def submit_settings(file: Path | None, changes: Mapping[str, Any]) -> Submit:
 
 def _changed(spec: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
     given = {key: value for key, value in changes.items() if value is not None}
-    launcher, at, place = given.get("launcher", "").partition("@")
-    if at:
-        if launcher not in _PLACES:
-            places = ", ".join(f"{name}@{key.upper()}" for name, key in _PLACES.items())
-            raise StudyFileError(f"launcher: expected {places} or a launcher's name alone, got {launcher}@{place}")
-        section = getattr(spec.submit, launcher)
-        given |= {"launcher": launcher, launcher: {**section.model_dump(exclude_unset=True), _PLACES[launcher]: place}}
     return spec.changed({"submit": given}) if given else spec
 
 
@@ -286,8 +283,8 @@ def open_submitter(settings: Submit) -> Submitter:
         ClusterError: a plug-in cannot be loaded.
     """
     known = {point.name: point for point in (*entry_points(group=GROUP), *OURS)}
-    name = settings.launcher
-    if name is None:
+    name = (settings.launcher or "").partition("@")[0]
+    if not name:
         raise StudyFileError(
             Fault(
                 "submit.launcher",

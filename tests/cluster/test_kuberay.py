@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from bsearch.spaces.study.submit import Submit
 from submitter_contract import TRIALS, SubmitterContract
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
-from fake_kubectl import faults, program, tell
+from fake_kubectl import faults, program, tell, template
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-SETTINGS = {"launcher": "kuberay", "kuberay": {"image": "registry.example/bsearch:0.1.0", "storage_claim": "studies"}}
 
 
 @pytest.fixture
@@ -35,19 +35,7 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestKubeRaySubmitter(SubmitterContract):
-    NAMES = (
-        "kuberay.image",
-        "kuberay.namespace",
-        "kuberay.service_account",
-        "kuberay.storage_claim",
-        "kuberay.mount_path",
-        "kuberay.database_secret.name",
-        "kuberay.database_secret.key",
-        "kuberay.environment_secret",
-        "kuberay.gpu_resource",
-        "kuberay.ray_version",
-        "environment.[]",
-    )
+    NAMES = (*SubmitterContract.NAMES, ("launcher", "kuberay@"))
     REMEMBERS_STOPPED = False  # its objects are deleted
 
     @pytest.fixture(autouse=True)
@@ -55,8 +43,8 @@ class TestKubeRaySubmitter(SubmitterContract):
         self.folder = kube
 
     @pytest.fixture
-    def settings(self) -> dict[str, Any]:
-        return SETTINGS
+    def settings(self, tmp_path: Path) -> dict[str, Any]:
+        return {"launcher": "kuberay", "template": template(tmp_path)}
 
     @pytest.fixture
     def submitter(self, settings: dict[str, Any]) -> Submitter:
@@ -94,27 +82,33 @@ class TestKubeRaySubmitter(SubmitterContract):
 
 
 EVERYTHING = {
-    "launcher": "kuberay",
+    "launcher": "kuberay@vision",
     "nodes": 2,
     "gpus_per_node": 4,
     "cpus_per_node": 32,
-    "memory_per_node": "256GiB",
     "hours": 8,
     "environment": ["WANDB_API_KEY"],
-    "kuberay": {
-        "image": "registry.example/bsearch:0.1.0",
-        "namespace": "vision",
-        "service_account": "trainer",
-        "storage_claim": "studies",
-        "mount_path": "/shared",
-        "database_secret": {"name": "studies-db"},
-        "environment_secret": "keys",
-        "gpu_resource": "amd.com/gpu",
-        "ray_version": "2.60.0",
-        "token": True,
-        "retries": 5,
-    },
 }
+
+
+@pytest.fixture
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The settings of a job whose template has lines of a user's own."""
+    changes = {
+        "# - {name": "- {name",
+        "metadata: {}": "metadata: {labels: {kueue.x-k8s.io/queue-name: gpus}}",
+        "nvidia.com/gpu": "amd.com/gpu",
+        "    rayVersion:": "    authOptions: {mode: token}\n    rayVersion:",
+        'cpu: "{{ cpus }}"': 'cpu: "{{ cpus }}", memory: 256Gi',
+        "/data": "/shared",
+        "            automountServiceAccountToken: false\n": "            serviceAccountName: trainer\n",
+    }
+    return EVERYTHING | {"template": template(tmp_path_factory.mktemp("template"), **changes)}
+
+
+@pytest.fixture
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {"launcher": "kuberay", "template": template(tmp_path_factory.mktemp("template"))}
 
 
 def submission(study_file: Callable[..., Path], given: str | None = None, **changes: Any) -> Submission:
@@ -122,13 +116,14 @@ def submission(study_file: Callable[..., Path], given: str | None = None, **chan
     return Submission(made.spec, made.file, made.storage, made.given_storage, suffix="3f2a1b")
 
 
-def test_the_manifest_is_as_it_was_agreed(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_manifest_is_as_it_was_agreed(study_file: Callable[..., Path], everything: dict[str, Any], tmp_path: Path) -> None:
     # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/test_kuberay.py -k agreed, and read the diff.
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "layers.py").write_text("WIDTH = 8\n")
     (tmp_path / "mean.npy").write_bytes(b"\x93NUMPY")
-    made = submission(study_file, submit=EVERYTHING)
+    made = submission(study_file, submit=everything)
     text = KubeRaySubmitter(made.settings).plan(made).text
+    text = text.replace(everything["template"], "/templates/rayjob.yaml").replace(version("ray"), "2.60.0")
     golden = GOLDEN / "rayjob.yaml"
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
         golden.write_text(text)
@@ -145,8 +140,10 @@ def test_the_manifest_is_as_it_was_agreed(study_file: Callable[..., Path], tmp_p
         ({"entrypoint": ""}, "should be non-empty"),
     ],
 )
-def test_the_schema_refuses_what_kuberay_would(study_file: Callable[..., Path], changes: dict[str, Any], fault: str) -> None:
-    made = submission(study_file, submit=EVERYTHING)
+def test_the_schema_refuses_what_kuberay_would(
+    study_file: Callable[..., Path], everything: dict[str, Any], changes: dict[str, Any], fault: str
+) -> None:
+    made = submission(study_file, submit=everything)
     _, job = yaml.safe_load_all(KubeRaySubmitter(made.settings).plan(made).text)
     assert any(fault in one for one in faults({**job, "spec": {**job["spec"], **changes}}))
 
@@ -158,10 +155,36 @@ def test_all_that_a_job_lacks_is_told_at_once(study_file: Callable[..., Path]) -
     assert [fault.key for fault in error.value.faults] == [
         "task",
         "submit.gpus_per_node",
-        "submit.kuberay.image",
-        "submit.kuberay.environment_secret",
+        "submit.template",
+        "submit.environment[0]",
         "storage",
     ]
+    assert "values for REGISTRY/IMAGE:TAG and CLAIM" in str(error.value)
+    assert "Write there: - {name: HOME, valueFrom: {secretKeyRef: {name: SECRET, key: HOME}}}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hours", "message"),
+    [
+        ({"{{ seconds }}": "3600"}, 1, "expected {{ seconds }} in the template, got none"),
+        ({'num-gpus: "{{ gpus }}"': 'num-gpus: "1"', ', nvidia.com/gpu: "{{ gpus }}"': ""}, None, "expected {{ gpus }} in the"),
+        ({"minReplicas: {{ nodes }}": "minReplicas: {{ nods }}"}, None, ":49: expected placeholders among"),
+        ({"kind: RayJob": "kind: RayCluster"}, None, "expected a manifest of kind RayJob, got 'RayCluster'"),
+        ({"metadata: {}": "metadata: {name: mine}"}, None, "metadata.name: expected none, since bsearch sets it"),
+        ({"metadata: {}": "metadata: {namespace: b}"}, None, "Write launcher: kuberay@NAMESPACE"),
+        ({"mountPath: /study": "mountPath: /elsewhere"}, None, "expected the study's volume at /study"),
+        ({"spec:\n  entry": "spec: [\n  entry"}, None, "invalid YAML, once its placeholders are filled in"),
+    ],
+)
+def test_a_template_that_cannot_work_is_refused_by_line(
+    study_file: Callable[..., Path], tmp_path: Path, changes: dict[str, str], hours: int | None, message: str
+) -> None:
+    settings = {"launcher": "kuberay", "template": template(tmp_path, **changes)} | ({"hours": hours} if hours else {})
+    made = submission(study_file, storage="sqlite:////data/small.db", submit=settings)
+    with pytest.raises(StudyFileError) as error:
+        KubeRaySubmitter(made.settings).plan(made)
+    assert message in str(error.value)
+    assert f"{tmp_path}/rayjob.yaml" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +193,14 @@ def test_all_that_a_job_lacks_is_told_at_once(study_file: Callable[..., Path]) -
         (
             "sqlite:////home/me/small.db",
             None,
-            "storage: expected a database on the claim mounted at /data, got 'sqlite:////home",
+            "storage: expected a database on a volume that the template mounts (/data), got 'sqlite:////home",
         ),
-        ("sqlite:////data/../small.db", None, "storage: expected a database on the claim mounted at /data"),
-        (None, "postgresql://me:hush@db/s", "submit.kuberay.database_secret: expected a secret with the storage's URL"),
+        ("sqlite:////data/../small.db", None, "storage: expected a database on a volume that the template mounts (/data)"),
+        (
+            None,
+            "postgresql://me:hush@db/s",
+            "Store it in a secret and name that in env of the head: - {name: BSEARCH_STORAGE,",
+        ),
         (
             "postgresql://me:hush@db/s",
             None,
@@ -182,34 +209,40 @@ def test_all_that_a_job_lacks_is_told_at_once(study_file: Callable[..., Path]) -
     ],
 )
 def test_a_storage_that_pods_cannot_reach_or_all_can_read_is_refused(
-    study_file: Callable[..., Path], storage: str | None, given: str | None, fault: str
+    study_file: Callable[..., Path], usual: dict[str, Any], storage: str | None, given: str | None, fault: str
 ) -> None:
-    made = submission(study_file, given, storage=storage, submit=SETTINGS)
+    made = submission(study_file, given, storage=storage, submit=usual)
     with pytest.raises(StudyFileError) as error:
         KubeRaySubmitter(made.settings).plan(made)
     assert fault in str(error.value)
     assert "hush" not in str(error.value)
 
 
-def test_a_folder_too_large_for_a_config_map_is_told(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_folder_too_large_for_a_config_map_is_told(
+    study_file: Callable[..., Path], usual: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "words.txt").write_text("word\n" * 200_000)
-    made = submission(study_file, storage="sqlite:////data/small.db", submit=SETTINGS)
+    made = submission(study_file, storage="sqlite:////data/small.db", submit=usual)
     with pytest.raises(StudyFileError, match=r"at most 900 KiB to send, got 977 KiB \(words.txt 977 KiB, study.yaml"):
         KubeRaySubmitter(made.settings).plan(made)
 
 
 @pytest.mark.parametrize("study", ["A.Study_of-Mine", "x" * 100, "0-.-"])
-def test_a_study_of_any_name_gets_a_name_that_kubernetes_takes(study_file: Callable[..., Path], kube: Path, study: str) -> None:
-    made = submission(study_file, study=study, storage=f"sqlite:////data/{study}.db", submit=SETTINGS)
+def test_a_study_of_any_name_gets_a_name_that_kubernetes_takes(
+    study_file: Callable[..., Path], usual: dict[str, Any], kube: Path, study: str
+) -> None:
+    made = submission(study_file, study=study, storage=f"sqlite:////data/{study}.db", submit=usual)
     submitter = KubeRaySubmitter(made.settings)
     job = submitter.submit(made)
     assert (job.id, job.study) == (job_name(made), study)
     assert submitter.jobs() == [job]
 
 
-def test_what_kubernetes_refuses_is_told_in_its_words(study_file: Callable[..., Path], kube: Path) -> None:
+def test_what_kubernetes_refuses_is_told_in_its_words(
+    study_file: Callable[..., Path], usual: dict[str, Any], kube: Path
+) -> None:
     (kube / "default").write_text("")  # a folder that cannot be made
-    made = submission(study_file, storage="sqlite:////data/small.db", submit=SETTINGS)
+    made = submission(study_file, storage="sqlite:////data/small.db", submit=usual)
     with pytest.raises(ClusterError, match=r"kubectl apply: failed with exit code 1: "):
         KubeRaySubmitter(made.settings).submit(made)
 
@@ -220,8 +253,8 @@ def test_where_kubectl_is_not_it_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         KubeRaySubmitter(Submit()).jobs()
 
 
-def test_states_are_told_in_our_words(study_file: Callable[..., Path], kube: Path) -> None:
-    made = submission(study_file, storage="sqlite:////data/small.db", submit=SETTINGS)
+def test_states_are_told_in_our_words(study_file: Callable[..., Path], usual: dict[str, Any], kube: Path) -> None:
+    made = submission(study_file, storage="sqlite:////data/small.db", submit=usual)
     submitter = KubeRaySubmitter(made.settings)
     id = submitter.submit(made).id
     for status, state in [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from bsearch.cluster.submit.ray_jobs import RaySubmitter
 from bsearch.cluster.submit.submitter import Submission, Submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
@@ -67,7 +68,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
         try:
             url = f"http://127.0.0.1:{dashboard}"
-            submitter = RaySubmitter(Submit.model_validate({"ray": {"address": url}}))
+            submitter = RaySubmitter(Submit.model_validate({"launcher": f"ray@{url}"}))
 
             def up() -> bool:
                 assert process.poll() is None, log.read_text()
@@ -88,11 +89,11 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.cluster
 class TestRaySubmitter(SubmitterContract):
-    NAMES = ("ray.address", "environment.[]", "launcher")
+    NAMES = (*SubmitterContract.NAMES, ("launcher", "ray@"))
 
     @pytest.fixture
     def settings(self, head: str) -> dict[str, Any]:
-        return {"launcher": "ray", "ray": {"address": head}, "environment": ["HOME"]}
+        return {"launcher": f"ray@{head}", "environment": ["HOME"]}
 
     @pytest.fixture
     def submitter(self, settings: dict[str, Any]) -> Submitter:
@@ -127,9 +128,9 @@ class TestRaySubmitter(SubmitterContract):
 
 
 def test_where_nobody_answers_it_is_told() -> None:
-    submitter = RaySubmitter(Submit.model_validate({"ray": {"address": "http://127.0.0.1:9"}}))
+    submitter = RaySubmitter(Submit.model_validate({"launcher": "ray@http://127.0.0.1:9"}))
     with pytest.raises(
-        ClusterError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*submit.ray.address .*http://host:8265"
+        ClusterError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*in the launcher: ray@http://host:8265"
     ):
         submitter.jobs()
 
@@ -172,6 +173,34 @@ def test_machines_that_are_asked_of_a_running_cluster_are_told(study_file: Calla
     made = Submission.read(study_file(submit={"nodes": 2, "hours": 8}), "postgresql+psycopg://me@db/s", {"launcher": "ray"})
     notes = RaySubmitter(made.settings).plan(made).notes
     assert "ignored, because the cluster's machines are already running: submit.hours, submit.nodes" in notes
+
+
+def test_a_template_adds_what_ray_knows_and_nothing_else(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    made = Submission.read(
+        study_file(storage="postgresql+psycopg://me@db/s", submit={"template": "job.yaml", "environment": ["HOME"]}), None, {}
+    )
+    (tmp_path / "job.yaml").write_text(
+        "entrypoint: nice {{ command }} --serial\nentrypoint_num_cpus: 2\nruntime_env: {pip: [einops], env_vars: {A: b}}\n"
+    )
+    request = yaml.safe_load(RaySubmitter(made.settings).plan(made).text)
+    assert request["entrypoint"] == "nice python -m bsearch run study.yaml --serial"
+    assert request["entrypoint_num_cpus"] == 2
+    assert request["metadata"] == {"bsearch_study": "small"}
+    assert request["runtime_env"] == {
+        "working_dir": ["job.yaml", "study.yaml"],
+        "pip": ["einops"],
+        "env_vars": {"A": "b", "HOME": "(value set here)"},
+    }
+    for line, message in [
+        ("entrypoint_cpus: 2", "expected keys among .*entrypoint_num_cpus.*; got entrypoint_cpus"),
+        ("metadata: {a: b}", "expected keys among .*; got metadata"),
+        ("runtime_env: {working_dir: .}", "without working_dir, which is the study's folder"),
+        ("runtime_env: {env_vars: {HOME: /}}", "without those that are set where you submit; got HOME"),
+        ("- a", "invalid YAML, once its placeholders are filled in"),
+    ]:
+        (tmp_path / "job.yaml").write_text(f"entrypoint: {{{{ command }}}}\n{line}\n")
+        with pytest.raises(StudyFileError, match=message):
+            RaySubmitter(made.settings).plan(made)
 
 
 def test_a_password_is_not_printed(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,16 +55,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.cluster
 class TestSlurmSubmitter(SubmitterContract):
-    NAMES = (
-        "slurm.partition",
-        "slurm.account",
-        "slurm.qos",
-        "slurm.constraint",
-        "slurm.gres",
-        "slurm.array",
-        "environment.[]",
-    )
-
     @pytest.mark.long
     def test_a_study_runs_to_its_end(self, submitter: Submitter, submission: Submission) -> None:
         super().test_a_study_runs_to_its_end(submitter, submission)
@@ -121,23 +112,26 @@ def submission(study_file: Callable[..., Path], **submit: Any) -> Submission:
     return Submission.read(study_file(submit={"launcher": "slurm", **submit}), None, {})
 
 
+HEAD = """#!/bin/bash
+#SBATCH --partition=gpu,long --account vision
+#SBATCH -C 'a100&ib' # our features
+#SBATCH --exclude=node[07-09]
+#SBATCH --exclusive
+#SBATCH --mem=256G
+#SBATCH --array=1-4%1
+#SBATCH --requeue
+
+module load cuda/12.4; source ~/venv/bin/activate # kept as it is, for $USER
+requeues=5
+{{ command }}
+"""
 EVERYTHING = {
     "nodes": 2,
     "gpus_per_node": 4,
     "cpus_per_node": 32,
-    "memory_per_node": "256GiB",
     "hours": 7.5,
     "environment": ["HTTPS_PROXY", "WANDB_API_KEY"],
-    "slurm": {
-        "partition": "gpu,long",
-        "account": "vision",
-        "qos": "normal",
-        "constraint": "a100&ib",
-        "array": "1-4%1",
-        "options": {"exclude": "node[07-09]", "exclusive": True},
-        "setup": ["module load cuda/12.4", "source ~/venv/bin/activate"],
-        "requeues": 5,
-    },
+    "template": "head.sh",
 }
 
 
@@ -148,6 +142,7 @@ def test_the_script_is_as_it_was_agreed(
     # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/test_slurm.py -k agreed, and read the diff.
     monkeypatch.setenv("WANDB_API_KEY", "hush")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
+    (tmp_path / "head.sh").write_text(HEAD)
     made = submission(study_file, **settings)
     text = (
         SlurmSubmitter(made.settings, programs=Path("/opt/venv/bin")).plan(made).text.replace(str(tmp_path), "/home/me/study")
@@ -156,6 +151,66 @@ def test_the_script_is_as_it_was_agreed(
         (GOLDEN / name).write_text(text)
     assert text == (GOLDEN / name).read_text()
     subprocess.run(["bash", "-n", "-c", text], check=True)
+
+
+def test_every_line_of_a_template_is_kept(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "head.sh").write_text(HEAD)
+    made = submission(study_file, template="head.sh", nodes=3)
+    script = SlurmSubmitter(made.settings).plan(made).text
+    ours = [line for line in script.splitlines() if line.startswith("#SBATCH --nodes") or line not in HEAD.splitlines()]
+    kept = [line for line in script.splitlines() if line in HEAD.splitlines()]
+    assert [line for line in HEAD.splitlines() if line and "{{" not in line] == list(dict.fromkeys(filter(None, kept)))
+    assert "#SBATCH --nodes=3" in ours
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "message"),
+    [
+        ("#SBATCH --nodes=4", 3, "expected no --nodes, which bsearch adds itself; got one. Remove it, and write submit.nodes"),
+        ("#SBATCH --mem=1G -N4", 3, "expected no --nodes"),
+        ("#SBATCH -J mine", 3, "expected no --job-name, which bsearch adds itself; got one. Remove it"),
+        ("true\n#SBATCH --mem=1G", 4, "expected --mem before the first command: sbatch ignores it here"),
+        ("export GPUS={{ gpu }}", 3, "got {{ gpu }}. Did you mean 'gpus'?"),
+        ("#SBATCH --gres=gpu:{{ gpus_per_node }}", 3, "expected placeholders among {{ study }}, {{ command }}"),
+    ],
+)
+def test_a_line_that_a_template_cannot_have_is_refused_by_name(
+    study_file: Callable[..., Path], tmp_path: Path, line: str, number: int, message: str
+) -> None:
+    (tmp_path / "head.sh").write_text(f"#!/bin/bash\n#SBATCH --requeue\n{line}\n{{{{ command }}}}\n")
+    made = submission(study_file, template="head.sh")
+    with pytest.raises(StudyFileError) as error:
+        SlurmSubmitter(made.settings).plan(made)
+    assert f"{tmp_path}/head.sh:{number}: " in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("#!/bin/bash\nbsearch run study.yaml\n", "head.sh: expected {{ command }} in the template, got none"),
+        ("#!/bin/sh\n{{ command }}\n", "head.sh:1: expected #!/bin/bash"),
+        ("", "head.sh:1: expected #!/bin/bash"),
+        (None, "head.sh: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_template_without_what_it_needs_is_refused(
+    study_file: Callable[..., Path], tmp_path: Path, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "head.sh").write_text(text)
+    made = submission(study_file, template="head.sh")
+    with pytest.raises(StudyFileError, match=re.escape(message)):
+        SlurmSubmitter(made.settings).plan(made)
+
+
+def test_gpus_that_the_template_asks_for_are_not_asked_for_twice(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "head.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:a100:{{ gpus }}\n{{ command }}\n")
+    made = submission(study_file, template="head.sh", gpus_per_node=2)
+    script = SlurmSubmitter(made.settings).plan(made).text
+    assert "#SBATCH --gres=gpu:a100:2\n" in script
+    assert "--gpus-per-node" not in script
+    assert "--num-gpus=2" in script
 
 
 def test_paths_are_quoted(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -204,8 +259,9 @@ def test_where_slurm_is_not_it_is_told(study_file: Callable[..., Path], monkeypa
             act()
 
 
-def test_what_sbatch_refuses_is_told_in_its_words(study_file: Callable[..., Path], slurm: Path) -> None:
-    made = submission(study_file, slurm={"options": {"licenses": "matlab"}})
+def test_what_sbatch_refuses_is_told_in_its_words(study_file: Callable[..., Path], slurm: Path, tmp_path: Path) -> None:
+    (tmp_path / "head.sh").write_text("#!/bin/bash\n#SBATCH --licenses=matlab\n{{ command }}\n")
+    made = submission(study_file, template="head.sh")
     with pytest.raises(
         ClusterError, match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'"
     ):

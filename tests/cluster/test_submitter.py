@@ -22,10 +22,10 @@ from click.testing import CliRunner, Result
 from conftest import TASKS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
-from fake_kubectl import program, tell
+from fake_kubectl import program, tell, template
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = {"launcher": "kuberay", "kuberay": {"image": "registry.example/bsearch:0.1.0", "storage_claim": "studies"}}
+SETTINGS = {"launcher": "kuberay", "template": "rayjob.yaml"}
 
 
 def bsearch(*arguments: object) -> Result:
@@ -36,6 +36,7 @@ def bsearch(*arguments: object) -> Result:
 def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "kube"
     folder.mkdir()
+    template(tmp_path)
     monkeypatch.setenv("PATH", f"{program(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_KUBE", str(folder))
     return folder
@@ -105,11 +106,11 @@ def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], ku
         (["jobs", "status", "--launcher", "slrum"], "expected one of kuberay, ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
         (
             ["jobs", "status", "--launcher", "ray@http://a; id"],
-            "submit.ray.address: expected auto, http://host:8265",
+            "submit.launcher: expected ray@http://host:8265 or ray@host:6379, got 'ray@http://a; id'",
         ),
         (
             ["jobs", "status", "--launcher", "slurm@http://a"],
-            "launcher: expected ray@ADDRESS, kuberay@NAMESPACE or a launcher's name alone, got slurm@http://a",
+            "launcher: expected ray@ADDRESS, kuberay@NAMESPACE or a launcher's name alone, got 'slurm@http://a'",
         ),
         (["jobs", "status", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
     ],
@@ -126,9 +127,9 @@ def test_faults_bear_the_lines_of_the_study_file(study_file: Callable[..., Path]
     result = bsearch("submit", path)
     assert result.exit_code == 2
     lines = path.read_text().splitlines()
-    places = dict(zip(("submit.cpus_per_node", "submit.kuberay.image", "storage"), result.output.splitlines(), strict=True))
+    places = dict(zip(("submit.cpus_per_node", "submit.template", "storage"), result.output.splitlines(), strict=True))
     assert places["submit.cpus_per_node"].startswith(f"{path}:{lines.index('  cpus_per_node: 1') + 1}: submit.cpus_per_node: ")
-    assert places["submit.kuberay.image"].startswith(f"{path}:{lines.index('submit:') + 1}: submit.kuberay.image: ")
+    assert places["submit.template"].startswith(f"{path}:{lines.index('submit:') + 1}: submit.template: ")
 
 
 def test_where_a_study_runs_is_no_part_of_what_it_is(study_file: Callable[..., Path]) -> None:
@@ -142,23 +143,48 @@ task: m:x
 space: {effective_batch: 3, reference_rate: 0.1}
 submit:
   nodes: 0
-  memory_per_node: lots
-  slurm:
-    array: 1-5
-    options: {exclude: "a b", nodes: 3}
-    setup: ["module load cuda/12", "source ~/v/bin/activate; id"]
-    gress: gpu:1
+  launcher: ray@http://a b
+  environment: [FINE, NOT-FINE]
+  partition: gpu
 """
     with pytest.raises(StudyFileError) as error:
         parse_study(text)
     assert [(fault.line, fault.key) for fault in error.value.faults] == [
         (5, "submit.nodes"),
-        (6, "submit.memory_per_node"),
-        (8, "submit.slurm.array"),
-        (9, "submit.slurm.options.exclude"),
-        (9, "submit.slurm.options.nodes"),
-        (10, "submit.slurm.setup[1]"),
-        (11, "submit.slurm.gress"),
+        (6, "submit.launcher"),
+        (7, "submit.environment[1]"),
+        (8, "submit.partition"),
+    ]
+
+
+def test_settings_that_are_lines_of_a_template_now_are_refused_by_name() -> None:
+    text = """study: a
+task: m:x
+space: {effective_batch: 3, reference_rate: 0.1}
+submit:
+  memory_per_node: 256GiB
+  slurm:
+    partition: gpu
+    setup: [module load cuda/12]
+  ray: {address: "http://head:8265", ship: false}
+  kuberay: {namespace: vision, image: "a/b:1"}
+  plugins: {paper: {sheets: 3}}
+"""
+    with pytest.raises(StudyFileError) as error:
+        parse_study(text)
+    assert [(fault.line, fault.key, fault.message.partition("; got")[0]) for fault in error.value.faults] == [
+        (
+            5,
+            "submit.memory_per_node",
+            "expected a line of the template, #SBATCH --mem=256G, or memory among a worker's resources in a RayJob",
+        ),
+        (7, "submit.slurm.partition", "expected a line of the template, #SBATCH --partition=VALUE"),
+        (8, "submit.slurm.setup", "expected lines of the template before {{ command }}"),
+        (9, "submit.ray.address", "expected launcher: ray@ADDRESS"),
+        (9, "submit.ray.ship", "expected a template without the line py_modules, with which the cluster's own bsearch runs"),
+        (10, "submit.kuberay.image", "expected a template, which is a RayJob manifest of your own"),
+        (10, "submit.kuberay.namespace", "expected launcher: kuberay@NAMESPACE"),
+        (11, "submit.plugins", "expected a template, which a plug-in reads as it likes"),
     ]
 
 
@@ -172,10 +198,9 @@ class Paper:
 
     def __init__(self, settings: Submit) -> None:
         self.place = ""
-        self.sheets = settings.plugins["paper"]["sheets"]
 
     def plan(self, submission: Submission) -> Plan:
-        return Plan(f"{submission.spec.study} on {self.sheets} sheets\n")
+        return Plan(submission.template("").filled({"study": submission.spec.study}))
 
     def submit(self, submission: Submission) -> Job:
         return Job("1", submission.spec.study, "paper", "pending")
@@ -184,7 +209,8 @@ class Paper:
 def test_a_plug_in_is_found_by_its_entry_point(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("paper", f"{__name__}:Paper", GROUP), EntryPoint("torn", "nowhere.at_all:Torn", GROUP)]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    path = study_file(submit={"launcher": "paper", "plugins": {"paper": {"sheets": 3}}})
+    path = study_file(submit={"launcher": "paper", "template": "sheet.txt"})
+    (path.parent / "sheet.txt").write_text("{{ study }} on 3 sheets\n")
     assert bsearch("submit", path, "--dry-run").output == "small on 3 sheets\n"
     assert "submitted study small to paper as job 1" in bsearch("submit", path).output
     with pytest.raises(ClusterError, match=r"launcher torn: its plug-in nowhere.at_all:Torn cannot be loaded: No module"):

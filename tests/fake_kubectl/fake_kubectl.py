@@ -27,6 +27,19 @@ def program(folder: Path) -> Path:
     return folder
 
 
+def template(folder: Path, **changes: str) -> str:
+    """The path of our RayJob with an image and a volume claim in it, and other text changed."""
+    from bsearch.cluster.submit.template import OURS
+
+    text = (OURS / "kuberay.yaml").read_text()
+    for old, new in {"REGISTRY/IMAGE:TAG": "registry.example/bsearch:0.1.0", "CLAIM": "studies", **changes}.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    path = folder / "rayjob.yaml"
+    path.write_text(text)
+    return str(path)
+
+
 def tell(folder: Path, name: str, printed: str = "", **status: str) -> None:
     """What the operator says of a RayJob, and what its pod prints."""
     (path,) = folder.glob(f"*/rayjob/{name}.json")

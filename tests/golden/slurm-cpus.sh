@@ -7,12 +7,16 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
-#SBATCH --requeue
 #SBATCH --signal=B:USR1@120
+# The head of the job script. bsearch adds the lines for what the study file says (nodes, cores, GPUs, hours), for the log and
+# for the job's name; add your cluster's, such as
+#   #SBATCH --partition=gpu
+#   #SBATCH --mem=256G
+#SBATCH --requeue
 
+export PATH=/opt/venv/bin:$PATH # the Python that submits; or: module load cuda/12.4; source ~/venv/bin/activate
+requeues=20 # how many times the job may requeue itself when it reaches its time limit before the study is done
 export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by then the study has stopped
-export PATH=/opt/venv/bin:$PATH
-
 set -u
 stopping=0 child= again= token= scratch= cluster=
 # Slurm sends USR1 to this script only, 120 s before the time limit, and TERM to the study as well.
@@ -76,7 +80,7 @@ export RAY_ADDRESS="$address:$port"
 step python -m bsearch.cluster.submit.joined "$nodes" 300 && step bsearch run study.yaml
 code=$?
 
-if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
+if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${requeues:-20}" ]; then
   finish
   echo "bsearch: time limit reached before the study finished: requeued"
   scontrol requeue "$SLURM_JOB_ID"

@@ -4,26 +4,23 @@
 #SBATCH --output=/home/me/study/results/small/slurm-%A_%a.log
 #SBATCH --open-mode=append
 #SBATCH --export=HTTPS_PROXY,WANDB_API_KEY
-#SBATCH --partition=gpu,long
-#SBATCH --account=vision
-#SBATCH --qos=normal
-#SBATCH --constraint='a100&ib'
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=4
-#SBATCH --mem=262144M
 #SBATCH --time=450
+#SBATCH --signal=B:USR1@120
+#SBATCH --partition=gpu,long --account vision
+#SBATCH -C 'a100&ib' # our features
+#SBATCH --exclude=node[07-09]
+#SBATCH --exclusive
+#SBATCH --mem=256G
 #SBATCH --array=1-4%1
 #SBATCH --requeue
-#SBATCH --signal=B:USR1@120
-#SBATCH --exclude='node[07-09]'
-#SBATCH --exclusive
 
+module load cuda/12.4; source ~/venv/bin/activate # kept as it is, for $USER
+requeues=5
 export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by then the study has stopped
-module load cuda/12.4
-source ~/venv/bin/activate
-
 set -u
 stopping=0 child= again= token= scratch= cluster=
 # Slurm sends USR1 to this script only, 120 s before the time limit, and TERM to the study as well.
@@ -87,7 +84,7 @@ export RAY_ADDRESS="$address:$port"
 step python -m bsearch.cluster.submit.joined "$nodes" 300 && step bsearch run study.yaml
 code=$?
 
-if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
+if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${requeues:-20}" ]; then
   finish
   echo "bsearch: time limit reached before the study finished: requeued"
   scontrol requeue "$SLURM_JOB_ID"

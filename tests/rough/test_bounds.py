@@ -14,6 +14,9 @@ import pytest
 import yaml
 from conftest import BSEARCH
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
+from fake_kubectl import template
+
 KIND = "bounds: long texts, damaged checkpoints, files not to send"
 pytestmark = pytest.mark.long
 SEED = int(os.environ.get("BSEARCH_SEED", date.today().isocalendar().week))
@@ -185,7 +188,7 @@ def test_links_and_keys_are_not_sent(attack, tmp_path: Path) -> None:  # type: i
     key = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n-----END OPENSSH PRIVATE KEY-----\n"
     secret.write_text(key)
     folder = tmp_path / "study"
-    path = study(folder, TASK, submit={"kuberay": {"image": "x/y:1", "database_secret": {"name": "url", "key": "url"}}})
+    path = study(folder, TASK, submit={"template": template(tmp_path, **{"# - {name: BSEARCH": "- {name: BSEARCH"})})
     (folder / "notes.txt").symlink_to(secret)
     (folder / "linked").symlink_to(secret.parent)
     for name in ("server.pem", "id_rsa", "tls.key", "gcp-credentials.json", "plain.txt"):
