@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from ..spaces.boundary.given import LARGEST, number_of, shown
 from ..spaces.errors import TaskError
 from .loading import user_code_location
-from .task import Score, Task, WholeSet, checked_score, name_of, named_scores
+from .task import Score, Task, checked_score, name_of, named_scores
 
 
 class Evaluation:
@@ -184,6 +184,3 @@ def _fsum(numbers: Iterable[float]) -> float:
     """The exact sum; non-finite values propagate instead of raising."""
     values = list(numbers)
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-
-
-__all__ = ["Evaluation", "WholeSet", "undefined"]

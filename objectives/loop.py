@@ -587,6 +587,3 @@ def newest_loop() -> Loop | None:
 def forget_loop() -> None:
     global _newest
     _newest = None
-
-
-__all__ = ["Loop", "Part", "Session", "Step", "forget_loop", "newest_loop", "serving"]

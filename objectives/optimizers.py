@@ -254,21 +254,3 @@ def _bitsandbytes(name: str) -> Any:
     except ImportError:
         raise TaskError(f"space.optimizer: {name} needs bitsandbytes: pip install bitsandbytes") from None
     return optim
-
-
-__all__ = [
-    "OPTIMIZERS",
-    "Joined",
-    "MuonAdamW",
-    "decouples_decay",
-    "fuses_sgd",
-    "has_adams_betas",
-    "hidden_matrices",
-    "inner_optimizers",
-    "load_whole_state",
-    "named_optimizer",
-    "needs_closure",
-    "shown_kind",
-    "takes_shards",
-    "whole_state",
-]

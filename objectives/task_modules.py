@@ -76,5 +76,3 @@ def _read(spelled: str) -> str | None:
 
 
 sys.meta_path.append(_Finder())
-
-__all__ = ["module_name"]

@@ -106,6 +106,3 @@ def of_repeats(text: str, bound: float, values: Sequence[float], **rest: Any) ->
     spread = median(abs(value - middle) for value in values) * 1.4826
     # Standard error of a median of normal values, times two.
     return Claim(text, bound, middle, 2 * 1.2533 * spread / math.sqrt(len(values)), **rest)
-
-
-__all__ = ["Claim", "Data", "Fact", "Verdict", "of_repeats", "worst"]

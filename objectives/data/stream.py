@@ -398,6 +398,3 @@ def digest_of(sample: Any) -> int:
             content = bytes(content[:: size // _DIGESTED_BYTES])
         digest.update(content)
     return int.from_bytes(digest.digest())
-
-
-__all__ = ["FirstSamples", "InOrder", "TrainingStream", "digest_of", "is_stream"]

@@ -97,6 +97,3 @@ class TrainingSamples:
             return {}
         units = self._units(seen)
         return {self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}
-
-
-__all__ = ["TrainingSamples"]

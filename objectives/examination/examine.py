@@ -322,6 +322,3 @@ def _mode_findings(run: TrainingRun) -> Iterator[Finding]:
             location_of(run, "model"),
             f"returned in evaluation mode, and kept in it: {shown}. Call .train() on modules that should train.",
         )
-
-
-__all__ = ["examined", "examined_loop"]

@@ -303,6 +303,3 @@ def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
                 f"There are {', '.join(sorted(layers))}."
             )
     return names
-
-
-__all__ = ["CausalLM", "with_adapters"]

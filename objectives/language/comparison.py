@@ -51,6 +51,3 @@ def compared(model: nn.Module, data: Data, *, divided: bool) -> tuple[float, flo
 
 def _relative(logits: Tensor, other: Tensor) -> float:
     return float((logits - other).float().norm() / other.float().norm().clamp_min(1e-30))
-
-
-__all__ = ["compared", "logits_of"]

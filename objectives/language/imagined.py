@@ -65,6 +65,3 @@ def saved_bytes(model: nn.Module, quantized: float | None) -> int:
     packed = sum(weight.numel() for weight in frozen) * quantized
     unpacked = max((weight.numel() * weight.element_size() for weight in frozen), default=0)
     return max(int(now - packed) - unpacked, 0)
-
-
-__all__ = ["Imagined", "saved_bytes"]

@@ -195,29 +195,3 @@ def device_uuid(index: int | None = None) -> str:
 
 def _module() -> Any:
     return torch.get_device_module(backend())
-
-
-__all__ = [
-    "backend",
-    "capability",
-    "device_count",
-    "device_name",
-    "device_of",
-    "device_uuid",
-    "is_gpu",
-    "limit_share",
-    "limits_memory",
-    "memory_info",
-    "moved",
-    "peak_bytes",
-    "pins",
-    "random_state",
-    "release_cached",
-    "reserved_bytes",
-    "reset_peaks",
-    "set_device",
-    "set_random_state",
-    "synchronize",
-    "total_bytes",
-    "widest_float",
-]

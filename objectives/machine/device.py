@@ -81,6 +81,3 @@ def _processes() -> dict[int, int]:
         return dict(gpu_processes(uuid)) if (uuid := accelerator.device_uuid()) else {}
     except (OSError, subprocess.SubprocessError):
         return {}
-
-
-__all__ = ["bytes_here", "device_name", "neighbours_here", "usable_bytes"]

@@ -78,15 +78,3 @@ def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path =
             with suppress(OSError):
                 found.append((cgroups / controllers / folder / file).read_text().split())
     return found
-
-
-__all__ = [
-    "bound_cores",
-    "cgroup_limit",
-    "container_bytes",
-    "container_cores",
-    "cores_here",
-    "host_bytes",
-    "load_average",
-    "processes_of_session",
-]

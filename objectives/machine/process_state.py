@@ -387,6 +387,3 @@ def is_users(file: str, module: str) -> bool:
     """
     ours = module.partition(".")[0] == __name__.partition(".")[0] and not module.startswith(f"{task_modules.__name__}.")
     return not (ours or file.startswith(("<", *_LIBRARIES)) or "site-packages" in file)
-
-
-__all__ = ["BENCHMARK", "PRECISIONS", "THREADS", "Changes", "adopt", "is_users", "kept_process", "left_behind"]

@@ -66,6 +66,3 @@ class SharedBuffers:
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
     """Identity and version counter: they change when a tensor is replaced or written to."""
     return {name: (id(tensor), tensor._version) for name, tensor in tensors.items()}
-
-
-__all__ = ["KeptBuffers", "SharedBuffers"]

@@ -184,6 +184,3 @@ def _end_when_silent(number: int) -> None:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 4)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_S)
-
-
-__all__ = ["SILENT_S", "Machines", "RankDiedError", "RemoteRanks", "host_ranks"]

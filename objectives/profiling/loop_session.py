@@ -331,6 +331,3 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
         return examined_loop(where, parts, setup, parts_cause, takes_steps=True)
     finally:
         parts.session.close()
-
-
-__all__ = ["LoopMemory", "LoopSession", "examined_session", "loop_rounds"]

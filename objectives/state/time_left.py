@@ -79,6 +79,3 @@ class TimeLeft:
     def facts(self, seen: int) -> dict[str, float]:
         """For the last measurement: the share of what was planned, where it is less."""
         return {"shortened_to": seen / self._whole} if self.samples <= seen < self._whole else {}
-
-
-__all__ = ["TimeLeft", "plannable_s"]

@@ -293,6 +293,3 @@ def check_batch_loss(task: Embeds, loss: Any, *, drew: bool = False) -> None:
             f"{where}: expected a loss without random numbers, because every device computes it; got one that draws some. Draw "
             "them in embed, and return them as a tensor with a row per sample."
         )
-
-
-__all__ = ["EmbeddingsOf", "GradientCache", "check_batch_loss", "check_embeddings"]
