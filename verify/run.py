@@ -57,7 +57,6 @@ STAGES = (
     Planned("out-of-memory", ".stages.memory:out_of_memory", "recovery from errors", 40, 20),
     Planned("loop", ".stages.speed:loop", "our training loop against a minimal one", 45, 20),
     Planned("step-time", ".stages.speed:known_times", "predicted against measured", 63, 35),
-    Planned("edges", ".stages.speed:edges", "sizes beside powers of two", 40, 0, "gpu"),
     Planned("study", ".stages.training:study", "killed and resumed", 60, 60),
     Planned("exactness", ".stages.training:exact", "uneven micro-batches and devices", 30, 25),
     Planned("graph", ".stages.memory:graph", "the trace's walk of the autograd graph", 20, 15),
