@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,11 +130,6 @@ class Evaluation:
                 f"{where}: expected a metric that is one number, got {shown(value)}. Average it over classes, or name each: "
                 "{'precision': WholeSet(...), 'recall': WholeSet(...)}."
             ) from None
-
-
-def undefined(scores: Mapping[str, float]) -> Iterator[str]:
-    """The names of the metrics that have no value."""
-    return (name for name, value in scores.items() if math.isnan(value))
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device:

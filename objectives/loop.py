@@ -33,7 +33,7 @@ from ..spaces.boundary.files import file_name
 from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
-from ..spaces.schedule import next_point, rate_factor
+from ..spaces.schedule import rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
@@ -83,14 +83,13 @@ class Step:
     ) -> None:
         self.samples, self.number, self.fraction = samples, number, fraction
         self._loop, self._micro_batches, self._due = loop, list(micro_batches), False
-        self._passes = self._taken = 0
+        self._taken = 0
         self.stepped: set[str] = set()  # names of the optimizers that have stepped
         self._over = False
         self.finished = False
 
     def __iter__(self) -> Iterator[Part]:
         self._check_open("takes parts")
-        self._passes += 1
         for place, (samples, batch) in enumerate(self._micro_batches):
             batch = held(batch)
             self._micro_batches[place] = samples, batch
@@ -187,7 +186,6 @@ class Loop(TrainingSamples):
             name: [float(group["lr"]) for group in optimizer.param_groups] for name, optimizer in self.optimizers.items()
         }
         self._number = self._seen = self._total = self._resumed_at = 0
-        self._time_left = TimeLeft(setup)
         self._elapsed_s = self._evaluating_since = 0.0
         self.current: Step | None = None
         self._casts = False
@@ -269,25 +267,21 @@ class Loop(TrainingSamples):
         self.start()
         if self.ranks.rank:
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
-        begun = self._number
-        due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
+        begun, self._time_left = self._number, TimeLeft(setup, self._seen)
         loader = self.loader((run.plan for run in plans[self._number :]), self._seen)
         with self.hooked():
             self._clock.restart()
             while self._number < len(plans):
                 run = plans[self._number]
                 size = run.plan.effective_batch
-                if setup.ends_by is not None:
-                    self._time_left.update(self._number - begun, self._seen, self.ranks)
-                    due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
+                self._time_left.update(self._number - begun, self._seen, self.ranks)
                 fraction = (self._seen + size / 2) / self._time_left.samples
                 self.set_rates(fraction)
                 step = self._step(run.plan, loader, fraction)
                 self._seen += size
-                if self._seen >= due:
+                if self._seen >= self._time_left.due:
                     step.due()
                     self._measured = False
-                    due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
                 self._timing = self._clock.step(size)
                 self._timing.__enter__()
                 self.current, self._number = step, self._number + 1
@@ -471,7 +465,7 @@ class Loop(TrainingSamples):
         if self.current is None or self._measured or not self.current.paused:
             raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
         self.pause()
-        self._time_left.evaluated(time.monotonic() - self._evaluating_since)
+        self._time_left.evaluated(time.monotonic() - self._evaluating_since, self._seen)
         self._measured = True
         self._evaluation.close()
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
