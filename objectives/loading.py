@@ -228,6 +228,11 @@ def described(error: BaseException) -> str:
     return f"{_words(error)}{user_code_location(_raised(error))}"
 
 
+def error_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]
+
+
 def _words(error: BaseException) -> str:
     """An error of user code as `Type: message`."""
     raised = _raised(error)

@@ -89,8 +89,3 @@ def line_of(function: Any, folder: str) -> str:
         name = file.relative_to(inside) if file.is_relative_to(inside) else file.name
         return f"{name}:{inspect.getsourcelines(function)[1]}: "
     return ""
-
-
-def error_line(error: Exception) -> str:
-    """An error in a line."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]

@@ -22,11 +22,12 @@ from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.trial import TrialSetup
 from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
+from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
-from .copies import ATTEMPTS, copied, error_line, location_of, needs_its_own_model, unchanged
+from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, unchanged
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, reading_findings, subset_fetchers, varied
 from .scores import score_findings

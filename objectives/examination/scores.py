@@ -15,9 +15,10 @@ from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Finding
 from ..data.batches import SampleKeys
 from ..evaluation import Evaluation
+from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory
 from ..training import TrainingRun
-from .copies import ATTEMPTS, copied, error_line, location_of
+from .copies import ATTEMPTS, copied, location_of
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, subset_fetchers, varied
 from .step import SPLITS, Indices, in_precision, uneven_parts

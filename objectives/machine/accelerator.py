@@ -32,11 +32,8 @@ def device_of(kind: Literal["cpu", "gpu"]) -> torch.device:
     """The device of this process: the CPU, or its current accelerator."""
     if kind == "cpu":
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if backend() == "cuda" else _current()
-
-
-def _current() -> torch.device:
-    return torch.device(backend(), torch.accelerator.current_device_index())
+    current = torch.cuda.current_device if backend() == "cuda" else torch.accelerator.current_device_index
+    return torch.device(backend(), current())
 
 
 def device_count() -> int:
@@ -70,10 +67,7 @@ def synchronize(device: torch.device | None = None) -> None:
     """Wait until a device, by default the current accelerator, has done all its work; a CPU always has."""
     if device is not None and not is_gpu(device):
         return
-    if backend() == "cuda":
-        torch.cuda.synchronize(device)
-    else:
-        _module().synchronize(*([] if device is None else [device]))
+    _module().synchronize(*([] if device is None else [device]))
 
 
 def pins(device: torch.device) -> bool:
@@ -161,17 +155,12 @@ def limit_share(share: float, device: torch.device) -> None:
 
 def random_state(device: torch.device | None = None) -> Tensor:
     """The state of an accelerator's random generator."""
-    if backend() == "cuda":
-        return torch.cuda.get_rng_state("cuda" if device is None else device)
-    state: Tensor = _module().get_rng_state(_current() if device is None else device)
+    state: Tensor = _module().get_rng_state(device or device_of("gpu"))
     return state
 
 
 def set_random_state(state: Tensor, device: torch.device | None = None) -> None:
-    if backend() == "cuda":
-        torch.cuda.set_rng_state(state, "cuda" if device is None else device)
-    else:
-        _module().set_rng_state(state, _current() if device is None else device)
+    _module().set_rng_state(state, device or device_of("gpu"))
 
 
 def device_name(device: torch.device | None = None) -> str:

@@ -12,6 +12,7 @@ from ...spaces.laws.examination import Examination
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Outcome, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
+from ..loading import error_line
 from ..machine.device_memory import release_memory
 from ..task import TrainFunction, embeds
 from ..trial import start_attempt
@@ -21,6 +22,8 @@ from .loop_session import LoopMemory, LoopSession, examined_session
 from .memory.limit import verified, with_memory
 from .memory.tracing import does_not_fit, memory_law
 from .step_time import with_step_times
+
+_UNKNOWN_MEMORY = "Its memory is not known before the first trial: "
 
 
 def profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
@@ -57,8 +60,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
         try:
             size = len(task.data(setup).train)  # type: ignore[arg-type]
         except NoTrainingError as error:
-            note = _unknown_memory(error)
-            return replace(unknown, note=note, examination=Examination(note=f"{type(error).__name__}: {error}"[:200]))
+            return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error), examination=Examination(note=error_line(error)))
     task = task.prepared(setup)
     examination = task.parts(setup).examination
     if examination is not None and examination.refusals and not setup.training.accept_inexact:
@@ -72,7 +74,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
     except Exception as error:
         if isinstance(error, TaskError) and embeds(task):
             raise TaskError(f"task {reference}: {error}") from None  # each trial would fail of it
-        return replace(unknown, note=_unknown_memory(error))  # a loop's step may do more than is known here
+        return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error))  # a loop's step may do more than is known here
     profile = with_facts_of(profile, run, smallest)
     del run
     release_memory(profile.kind)
@@ -145,7 +147,7 @@ def _with_loop_memory(
         largest = None if law is None else law.largest_micro_batch(usable)
         if law is None or largest is None:
             peak = None if law is None else probe.train_peak(smallest)
-            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, peak, usable, smallest)))
+            raise StudyFileError(Fault("memory.limit", does_not_fit(peak, usable, smallest)))
         if limit is not None:
             law, largest = verified(law, probe, limit, usable, largest)
         law = replace(law, source=probe.source, note=law.note or probe.note)
@@ -167,8 +169,3 @@ def _first_measurement(reference: str, setup: TrialSetup) -> None:
     if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
         name = reference.rpartition(":")[2]
         raise TaskError(f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}")
-
-
-def _unknown_memory(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"Its memory is not known before the first trial: {type(error).__name__}: {lines[0] if lines else ''}"[:300]

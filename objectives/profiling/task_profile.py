@@ -143,7 +143,7 @@ def _limit_named(setup: TrialSetup, request: ProfileRequest) -> Iterator[None]:
         if not is_out_of_memory(error) or setup.device == "cpu":
             raise
         usable = (setup.memory_limit_bytes or 0) * (1 - request.memory.headroom)
-        raise StudyFileError(Fault("memory.limit", does_not_fit(None, None, usable, 1))) from None
+        raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, 1))) from None
 
 
 def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:
