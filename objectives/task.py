@@ -5,7 +5,6 @@ Every method gets the trial's `setup`, so anything can be searched: `setup.param
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -316,11 +315,6 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
         TaskError: it is none, or does not use the setup's settings.
     """
     where = f"{name_of(task)}.optimizer"
-    if "parameters" in inspect.signature(task.optimizer).parameters:
-        raise TaskError(
-            f"{where}: expected optimizer(self, model, setup), got optimizer(self, parameters, setup). Take the model, and "
-            "write model.parameters()."
-        )
     optimizer = task.optimizer(model, setup)
     check_optimizer(where, optimizer, setup)
     if any("initial_lr" in group for group in optimizer.param_groups):

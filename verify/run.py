@@ -59,7 +59,6 @@ STAGES = (
     Planned("step-time", ".stages.speed:known_times", "predicted against measured", 63, 35),
     Planned("study", ".stages.training:study", "killed and resumed", 60, 60),
     Planned("exactness", ".stages.training:exact", "uneven micro-batches and devices", 30, 25),
-    Planned("graph", ".stages.memory:graph", "the trace's walk of the autograd graph", 20, 15),
     Planned("compile", ".stages.speed:compiled", "number of compiled graphs", 40, 0, "gpu"),
     Planned(
         "default-allocator",

@@ -54,9 +54,9 @@ def first_scores(run: TrainingRun) -> dict[str, float]:
     return run.evaluate()
 
 
-def _few(run: TrainingRun, samples: int = 16, batch: int = 4) -> Sequence[SampleKeys]:
-    chosen = _chosen(run)[:samples]
-    parts = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
+def _few(run: TrainingRun) -> Sequence[SampleKeys]:
+    chosen = _chosen(run)[:16]
+    parts = [chosen[start : start + 4] for start in range(0, len(chosen), 4)]
     return [SampleKeys(part, np.zeros_like(part), run.setup.seed) for part in parts]
 
 

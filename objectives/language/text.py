@@ -6,7 +6,7 @@ import hashlib
 import json
 import string
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -280,19 +280,11 @@ def _part(part: Any, what: str, where: str) -> str:
     return text_of(part.get("text") if isinstance(part, Mapping) else part, f"each part of {what}", where)
 
 
-def _chat(
-    messages: list[dict[str, Any]], record: Mapping[str, Any], tokens: Tokens, turns: Turns, where: str, begins: int = 0
-) -> Text:
-    """A conversation by the tokenizer's own template, of which the assistant's turns count.
-
-    A turn is what the template adds for it after what asks for one, without the space that follows. Every token in it is
-    found by rendering the conversation up to it, so no template has to mark it.
-
-    Args:
-        begins: message from which on turns count.
+def _rendering(tokens: Tokens, record: Mapping[str, Any], where: str) -> Callable[..., str]:
+    """A function that renders some messages of a record by the tokenizer's chat template, and what asks for another if `asks`.
 
     Raises:
-        TaskError: there is no template, it fails, or it writes a turn otherwise once others follow.
+        TaskError: there is no template; of the function: it fails.
     """
     template: Any = tokens
     if not getattr(template, "chat_template", None):
@@ -309,8 +301,6 @@ def _chat(
     options = record.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping):
         raise TaskError(f"{where}: expected the field 'chat_template_kwargs' to be an object, got {kind_of(options)}")
-    if not messages:
-        raise TaskError(f"{where}: expected at least one message, got none")
 
     def rendered(some: list[dict[str, Any]], *, asks: bool = False) -> str:
         try:
@@ -318,6 +308,27 @@ def _chat(
         except Exception as error:  # of the template
             raise TaskError(f"{where}: the tokenizer's chat template fails: {error}") from None
         return text
+
+    return rendered
+
+
+def _chat(
+    messages: list[dict[str, Any]], record: Mapping[str, Any], tokens: Tokens, turns: Turns, where: str, begins: int = 0
+) -> Text:
+    """A conversation by the tokenizer's own template, of which the assistant's turns count.
+
+    A turn is what the template adds for it after what asks for one, without the space that follows. Every token in it is
+    found by rendering the conversation up to it, so no template has to mark it.
+
+    Args:
+        begins: message from which on turns count.
+
+    Raises:
+        TaskError: there is no template, it fails, or it writes a turn otherwise once others follow.
+    """
+    rendered = _rendering(tokens, record, where)
+    if not messages:
+        raise TaskError(f"{where}: expected at least one message, got none")
 
     def until(number: int) -> str:
         """The text up to the content of one of the assistant's messages."""

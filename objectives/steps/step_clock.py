@@ -99,13 +99,8 @@ class StepClock:
         other._steps_of = self._steps_of.copy()
         return other
 
-    def restart(self, *, evaluated: bool = False) -> None:
-        """Continue after something else than training, which does not count: its time, and on a GPU its memory.
-
-        Args:
-            evaluated: it was, or contained, an evaluation.
-        """
-        self._evaluated = self._evaluated or evaluated
+    def restart(self) -> None:
+        """Continue after something else than training, which does not count: its time, and on a GPU its memory."""
         self._synchronize()
         if accelerator.is_gpu(self.device):
             accelerator.reset_peaks(self.device)
