@@ -146,7 +146,7 @@ class Task(ABC):
         return Loss(smoothed_cross_entropy(_logits(self, "loss", model, inputs), labels, setup), len(labels))
 
     def examine(self, model: nn.Module, data: Data, setup: TrialSetup) -> Iterable[Finding]:
-        """What else is to be compared or told before the first trial, once, on the trial's device; default: nothing.
+        """What else to compare or report before the first trial, once, on the trial's device; default: nothing.
 
         Returns:
             What was found; a finding of a refused kind ends the study unless `training.accept_inexact` is set.

@@ -106,14 +106,14 @@ class TrainingRun(Stepping):
         return {f"test_{name}": score for name, score in self.evaluate(fetcher=self.fetcher(self.data.test)).items()}
 
     def state(self) -> dict[str, Any]:
-        """The whole model's and optimizer's state, whatever ranks share out; complete on rank 0. All ranks must call it."""
+        """The state of the whole model and optimizer, sharded or not; complete on rank 0. All ranks must call it."""
         if self.fully_sharded:
             return {"model": model_state(self.model), "optimizer": optimizer_state(self.optimizer)}
         optimizer = whole_state(self.optimizer) if self.sharded is None else self.sharded.state_dict()
         return {"model": self.model.state_dict(), "optimizer": optimizer, "average": [*self.averages]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned on rank 0, with whatever number of ranks."""
+        """Resume from what `state` returned on rank 0, with any number of ranks."""
         if self.fully_sharded:
             load_model_state(self.model, state["model"])
             load_optimizer_state(self.optimizer, state["optimizer"])
@@ -151,7 +151,7 @@ class TrainingRun(Stepping):
         return splits and plan == self.setup.plan and alone
 
     def facts(self, steps: int) -> dict[str, Parameter]:
-        """What is known of a training of so many steps before it begins."""
+        """What is known of a training before it begins, given its number of steps."""
         plan = self.setup.plan
         facts: dict[str, Parameter] = {
             "steps": steps,

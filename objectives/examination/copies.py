@@ -37,7 +37,7 @@ def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live
     """The run with a copy of its model in a precision, without autocast but in the study's own.
 
     Args:
-        live: its own model instead, in whatever precision and place it is.
+        live: its own model instead, as it is.
     """
     model = run.model if live else copy.deepcopy(run.model)
     if perturbed and not live:

@@ -156,7 +156,7 @@ def examined_loop(
 
         fetch, sliced = subset_fetchers(parts.data, _subset(keys, samples), prepare)
         with _live_precision(parts.model, dtype, perturbed=perturbed):
-            # Libraries put a model of single precision under autocast, whatever runs it.
+            # Libraries run a model of single precision under autocast, here too.
             under_autocast = dtype == torch.float32 and setup.training.precision in ("bf16", "fp16")
             yield Step(parts.model, fetch, accumulate, None if under_autocast else dtype, sliced=sliced)
 
@@ -195,7 +195,7 @@ def _examined_step(
 
     Args:
         opened: the step over the stream's first samples, in a precision, with perturbed parameters or not.
-        compared_step: the examination of such a step of at most so many samples.
+        compared_step: the examination of such a step, given its most samples.
         most: samples of the step, fewer where they do not fit.
         device: of the step, "cpu" or "gpu".
     """

@@ -53,7 +53,7 @@ class Imagined(CausalLM):
 
 
 def saved_bytes(model: nn.Module, quantized: float | None) -> int:
-    """Bytes that frozen linear layers save with weights of so many bytes each, of which the largest is unpacked at a time."""
+    """Bytes that frozen linear layers save where a weight takes `quantized` bytes; the largest layer is unpacked at a time."""
     if quantized is None:
         return 0
     frozen = [

@@ -16,10 +16,10 @@ from ...spaces.errors import TaskError
 from .packing import Document
 from .records import Placed, fields_of, kind_of, text_of
 
-# Every so many documents, one is for validation where nothing else is said.
+# Every tenth document is for validation by default.
 _HELD_OUT = 10
-# Records that are not understood, of which a message tells, at most.
-_TOLD = 5
+# Records that are not understood, of which a message lists at most this many.
+_LISTED = 5
 # Names of roles, in ShareGPT's records among others.
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
 # A content that no template has.
@@ -120,8 +120,8 @@ def texts(placed: Iterable[Placed], templates: Templates, tokens: Tokens, turns:
         if made.whole.strip():
             yield made
     if faults:
-        more = f"\n... and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
-        raise TaskError("\n".join(faults[:_TOLD]) + more)
+        more = f"\n... and {len(faults) - _LISTED:,} more" if len(faults) > _LISTED else ""
+        raise TaskError("\n".join(faults[:_LISTED]) + more)
 
 
 def fields_read(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -441,7 +441,7 @@ def _chunks(values: Sequence[Text], size: int) -> Iterator[Sequence[Text]]:
 
 def held_out(made: Sequence[Text], share: float | None) -> tuple[list[Text], list[Text]]:
     """Documents for training and for validation: every tenth, or a share by a digest of their text, so that the same text is on
-    one side whatever else is there.
+    one side whatever other documents there are.
 
     Raises:
         TaskError: there are too few.

@@ -47,7 +47,7 @@ def stand_in_or_above(folder: str) -> None:
 
 @contextlib.contextmanager
 def same_folder() -> Iterator[None]:
-    """Context after which the working directory is as it was, whatever the user's code made of it."""
+    """Context that restores the working directory, which the user's code may change."""
     before = working_folder()
     try:
         yield

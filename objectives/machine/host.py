@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 
 def bound_cores() -> int:
-    """Cores that this process may run on, whatever a container limits it to."""
+    """Cores that this process may run on, a container's limit aside."""
     # Neither macOS nor Windows binds a process to cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

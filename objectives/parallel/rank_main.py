@@ -171,7 +171,7 @@ def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error itself if it can be pickled; one of memory, whatever a library calls it; else a TaskError of its text."""
+    """The error itself if it can be pickled; an out-of-memory error of any library as torch's; else a TaskError of its text."""
     if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
         return torch.OutOfMemoryError(str(error))
     with contextlib.suppress(Exception):

@@ -241,8 +241,10 @@ def measured_step_time(
     return law
 
 
-# A law that misses a timed plan by more than this, when fitted without it, is refined there, so many times at most.
-_MISFIT, _REFINEMENTS = 0.03, 4
+# A law that misses a timed plan by more than this, when fitted without it, is refined there.
+_MISFIT = 0.03
+# Refinements at most.
+_REFINEMENTS = 4
 
 
 def refined_step_time(

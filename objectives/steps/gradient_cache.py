@@ -208,7 +208,7 @@ _EXPECTED_EMBEDDINGS = "expected a tensor of shape (samples, ...), or a tuple, l
 
 
 def check_embeddings(task: Embeds, embedded: Any, samples: int) -> None:
-    """Check what `embed` returned: tensors in whatever container.
+    """Check what `embed` returned: tensors in containers.
 
     Raises:
         TaskError: something else than tensors, none, or tensors of another number of rows.

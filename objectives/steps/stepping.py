@@ -147,7 +147,7 @@ class Stepping(TrainingSamples):
     def _set_sharded_model(self, model: nn.Module, mesh: DeviceMesh) -> None:
         if self.cache is not None:
             raise TaskError("devices.sharding: expected ddp or zero1 with embed and batch_loss, got fsdp2. Write zero1.")
-        # Around the loss, so that all parameters are there whatever a task calls of its model.
+        # Around the loss, so that all parameters are gathered for any call that a task makes of its model.
         self.loss = _ShardedLossOf(self.task, model, self.setup)
         shard_parameters(self.loss, self.task.checkpoint_blocks(model), mesh)
         self._set_model(model)

@@ -57,8 +57,8 @@ def predictions(stage: Stage) -> Iterator[Found]:
                 release_memory(stage.device)
                 continue
             found.append((size, predicted.live, predicted.total, measured.live, measured.total))
-        told = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": probe.note}
-        yield Data("peaks", f"{name}, {precision}", told)
+        values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": probe.note}
+        yield Data("peaks", f"{name}, {precision}", values)
 
 
 def largest(stage: Stage) -> Iterator[Found]:

@@ -135,7 +135,7 @@ def _command(path: Path, stage: Stage) -> list[str]:
 
 
 def _killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str, Any]]:
-    """Start the study and kill it once so many trials are finished; what the database then says of those."""
+    """Start the study and kill it once `finished` trials have ended; what the database then holds of those."""
     with (
         (path.parent / "log").open("a") as log,
         subprocess.Popen(  # noqa: S603

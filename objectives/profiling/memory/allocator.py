@@ -22,7 +22,7 @@ _SMALL = MIB
 # Segments that are requested from the device: for small blocks, for blocks below 10 MiB, and the rounding of larger ones.
 _SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_REQUEST, _ROUND_LARGE = 2 * MIB, 20 * MIB, 10 * MIB, 2 * MIB
 
-# An allocation of so many bytes under a key, or the free of what a key holds, which has no size.
+# An allocation under a key and its bytes, or the free of what a key holds, without bytes.
 Event = tuple[Hashable, int | None]
 
 

@@ -41,7 +41,7 @@ from .live_bytes import LiveBytes
 # Two micro-batches have the same peak as more; one has a peak up to 12 % lower.
 _MICRO_BATCHES = 2
 _STEPS = 2
-# The share of a machine's memory, one in so many, that real steps may take to find out what steps take.
+# Real steps that find out what steps take may use 1 / this of a machine's memory.
 _SPARED = 4
 # Larger evaluation batches were never faster in our measurements.
 _LARGEST_EVALUATION = 4096
@@ -150,8 +150,8 @@ class MemoryProbe(Probe):
         return self._factories[kind]
 
     def batch_peak(self, effective_batch: int) -> Peak:
-        """Peak of a step of so many samples in the smallest micro-batches, their embeddings cached; most of them are only
-        imagined, since the embeddings alone matter of those that are not run.
+        """Peak of a step of `effective_batch` samples in the smallest micro-batches, their embeddings cached. Of most samples
+        the embeddings alone take memory: they are not run.
         """
         return self.peak("batch", effective_batch)
 
