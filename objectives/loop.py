@@ -51,7 +51,7 @@ from .state.leaving import Leaving
 from .state.time_left import TimeLeft
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
-from .task import Data, check_inner_optimizers, check_number_of_passes, check_optimizer, checked_data
+from .task import Data, check_inner_optimizers, check_no_scheduler, check_number_of_passes, check_optimizer, checked_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,7 @@ class Loop(TrainingSamples):
                 faults.append(error)
             if not isinstance(optimizer, Optimizer):
                 raise faults[-1]
-            if any("initial_lr" in group for group in optimizer.param_groups):
-                raise TaskError(f"{where}: {name}: expected no scheduler, because training.schedule sets the rate; got one")
+            check_no_scheduler(f"{where}: {name}", optimizer)
             if needs_closure(optimizer):
                 self._check_closure(name, optimizer)
             check_inner_optimizers(f"{where}: {name}", optimizer)

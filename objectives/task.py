@@ -317,18 +317,26 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
     where = f"{name_of(task)}.optimizer"
     optimizer = task.optimizer(model, setup)
     check_optimizer(where, optimizer, setup)
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        raise TaskError(
-            f"{where}: expected an optimizer without a scheduler, because bsearch steps none: training.schedule and "
-            "training.warmup set the learning rate. Remove the scheduler; for a schedule of your own write training.schedule: "
-            "module:function."
-        )
+    check_no_scheduler(where, optimizer)
     if needs_closure(optimizer):
         _check_two_passes(where, optimizer, setup)
     check_inner_optimizers(where, optimizer)
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     return optimizer
+
+
+def check_no_scheduler(where: str, optimizer: torch.optim.Optimizer) -> None:
+    """Check that no scheduler has been created for an optimizer.
+
+    Raises:
+        TaskError: one has.
+    """
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise TaskError(
+            f"{where}: expected no scheduler, because training.schedule sets the rate; got one with a scheduler. Remove it; "
+            "for a schedule of your own write training.schedule: module:function."
+        )
 
 
 def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None:

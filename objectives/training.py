@@ -14,7 +14,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
 from .data.batches import Fetcher, SampleKeys, batches, in_order
 from .evaluation import Evaluation
-from .machine.device_memory import EvaluationMemoryError, is_out_of_memory
+from .machine.device_memory import evaluating
 from .model.batch_norm import batch_norms
 from .optimizers import load_whole_state, whole_state
 from .parallel.fsdp2 import load_model_state, load_optimizer_state, model_state, optimizer_state
@@ -66,20 +66,15 @@ class TrainingRun(Stepping):
             size = min(size, -(-count // self.ranks.count))
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
-        try:
-            with torch.no_grad(), self.average.in_place():
-                own = keys[self.ranks.rank :: self.ranks.count]
-                # Where ranks gather parameters for each other, all of them evaluate as many batches.
-                spare = -(-len(keys) // self.ranks.count) - len(own) if self.fully_sharded else 0
-                batches_of = self._evaluation_batches(fetcher, [*own, *[keys[0]] * spare])
-                for number, batch in enumerate(batches_of):
-                    scores = self.scores(self.on_device(batch))
-                    if number < len(own):
-                        evaluation.add(scores)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise EvaluationMemoryError(str(error)) from error
-            raise
+        with evaluating(), torch.no_grad(), self.average.in_place():
+            own = keys[self.ranks.rank :: self.ranks.count]
+            # Where ranks gather parameters for each other, all of them evaluate as many batches.
+            spare = -(-len(keys) // self.ranks.count) - len(own) if self.fully_sharded else 0
+            batches_of = self._evaluation_batches(fetcher, [*own, *[keys[0]] * spare])
+            for number, batch in enumerate(batches_of):
+                scores = self.scores(self.on_device(batch))
+                if number < len(own):
+                    evaluation.add(scores)
         self.modes.train(self.model)
         return evaluation.values(self.ranks.all_gathered)
 

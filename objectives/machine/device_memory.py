@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import re
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def segments_grow() -> bool:
 
 class EvaluationMemoryError(torch.OutOfMemoryError):
     """Out of memory while evaluating: reduce the evaluation batch, not the training micro-batch."""
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Context of an evaluation, in which running out of memory is an `EvaluationMemoryError`."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise EvaluationMemoryError(str(error)) from error
+        raise
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
