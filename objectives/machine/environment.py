@@ -31,13 +31,13 @@ def working_folder() -> str:
         return ""
 
 
-def stand_in(folder: str) -> None:
+def enter_folder(folder: str) -> None:
     """Make a folder the working directory, if it is still there."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
 
 
-def stand_in_or_above(folder: str) -> None:
+def enter_folder_or_above(folder: str) -> None:
     """Make a folder the working directory; where it has been removed, the nearest one above it."""
     for place in (Path(folder), *Path(folder).parents):
         if place.is_dir():
@@ -52,4 +52,4 @@ def same_folder() -> Iterator[None]:
     try:
         yield
     finally:
-        stand_in_or_above(before)
+        enter_folder_or_above(before)
