@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,9 @@ from .state.time_left import TimeLeft
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
 from .task import Data, check_inner_optimizers, check_no_scheduler, check_number_of_passes, check_optimizer, checked_data
+
+if TYPE_CHECKING:
+    from .profiling.loop_session import LoopSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,18 +552,12 @@ class _Whole:
         self.averages: Sequence[Tensor] = loop.average.values
 
 
-class Session(Protocol):
-    """Takes the place of a trial where a loop is profiled."""
-
-    def serve(self, loop: Loop) -> Iterator[Step]:
-        """The steps that are asked for, instead of a trial's."""
-
-
-_session: ContextVar[Session | None] = ContextVar("session", default=None)
+# Takes the place of a trial where a loop is profiled.
+_session: ContextVar[LoopSession | None] = ContextVar("session", default=None)
 
 
 @contextmanager
-def serving(session: Session) -> Iterator[None]:
+def serving(session: LoopSession) -> Iterator[None]:
     """Context of a training function whose loop gets its steps from a session."""
     token = _session.set(session)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.trial import TrialSetup
-from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
+from ..data.batches import SampleKeys, SampleStream, to_device
 from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task, embeds
@@ -48,6 +48,10 @@ from .step import (
     state_findings,
     state_message,
 )
+
+if TYPE_CHECKING:
+    from ..adapters.loop_task import TrainingParts
+    from ..profiling.loop_session import ExaminedLoop
 
 # Samples of the step that is compared.
 _SAMPLES = 24
@@ -107,28 +111,9 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
     return replace(examination, findings=tuple(findings), seconds=time.perf_counter() - started)
 
 
-class LoopParts(Protocol):
-    """What is examined of a third-party loop; see `adapters.loop_task.TrainingParts`."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def data(self) -> Fetcher: ...
-
-    @property
-    def weights(self) -> np.ndarray | None: ...
-
-    @property
-    def couples_samples(self) -> bool: ...
-
-    @property
-    def accumulate(self) -> Callable[[Sequence[tuple[int, Any]]], Tensor]: ...
-
-
 def examined_loop(
     where: str,
-    parts: LoopParts,
+    parts: TrainingParts | ExaminedLoop,
     setup: TrialSetup,
     remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES,
     *,
@@ -146,8 +131,11 @@ def examined_loop(
     stream = SampleStream(len(parts.data.dataset), setup.seed, parts.weights)  # type: ignore[arg-type]
     device = next(parts.model.parameters()).device
 
+    back_propagate = parts.accumulate
+    assert back_propagate is not None
+
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
-        return parts.accumulate([(size, batch()) for size, batch in micro_batches])
+        return back_propagate([(size, batch()) for size, batch in micro_batches])
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:

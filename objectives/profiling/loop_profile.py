@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
@@ -28,24 +29,8 @@ _UNKNOWN_MEMORY = "Its memory is not known before the first trial: "
 
 def profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
     """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
-    if request.setup.sharding != "ddp":
-        message = (
-            f"expected ddp, since the task's training loop creates the optimizer itself; got {request.setup.sharding}. Remove "
-            "it, or shard in the loop."
-        )
-        raise StudyFileError(Fault("devices.sharding", message))
-    if request.setup.training.ema is not None and not uses_loop(function):
-        message = (
-            "expected null, since the task's training loop evaluates and saves its own model; got "
-            f"{request.setup.training.ema:g}. Remove it, or average weights in the loop."
-        )
-        raise StudyFileError(Fault("training.ema", message))
-    if "none" not in request.memory.activation_checkpointing:
-        message = (
-            "expected a list that includes none, since the task's training loop decides itself which activations it keeps; got "
-            f"{', '.join(request.memory.activation_checkpointing)}. Remove it, or turn it on in the loop."
-        )
-        raise StudyFileError(Fault("memory.activation_checkpointing", message))
+    if faults := list(_unsupported(function, request)):
+        raise StudyFileError(faults)
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
     if uses_loop(function):
@@ -85,6 +70,23 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
     del task
     gc.collect()  # trainers form reference cycles that hold their model
     return profile
+
+
+def _unsupported(function: TrainFunction, request: ProfileRequest) -> Iterator[Fault]:
+    """What the study asks for and the loop does itself."""
+    setup, kept = request.setup, request.memory.activation_checkpointing
+    own = "since the task's training loop"
+    if setup.sharding != "ddp":
+        advice = "Remove it, or shard in the loop."
+        yield Fault("devices.sharding", f"expected ddp, {own} creates the optimizer itself; got {setup.sharding}. {advice}")
+    if setup.training.ema is not None and not uses_loop(function):
+        advice = "Remove it, or average weights in the loop."
+        got = f"{setup.training.ema:g}"
+        yield Fault("training.ema", f"expected null, {own} evaluates and saves its own model; got {got}. {advice}")
+    if "none" not in kept:
+        expected = f"expected a list that includes none, {own} decides itself which activations it keeps"
+        advice = "Remove it, or turn it on in the loop."
+        yield Fault("memory.activation_checkpointing", f"{expected}; got {', '.join(kept)}. {advice}")
 
 
 def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:

@@ -243,7 +243,7 @@ def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
             optimizer.state = state
 
 
-class _Examined:
+class ExaminedLoop:
     """What is examined of a loop: the gradients that its optimizers step with."""
 
     couples_samples = False
@@ -302,7 +302,7 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
     Raises:
         TaskError: the body leaves something out.
     """
-    parts, where = _Examined(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
+    parts, where = ExaminedLoop(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
     try:
         return examined_loop(where, parts, setup, parts_cause, takes_steps=True)
     finally:
