@@ -159,20 +159,6 @@ class CachingAllocator:
             else:
                 self.allocate(key, size)
 
-    def segments(self) -> list[list[tuple[int, int, str]]]:
-        """Every segment as its blocks in order: (address, bytes, state)."""
-        firsts = {id(block): block for block in map(_first_of, [*self._used.values(), *self._all_free()])}
-        firsts |= {id(block): block for block in map(_first_of, self._first.values())}
-        segments: list[list[tuple[int, int, str]]] = []
-        for first in sorted(firsts.values(), key=lambda block: block.address):
-            blocks: list[tuple[int, int, str]] = []
-            block: _Block | None = first
-            while block is not None:
-                blocks.append((block.address, block.size, block.state))
-                block = block.after
-            segments.append(blocks)
-        return segments
-
     def _all_free(self) -> list[_Block]:
         return [block for pool in self._pools.values() for block in pool.free_blocks()]
 
