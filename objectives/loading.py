@@ -54,12 +54,12 @@ def load_task(reference: str) -> Task | TrainFunction:
     )
 
 
-# Fractions of the budget, in equal steps, at which a schedule of one's own is looked at before it is used.
+# Fractions of the budget, in equal steps, at which a user's schedule is checked before it is used.
 _LOOKS = 100
 
 
 def schedule_of(setup: TrialSetup) -> Schedule:
-    """The name of the study's schedule, or the function of one's own that it names.
+    """The name of the study's schedule, or the user's function that it names.
 
     Raises:
         TaskError: no such file, module or function; the import failed; it raises, or does not return finite numbers >= 0.

@@ -73,7 +73,7 @@ class Part:
 
 
 class Step:
-    """One optimizer step of the trial: iterate it for its parts, as often as wanted; each time they are the same.
+    """One optimizer step of the trial: iterate it for its parts, any number of times; they are the same each time.
 
     Attributes:
         samples: of the whole step, on all devices.
@@ -150,7 +150,7 @@ class Step:
 
 
 class Loop(TrainingSamples):
-    """The steps of a trial, for a training loop of one's own: see the module.
+    """The steps of a trial, for the user's own training loop: see the module.
 
     Args:
         setup: the trial's.

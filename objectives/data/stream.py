@@ -89,7 +89,7 @@ class Read:
             del self.digests[next(iter(self.digests))]
 
     def before(self, position: int) -> Read:
-        """What of it precedes a position."""
+        """The part of it that precedes a position."""
         digests = {number: digest for number, digest in self.digests.items() if number < position}
         states = [state for state in self.states if sum(number >= state[0] for number in digests) >= _VERIFIED]
         return Read(digests, states, self.more)

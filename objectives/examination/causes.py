@@ -109,7 +109,7 @@ def embedding_cause(layer: str) -> Cause:
 
 
 def parts_cause(layer: str) -> Cause:
-    """The cause of a difference in a loop of one's own, whose parts have to add up to the step.
+    """The cause of a difference in a user's own loop, whose parts have to add up to the step.
 
     Args:
         layer: the first whose output for a sample depends on the others; empty where there is none.

@@ -227,7 +227,7 @@ def _compared_step(
     Args:
         remedies: what to write; or the cause, given the layer that mixes samples, where losses do not add up.
         task: whose attributes may be what a loss changes.
-        takes_steps: the step's optimizers step, too, so that it changes state by right.
+        takes_steps: the step's optimizers step too, so it may change state.
     """
     effort, before = affordable(step, most, smallest), _numbers_of(task)
     found = compared(step, smallest, seed, effort)
@@ -269,7 +269,7 @@ def _cause(
             return remedies(coupling_layer(step, samples))
         layer, padded = coupling_layer(step, samples), is_padded(step, samples)
         return cause_of(values, samples, smallest, remedies, layer=layer, padded=padded)
-    except Exception as error:  # the step differs all the same
+    except Exception as error:  # the step differs nevertheless
         text = f"expected a loss that adds up over samples, got another; finding the cause failed: {error_line(error)}."
         return Cause("coupled", text)
 

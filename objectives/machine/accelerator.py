@@ -1,7 +1,7 @@
 """The accelerator that trials run on with `kind: gpu`, of any vendor; what depends on its backend is here.
 
-CUDA's, which is also ROCm's, by `torch.cuda`; any other by `torch.accelerator` and its own module, as far as they go: what a
-backend does not tell is left out, such as peaks of memory.
+CUDA's, which is also ROCm's, by `torch.cuda`; any other by `torch.accelerator` and its own module, where they have
+it: what a backend does not report is left out, such as peaks of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @cache
 def backend() -> str:
-    """The name that torch has for it, such as cuda."""
+    """Torch's name for it, such as cuda."""
     if torch.cuda.is_available():
         return "cuda"
     found = torch.accelerator.current_accelerator()

@@ -1,4 +1,4 @@
-"""What devices' own counters say of the energy they have used."""
+"""The energy that devices have used, by their own counters."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def container_bytes(limits: Sequence[Sequence[str]] | None = None) -> list[int]:
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited for a core, averaged over the last minute; None where nobody counts them."""
+    """Processes that ran or waited for a core, averaged over the last minute; None where they are not counted."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

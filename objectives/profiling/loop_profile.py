@@ -1,4 +1,4 @@
-"""Profile a training loop of one's own: examined, traced and timed as far as it is made of ours."""
+"""Profile the user's own training loop: examined, traced and timed where it is made of our parts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _unsupported(function: TrainFunction, request: ProfileRequest) -> Iterator[F
 
 
 def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
-    """The profile of a loop of one's own that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
+    """The profile of a user's loop that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
     parameters = ReadParameters(request.setup.parameters)
     setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
@@ -159,7 +159,7 @@ def _with_loop_memory(
 
 
 def _first_measurement(reference: str, setup: TrialSetup) -> None:
-    """Run a loop of one's own up to its first measurement, in a training of two steps.
+    """Run a user's loop up to its first measurement, in a training of two steps.
 
     Raises:
         TaskError: it fails, or yields none.

@@ -45,7 +45,7 @@ _DROPPED, _TIMED = 1, 3
 
 
 class LoopSession:
-    """One call of a training function, held before its first step; close it in the end.
+    """One call of a training function, held before its first step; close it at the end.
 
     Raises:
         NoTrainingError: the function yields or ends before it iterates a `Loop`.

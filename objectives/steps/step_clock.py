@@ -93,7 +93,7 @@ class StepClock:
         self.restart()
 
     def fork(self) -> StepClock:
-        """A clock that goes on from here by itself, once it is restarted; this one stands until then too."""
+        """A copy of the clock, stopped as this one is until it is restarted."""
         self._accumulate()
         other = copy.copy(self)
         other._steps_of = self._steps_of.copy()
