@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from ..objectives.machine.environment import stand_in
+from ..objectives.machine.environment import enter_folder
 from ..objectives.machine.gpus import usable_gpus
 from ..objectives.machine.nvidia import nvidia_smi
 from ..objectives.state.leaving import LEAVE_SIGNAL
@@ -175,7 +175,7 @@ def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder:
 
     if left := left_behind():
         return iter([Outcome("interrupted", f"{PROCESS_FAILED}: an earlier training left behind {left}", spoils=True)])
-    stand_in(folder)
+    enter_folder(folder)
     spread_ranks(machines_of(shares))
     return start_attempt(reference, setup)
 
@@ -186,7 +186,7 @@ def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...
     from ..objectives.profiling.task_profile import profile_task
 
     try:
-        stand_in(folder)
+        enter_folder(folder)
         spread_ranks(machines_of(shares))
         return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:

@@ -41,12 +41,6 @@ _VALUES = {
 )
 @click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
 @click.option("--energy", is_flag=True, help="Also measure the device's power, as if energy_j were an objective.")
-@click.option(
-    "--power-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="WATTS",
-    help="Limit each GPU's power to this while profiling, and restore its limit afterwards; usually needs root.",
-)
 @set_option
 @json_option
 def profile(
@@ -56,7 +50,6 @@ def profile(
     seconds: float | None,
     device_like: str | None,
     energy: bool,
-    power_limit: float | None,
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -66,8 +59,8 @@ def profile(
     under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
     effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
     """
-    if device_like is not None and (energy or power_limit):
-        raise click.UsageError("--device-like measures nothing; remove --energy and --power-limit")
+    if device_like is not None and energy:
+        raise click.UsageError("--device-like measures nothing; remove --energy")
     card = None if device_like is None else card_named(device_like)
     spec = study_in(study, settings)
     from ..search.preview.check import profile_study
@@ -77,7 +70,7 @@ def profile(
 
     console = terminal(as_json)
     with located_faults(study), documents_only(as_json):
-        document = profile_document(spec, profile_study(spec, seconds, card, energy=energy, power_limit_w=power_limit))
+        document = profile_document(spec, profile_study(spec, seconds, card, energy=energy))
     for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
         if path is not None:
             write_file(path, content())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from ..spaces.boundary.given import LARGEST, number_of, shown
 from ..spaces.errors import TaskError
 from .loading import user_code_location
-from .task import Score, Task, WholeSet, checked_score, name_of, named_scores
+from .task import Score, Task, checked_score, name_of, named_scores
 
 
 class Evaluation:
@@ -132,11 +132,6 @@ class Evaluation:
             ) from None
 
 
-def undefined(scores: Mapping[str, float]) -> Iterator[str]:
-    """The names of the metrics that have no value."""
-    return (name for name, value in scores.items() if math.isnan(value))
-
-
 def _device_of(arguments: Iterable[Any]) -> torch.device:
     return next((argument.device for argument in arguments if isinstance(argument, Tensor)), torch.device("cpu"))
 
@@ -184,6 +179,3 @@ def _fsum(numbers: Iterable[float]) -> float:
     """The exact sum; non-finite values propagate instead of raising."""
     values = list(numbers)
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-
-
-__all__ = ["Evaluation", "WholeSet", "undefined"]

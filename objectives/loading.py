@@ -54,12 +54,12 @@ def load_task(reference: str) -> Task | TrainFunction:
     )
 
 
-# Fractions of the budget, in equal steps, at which a schedule of one's own is looked at before it is used.
+# Fractions of the budget, in equal steps, at which a user's schedule is checked before it is used.
 _LOOKS = 100
 
 
 def schedule_of(setup: TrialSetup) -> Schedule:
-    """The name of the study's schedule, or the function of one's own that it names.
+    """The name of the study's schedule, or the user's function that it names.
 
     Raises:
         TaskError: no such file, module or function; the import failed; it raises, or does not return finite numbers >= 0.
@@ -226,6 +226,11 @@ def contained() -> Iterator[None]:
 def described(error: BaseException) -> str:
     """An error of user code as `Type: message (file:line)`."""
     return f"{_words(error)}{user_code_location(_raised(error))}"
+
+
+def error_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]
 
 
 def _words(error: BaseException) -> str:

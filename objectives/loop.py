@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from ..spaces.boundary.files import file_name
 from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
-from ..spaces.schedule import next_point, rate_factor
+from ..spaces.schedule import rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
@@ -51,7 +51,10 @@ from .state.leaving import Leaving
 from .state.time_left import TimeLeft
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
-from .task import Data, check_inner_optimizers, check_number_of_passes, check_optimizer, checked_data
+from .task import Data, check_inner_optimizers, check_no_scheduler, check_number_of_passes, check_optimizer, checked_data
+
+if TYPE_CHECKING:
+    from .profiling.loop_session import LoopSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Part:
 
 
 class Step:
-    """One optimizer step of the trial: iterate it for its parts, as often as wanted; each time they are the same.
+    """One optimizer step of the trial: iterate it for its parts, any number of times; they are the same each time.
 
     Attributes:
         samples: of the whole step, on all devices.
@@ -83,14 +86,13 @@ class Step:
     ) -> None:
         self.samples, self.number, self.fraction = samples, number, fraction
         self._loop, self._micro_batches, self._due = loop, list(micro_batches), False
-        self._passes = self._taken = 0
+        self._taken = 0
         self.stepped: set[str] = set()  # names of the optimizers that have stepped
         self._over = False
         self.finished = False
 
     def __iter__(self) -> Iterator[Part]:
         self._check_open("takes parts")
-        self._passes += 1
         for place, (samples, batch) in enumerate(self._micro_batches):
             batch = held(batch)
             self._micro_batches[place] = samples, batch
@@ -148,7 +150,7 @@ class Step:
 
 
 class Loop(TrainingSamples):
-    """The steps of a trial, for a training loop of one's own: see the module.
+    """The steps of a trial, for the user's own training loop: see the module.
 
     Args:
         setup: the trial's.
@@ -187,7 +189,6 @@ class Loop(TrainingSamples):
             name: [float(group["lr"]) for group in optimizer.param_groups] for name, optimizer in self.optimizers.items()
         }
         self._number = self._seen = self._total = self._resumed_at = 0
-        self._time_left = TimeLeft(setup)
         self._elapsed_s = self._evaluating_since = 0.0
         self.current: Step | None = None
         self._casts = False
@@ -228,8 +229,7 @@ class Loop(TrainingSamples):
                 faults.append(error)
             if not isinstance(optimizer, Optimizer):
                 raise faults[-1]
-            if any("initial_lr" in group for group in optimizer.param_groups):
-                raise TaskError(f"{where}: {name}: expected no scheduler, because training.schedule sets the rate; got one")
+            check_no_scheduler(f"{where}: {name}", optimizer)
             if needs_closure(optimizer):
                 self._check_closure(name, optimizer)
             check_inner_optimizers(f"{where}: {name}", optimizer)
@@ -269,25 +269,21 @@ class Loop(TrainingSamples):
         self.start()
         if self.ranks.rank:
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
-        begun = self._number
-        due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
+        begun, self._time_left = self._number, TimeLeft(setup, self._seen)
         loader = self.loader((run.plan for run in plans[self._number :]), self._seen)
         with self.hooked():
             self._clock.restart()
             while self._number < len(plans):
                 run = plans[self._number]
                 size = run.plan.effective_batch
-                if setup.ends_by is not None:
-                    self._time_left.update(self._number - begun, self._seen, self.ranks)
-                    due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
+                self._time_left.update(self._number - begun, self._seen, self.ranks)
                 fraction = (self._seen + size / 2) / self._time_left.samples
                 self.set_rates(fraction)
                 step = self._step(run.plan, loader, fraction)
                 self._seen += size
-                if self._seen >= due:
+                if self._seen >= self._time_left.due:
                     step.due()
                     self._measured = False
-                    due = next_point(self._time_left.points(setup.training.evaluations), self._seen)
                 self._timing = self._clock.step(size)
                 self._timing.__enter__()
                 self.current, self._number = step, self._number + 1
@@ -471,7 +467,7 @@ class Loop(TrainingSamples):
         if self.current is None or self._measured or not self.current.paused:
             raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
         self.pause()
-        self._time_left.evaluated(time.monotonic() - self._evaluating_since)
+        self._time_left.evaluated(time.monotonic() - self._evaluating_since, self._seen)
         self._measured = True
         self._evaluation.close()
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
@@ -556,18 +552,12 @@ class _Whole:
         self.averages: Sequence[Tensor] = loop.average.values
 
 
-class Session(Protocol):
-    """Takes the place of a trial where a loop is profiled."""
-
-    def serve(self, loop: Loop) -> Iterator[Step]:
-        """The steps that are asked for, instead of a trial's."""
-
-
-_session: ContextVar[Session | None] = ContextVar("session", default=None)
+# Takes the place of a trial where a loop is profiled.
+_session: ContextVar[LoopSession | None] = ContextVar("session", default=None)
 
 
 @contextmanager
-def serving(session: Session) -> Iterator[None]:
+def serving(session: LoopSession) -> Iterator[None]:
     """Context of a training function whose loop gets its steps from a session."""
     token = _session.set(session)
     try:
@@ -587,6 +577,3 @@ def newest_loop() -> Loop | None:
 def forget_loop() -> None:
     global _newest
     _newest = None
-
-
-__all__ = ["Loop", "Part", "Session", "Step", "forget_loop", "newest_loop", "serving"]

@@ -32,34 +32,16 @@ def named_optimizer(model: nn.Module, setup: TrialSetup, default: str = "sgd") -
     return OPTIMIZERS[name](model, setup)
 
 
-def _sgd(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, fused=fuses_sgd(setup), **_rate_and_decay(setup))
+def _of_all_parameters(
+    kind: Callable[..., Any] | str, *settings: Callable[[TrialSetup], dict[str, Any]]
+) -> Callable[[nn.Module, TrialSetup], Optimizer]:
+    """A function that makes an optimizer, of torch or by its name of bitsandbytes, with rate, decay and these settings."""
 
+    def made(model: nn.Module, setup: TrialSetup) -> Optimizer:
+        options = {name: value for part in (_rate_and_decay, *settings) for name, value in part(setup).items()}
+        optimizer: Optimizer = (_bitsandbytes(kind) if isinstance(kind, str) else kind)(model.parameters(), **options)
+        return optimizer
 
-def _adam(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    return torch.optim.Adam(model.parameters(), **_betas(setup), **_fused(setup), **_rate_and_decay(setup))
-
-
-def _adamw(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    return torch.optim.AdamW(model.parameters(), **_betas(setup), **_fused(setup), **_rate_and_decay(setup))
-
-
-def _adafactor(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    return torch.optim.Adafactor(model.parameters(), **_rate_and_decay(setup))
-
-
-def _adamw_8bit(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    made: Optimizer = _bitsandbytes("adamw_8bit").AdamW8bit(model.parameters(), **_betas(setup), **_rate_and_decay(setup))
-    return made
-
-
-def _lion(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    made: Optimizer = _bitsandbytes("lion").Lion(model.parameters(), betas=LION_BETAS, **_rate_and_decay(setup))
-    return made
-
-
-def _lion_8bit(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    made: Optimizer = _bitsandbytes("lion_8bit").Lion8bit(model.parameters(), betas=LION_BETAS, **_rate_and_decay(setup))
     return made
 
 
@@ -78,18 +60,6 @@ def _muon(model: nn.Module, setup: TrialSetup) -> Optimizer:
     if others:
         parts.append(torch.optim.AdamW(others, **_betas(setup), **_fused(setup), **_rate_and_decay(setup)))
     return MuonAdamW(parts)
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module, TrialSetup], Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adamw,
-    "adamw_8bit": _adamw_8bit,
-    "adafactor": _adafactor,
-    "lion": _lion,
-    "lion_8bit": _lion_8bit,
-    "muon": _muon,
-}
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -234,6 +204,14 @@ def _betas(setup: TrialSetup) -> dict[str, Any]:
     return {"betas": setup.betas, "eps": setup.eps}
 
 
+def _lion_betas(setup: TrialSetup) -> dict[str, Any]:
+    return {"betas": LION_BETAS}
+
+
+def _momentum(setup: TrialSetup) -> dict[str, Any]:
+    return {"momentum": 0.9, "nesterov": True, "fused": fuses_sgd(setup)}
+
+
 def _fused(setup: TrialSetup) -> dict[str, Any]:
     return {"fused": setup.device == "gpu" or None}
 
@@ -247,28 +225,26 @@ def fuses_sgd(setup: TrialSetup) -> bool | None:
     return (setup.device == "gpu" and setup.training.precision != "fp16") or None
 
 
+# Classes of bitsandbytes by the study's names.
+_OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "lion": "Lion", "lion_8bit": "Lion8bit"}
+
+
 def _bitsandbytes(name: str) -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels that these optimizers do not use
     try:
         from bitsandbytes import optim
     except ImportError:
         raise TaskError(f"space.optimizer: {name} needs bitsandbytes: pip install bitsandbytes") from None
-    return optim
+    return getattr(optim, _OF_BITSANDBYTES[name])
 
 
-__all__ = [
-    "OPTIMIZERS",
-    "Joined",
-    "MuonAdamW",
-    "decouples_decay",
-    "fuses_sgd",
-    "has_adams_betas",
-    "hidden_matrices",
-    "inner_optimizers",
-    "load_whole_state",
-    "named_optimizer",
-    "needs_closure",
-    "shown_kind",
-    "takes_shards",
-    "whole_state",
-]
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrialSetup], Optimizer]] = {
+    "sgd": _of_all_parameters(torch.optim.SGD, _momentum),
+    "adam": _of_all_parameters(torch.optim.Adam, _betas, _fused),
+    "adamw": _of_all_parameters(torch.optim.AdamW, _betas, _fused),
+    "adamw_8bit": _of_all_parameters("adamw_8bit", _betas),
+    "adafactor": _of_all_parameters(torch.optim.Adafactor),
+    "lion": _of_all_parameters("lion", _lion_betas),
+    "lion_8bit": _of_all_parameters("lion_8bit", _lion_betas),
+    "muon": _muon,
+}

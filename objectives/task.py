@@ -5,7 +5,6 @@ Every method gets the trial's `setup`, so anything can be searched: `setup.param
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -147,7 +146,7 @@ class Task(ABC):
         return Loss(smoothed_cross_entropy(_logits(self, "loss", model, inputs), labels, setup), len(labels))
 
     def examine(self, model: nn.Module, data: Data, setup: TrialSetup) -> Iterable[Finding]:
-        """What else is to be compared or told before the first trial, once, on the trial's device; default: nothing.
+        """What else to compare or report before the first trial, once, on the trial's device; default: nothing.
 
         Returns:
             What was found; a finding of a refused kind ends the study unless `training.accept_inexact` is set.
@@ -316,25 +315,28 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
         TaskError: it is none, or does not use the setup's settings.
     """
     where = f"{name_of(task)}.optimizer"
-    if "parameters" in inspect.signature(task.optimizer).parameters:
-        raise TaskError(
-            f"{where}: expected optimizer(self, model, setup), got optimizer(self, parameters, setup). Take the model, and "
-            "write model.parameters()."
-        )
     optimizer = task.optimizer(model, setup)
     check_optimizer(where, optimizer, setup)
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        raise TaskError(
-            f"{where}: expected an optimizer without a scheduler, because bsearch steps none: training.schedule and "
-            "training.warmup set the learning rate. Remove the scheduler; for a schedule of your own write training.schedule: "
-            "module:function."
-        )
+    check_no_scheduler(where, optimizer)
     if needs_closure(optimizer):
         _check_two_passes(where, optimizer, setup)
     check_inner_optimizers(where, optimizer)
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     return optimizer
+
+
+def check_no_scheduler(where: str, optimizer: torch.optim.Optimizer) -> None:
+    """Check that no scheduler has been created for an optimizer.
+
+    Raises:
+        TaskError: one has.
+    """
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise TaskError(
+            f"{where}: expected no scheduler, because training.schedule sets the rate; got one with a scheduler. Remove it; "
+            "for a schedule of your own write training.schedule: module:function."
+        )
 
 
 def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None:

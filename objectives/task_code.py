@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from ..spaces.errors import TaskError, near_miss, plain
 
-# Folders of which one holds whatever is installed.
+# Names of the folder of installed packages.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -1,7 +1,7 @@
 """A package without files, in which every folder of this machine is a package: the home of task files.
 
 A file is a module `bsearch.objectives.task_modules.FOLDER.STEM`, with its folder spelled in the name. So its functions and
-classes can be unpickled by processes of the user's own (loaders, pools), whatever starts them; files with the same name in
+classes can be unpickled by processes of the user's own (loaders, pools); files with the same name in
 different folders are different modules; and relative imports reach the files beside it.
 """
 
@@ -76,5 +76,3 @@ def _read(spelled: str) -> str | None:
 
 
 sys.meta_path.append(_Finder())
-
-__all__ = ["module_name"]

@@ -18,7 +18,7 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -311,6 +311,3 @@ def _decoded(image: Callable[[int], Any], samples: int, size: int) -> np.ndarray
             picture = torchvision.transforms.functional.center_crop(picture, [size, size])
         pixels[index] = np.asarray(picture).transpose(2, 0, 1)
     return pixels
-
-
-__all__: Sequence[str] = ["Images", "Normalize", "Vision", "augmented", "small_cnn"]

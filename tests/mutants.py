@@ -64,7 +64,7 @@ MODULES = {
 # Where a module holds more than laws, the functions that do.
 FUNCTIONS = {
     "objectives/steps/stepping.py": {"step", "accumulate", "_weight", "rescale_gradients", "micro_batches"},
-    "objectives/training.py": {"evaluate", "measurements"},
+    "objectives/training.py": {"evaluate", "measurements", "_step", "_measured"},
 }
 # An operator is replaced by its nearest neighbour alone: that `+` is not `<<` is no law.
 OPERATORS = re.compile(

@@ -36,7 +36,7 @@ GOLDEN = Path(__file__).parent / "golden"
 BRIEFLY_TIMED = {"trials": 4, "profile_s": 0.1}
 POINTS = """
 from torch import nn
-from bsearch.objectives import Data, Loss, Task
+from bsearch import Data, Loss, Task
 from torch.utils.data import TensorDataset
 import torch
 class Mine(Task):

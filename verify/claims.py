@@ -87,13 +87,13 @@ class Claim:
         return self.shown(self.measured) + interval
 
 
-def worst(text: str, bound: float, cases: Iterable[tuple[str, float]], *, unit: str = "%", note: str = "") -> Iterable[Claim]:
+def worst(text: str, bound: float, cases: Iterable[tuple[str, float]], *, unit: str = "%") -> Iterable[Claim]:
     """The claim about the largest of the values by case; none where there is no case."""
     found = list(cases)
     if found:
         # What is not a number counts as the worst.
         name, value = max(found, key=lambda case: math.inf if math.isnan(case[1]) else case[1])
-        yield Claim(text, bound, value, unit=unit, cases=len(found), note=note or (name if value else ""))
+        yield Claim(text, bound, value, unit=unit, cases=len(found), note=name if value else "")
 
 
 def of_repeats(text: str, bound: float, values: Sequence[float], **rest: Any) -> Claim:
@@ -106,6 +106,3 @@ def of_repeats(text: str, bound: float, values: Sequence[float], **rest: Any) ->
     spread = median(abs(value - middle) for value in values) * 1.4826
     # Standard error of a median of normal values, times two.
     return Claim(text, bound, middle, 2 * 1.2533 * spread / math.sqrt(len(values)), **rest)
-
-
-__all__ = ["Claim", "Data", "Fact", "Verdict", "of_repeats", "worst"]

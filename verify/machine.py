@@ -40,8 +40,11 @@ def report_here(kind: Literal["cpu", "gpu"], gpu: str = "") -> Report:
     date = datetime.now().astimezone().strftime("%Y-%m-%d")
     load, cores = load_average(), cores_here()
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
-    told = ", ".join(f"{name}={value}" for name, value in variables.items() if not _SECRET.search(name))
-    machine = [Fact("environment", told or "nothing set"), Fact("load before", "unknown" if load is None else f"{load:.1f}")]
+    environment = ", ".join(f"{name}={value}" for name, value in variables.items() if not _SECRET.search(name))
+    machine = [
+        Fact("environment", environment or "nothing set"),
+        Fact("load before", "unknown" if load is None else f"{load:.1f}"),
+    ]
     busy = [f"a load of {load:.1f} on {cores} cores"] if load is not None and load > _BUSY * cores else []
     if kind == "gpu":
         machine.append(Fact("compute mode, persistence", _smi("compute_mode,persistence_mode") or "unknown"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from pydantic import TypeAdapter
 
 from .claims import Claim, Data, Fact, Verdict
 
@@ -46,18 +47,6 @@ class StageReport:
             return ", ".join(fact.value for fact in self.facts[:3]) or "nothing to verify here"
         passed, count = sum(claim.verdict == "pass" for claim in self.claims), len(self.claims)
         return f"{passed} of {count} claim{'s' * (count != 1)} {'pass' if count != 1 else 'passes'}"
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        claims = [{name: value for name, value in claim.items() if name != "verdict"} for claim in values["claims"]]
-        return cls(
-            **{
-                **values,
-                "claims": [Claim(**claim) for claim in claims],
-                "facts": [Fact(**fact) for fact in values["facts"]],
-                "data": [Data(**data) for data in values["data"]],
-            }
-        )
 
 
 @dataclass(slots=True)
@@ -133,16 +122,6 @@ class Report:
             ],
         }
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(
-            **{
-                **{name: value for name, value in values.items() if name != "holds"},
-                "stages": [StageReport.from_dict(stage) for stage in values["stages"]],
-                "machine": [Fact(**fact) for fact in values["machine"]],
-            }
-        )
-
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """(stage, claim, bound, measured, verdict) of every claim."""
         return [
@@ -185,7 +164,7 @@ class Report:
         """The report in what `document` wrote, or in the JSON of `to_dict`."""
         if not text.startswith("{"):
             text = text.rpartition("```json\n")[2].partition("\n```")[0]
-        return cls.from_dict(json.loads(text))
+        return TypeAdapter(cls).validate_json(text)
 
     def file(self) -> Path:
         """A new file's name for it, in the current folder.

@@ -57,11 +57,8 @@ STAGES = (
     Planned("out-of-memory", ".stages.memory:out_of_memory", "recovery from errors", 40, 20),
     Planned("loop", ".stages.speed:loop", "our training loop against a minimal one", 45, 20),
     Planned("step-time", ".stages.speed:known_times", "predicted against measured", 63, 35),
-    Planned("energy", ".stages.energy:known_power", "predicted power against measured", 25, 0),
-    Planned("edges", ".stages.speed:edges", "sizes beside powers of two", 40, 0, "gpu"),
     Planned("study", ".stages.training:study", "killed and resumed", 60, 60),
     Planned("exactness", ".stages.training:exact", "uneven micro-batches and devices", 30, 25),
-    Planned("graph", ".stages.memory:graph", "the trace's walk of the autograd graph", 20, 15),
     Planned("compile", ".stages.speed:compiled", "number of compiled graphs", 40, 0, "gpu"),
     Planned(
         "default-allocator",
@@ -123,24 +120,24 @@ def verify(
             break
 
 
-def run_stage(planned: Planned, told: Mapping[str, Any], stage: StageReport, grace_s: float = _GRACE_S) -> None:
-    """Run one stage in a process of its own; whatever it started ends with it.
+def run_stage(planned: Planned, values: Mapping[str, Any], stage: StageReport, grace_s: float = _GRACE_S) -> None:
+    """Run one stage in its own process; everything that it started ends with it.
 
     Args:
-        told: the fields of its `Stage`.
+        values: the fields of its `Stage`.
         stage: what it finds is added to this, also where it is killed or interrupted.
         grace_s: beyond its time, after which it is killed.
     """
     started = time.monotonic()
-    on_gpu = told["device"] == "gpu"
+    on_gpu = values["device"] == "gpu"
     clocks_before = clocks() if on_gpu else ""
     # Stages and their studies run in other folders; this package may lie in a checkout that is not installed.
     places = os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in sys.path if Path(place or ".").is_dir()))
     environment = {**os.environ, "PYTHONPATH": places, **dict(planned.environment), "PYTHONUNBUFFERED": "1"}
-    limit_s = float(told["seconds"]) + grace_s
+    limit_s = float(values["seconds"]) + grace_s
     with tempfile.TemporaryDirectory(prefix="bsearch-verify-") as folder:
         path, log = Path(folder) / "found.jsonl", Path(folder) / "log"
-        command = [sys.executable, "-m", f"{__package__}.stage", planned.function, json.dumps(told), str(path)]
+        command = [sys.executable, "-m", f"{__package__}.stage", planned.function, json.dumps(values), str(path)]
         ended = "interrupted"
         try:
             with (
@@ -169,8 +166,8 @@ def run_stage(planned: Planned, told: Mapping[str, Any], stage: StageReport, gra
             for follows in following(stage.data):
                 (stage.claims if isinstance(follows, Claim) else stage.facts).append(follows)  # type: ignore[arg-type]
             if clocks_before:
-                told_clocks = f"{clocks_before} before; {clocks_after} after"
-                stage.facts.append(Fact("clocks (MHz), temperature, power, throttling", told_clocks))
+                both = f"{clocks_before} before; {clocks_after} after"
+                stage.facts.append(Fact("clocks (MHz), temperature, power, throttling", both))
             stage.seconds = round(time.monotonic() - started, 1)
             if not stage.holds:
                 printed = log.read_text(encoding="utf-8", errors="replace")[-_PRINTED:]

@@ -1,4 +1,4 @@
-"""One stage: what it is told, and the process that it runs in."""
+"""One stage: its parameters, and the process that it runs in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEGUN = time.monotonic()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage is told.
+    """What a stage may do.
 
     Args:
         seconds: after which it begins nothing new.
@@ -47,16 +47,16 @@ class Stage:
 
 def main() -> None:
     """Run the function `module:name` of this package, and write what it finds to a file, a line of JSON each."""
-    function, told, path = sys.argv[1:4]
+    function, values, path = sys.argv[1:4]
     module, _, name = function.partition(":")
     with open(path, "w", encoding="utf-8", buffering=1) as out:
 
-        def write(kind: str, values: Any) -> None:
-            out.write(json.dumps({kind: values}) + "\n")
+        def write(kind: str, content: Any) -> None:
+            out.write(json.dumps({kind: content}) + "\n")
 
         try:
             stage: Callable[[Stage], Iterator[Found]] = getattr(importlib.import_module(module, __package__), name)
-            for found in stage(Stage(**json.loads(told), started=_BEGUN)):
+            for found in stage(Stage(**json.loads(values), started=_BEGUN)):
                 write(type(found).__name__, asdict(found))
         except Exception as error:
             traceback.print_exc()

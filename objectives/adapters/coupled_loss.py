@@ -126,6 +126,3 @@ class CoupledSteps:
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         """Back-propagate the loss of these micro-batches, pairs of samples and batch; returns it, detached."""
         return self._cache.accumulate(self, micro_batches, sum(samples for samples, _ in micro_batches))
-
-
-__all__ = ["BatchLoss", "CoupledLoss", "CoupledSteps", "Embed", "coupled_loss"]

@@ -282,18 +282,6 @@ class DrivenLoop:
         pinned = setup.training.pin_memory and setup.device == "gpu"
         yield from batches(fetcher, keys(self.seen), workers, pinned)
 
-    def check_no_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call once the user's code has created its optimizer.
-
-        Raises:
-            TaskError: it has created a scheduler, too.
-        """
-        if any("initial_lr" in group for group in optimizer.param_groups):
-            raise TaskError(
-                f"{self.where}: the optimizer: expected no scheduler, because training.schedule sets the rate; got one with a "
-                "scheduler. Remove it; for a schedule of your own write training.schedule: module:function."
-            )
-
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """Call before the first step, once model and optimizer are on their device.
 

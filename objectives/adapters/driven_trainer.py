@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...spaces.errors import TaskError
 from ..data.batches import leaves, to_device
 from ..machine.accelerator import widest_float
+from ..task import check_no_scheduler
 from .coupled_loss import CoupledSteps
 from .driven_loop import DrivenLoop, zero_gradients
 
@@ -83,7 +84,7 @@ class DrivenTrainer:
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         optimizer = optimizer or self.optimizer  # type: ignore[attr-defined]
-        self.driven.check_no_scheduler(optimizer)
+        check_no_scheduler("transformers.Trainer: the optimizer", optimizer)
         self.lr_scheduler = _ConstantRate(optimizer)
         return self.lr_scheduler
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...spaces.errors import TaskError
 from ...spaces.trial import TRAINER_EVALUATION_BATCH, Measurement, TrialSetup
 from ..examination.copies import line_of
-from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
+from ..machine.device_memory import evaluating
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
 from .coupled_loss import BatchLoss, Embed, coupled_loss
@@ -285,12 +285,8 @@ class _MeasuringCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if not self.driven.after_step(self.trainer.step_loss):
             return
-        try:
+        with evaluating():
             metrics = self.trainer.evaluate()
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise EvaluationMemoryError(str(error)) from error
-            raise
         scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
         self.report(self.driven.measurement({name: value for name, value in scores.items() if _is_score(name, value)}))
         control.should_training_stop = control.should_training_stop or self.driven.diverged

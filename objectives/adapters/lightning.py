@@ -34,6 +34,7 @@ from ..machine.accelerator import widest_float
 from ..machine.device_memory import is_out_of_memory
 from ..optimizers import Joined
 from ..steps.stepping import rescale_gradients
+from ..task import check_no_scheduler
 from .as_generator import Report, as_generator
 from .coupled_loss import BatchLoss, CoupledSteps, Embed, coupled_loss
 from .driven_loop import DrivenLoop, study_faults, zero_gradients
@@ -392,7 +393,7 @@ class _DrivingCallback(Callback):
             )
         trainer.fit_loop.max_epochs = self.driven.measurements_left  # Lightning has set it to `max_epochs` of the Trainer
         optimizer = Joined(trainer.optimizers) if several else trainer.optimizers[0]
-        self.driven.check_no_scheduler(optimizer)
+        check_no_scheduler("lightning.Trainer: the optimizer", optimizer)
         self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
 
     def _parts(self, trainer: Trainer, module: LightningModule) -> TrainingParts:

@@ -85,7 +85,7 @@ def report_parts_if_profiling(
     if collector is not None:
         found = parts()
         if found.accumulate is not None and setup is not None:
-            found = replace(found, examination=examined_loop(where, found, setup))  # type: ignore[arg-type]  # it has an accumulate
+            found = replace(found, examination=examined_loop(where, found, setup))
         collector.append(found)
         report(collector[-1])
         raise Stopped  # the user's code asked for more

@@ -38,7 +38,7 @@ _INDEXED_BYTES = 1 << 19
 # And up to this many samples: a longer index may not be copied to a GPU without waiting for it.
 _INDEXED_SAMPLES = 8000
 
-# Keeps the numbers that draw samples apart from those of their augmentation: no dataset has so many samples.
+# Keeps the numbers that draw samples apart from those of their augmentation: no dataset is that large.
 _DRAW = 1 << 63
 # Samples that are drawn at a time: drawn for each micro-batch by themselves, 32 took 200 us.
 _DRAWN = 4096
@@ -330,7 +330,7 @@ def seed_generators(seed: int) -> None:
 
 
 def _grouped(micro_batches: Iterable[SampleKeys], most: int) -> Iterator[list[SampleKeys]]:
-    """The micro-batches in groups of at most so many samples; a larger one is a group of its own."""
+    """The micro-batches in groups of at most `most` samples; a larger one is a group of its own."""
     group: list[SampleKeys] = []
     samples = 0
     for keys in micro_batches:

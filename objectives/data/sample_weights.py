@@ -45,7 +45,7 @@ def balanced(labels: Sequence[int] | Sequence[str] | np.ndarray | Tensor) -> np.
 
 
 def checked_weights(where: str, weights: Any, samples: int) -> np.ndarray:
-    """The weights of so many training samples, (samples,) float64, a copy.
+    """The weights of the training samples, (samples,) float64, a copy.
 
     Args:
         where: names the weights, for messages.

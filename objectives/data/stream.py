@@ -34,9 +34,11 @@ _FIRST = 512
 _RECOGNISED = 256
 # Bytes of a tensor that a digest reads, spread over it: all of an image would take a millisecond.
 _DIGESTED_BYTES = 4096
-# A stream's own state is taken after so many samples, unless that took more than this share of the time.
-_STATE_EVERY, _STATE_SHARE = 64, 0.05
-# And only used where so many samples after it are recognised, by which it is verified.
+# Samples between two snapshots of a stream's own state.
+_STATE_EVERY = 64
+# The share of the time that snapshots may take.
+_STATE_SHARE = 0.05
+# Samples after a snapshot that have to be recognised before it is used.
 _VERIFIED = 8
 
 _CPU = torch.device("cpu")
@@ -87,7 +89,7 @@ class Read:
             del self.digests[next(iter(self.digests))]
 
     def before(self, position: int) -> Read:
-        """What of it precedes a position."""
+        """The part of it that precedes a position."""
         digests = {number: digest for number, digest in self.digests.items() if number < position}
         states = [state for state in self.states if sum(number >= state[0] for number in digests) >= _VERIFIED]
         return Read(digests, states, self.more)
@@ -398,6 +400,3 @@ def digest_of(sample: Any) -> int:
             content = bytes(content[:: size // _DIGESTED_BYTES])
         digest.update(content)
     return int.from_bytes(digest.digest())
-
-
-__all__ = ["FirstSamples", "InOrder", "TrainingStream", "digest_of", "is_stream"]

@@ -79,7 +79,7 @@ class TrainingSamples:
         return replace(keys, index=order[np.arange(count) % len(order)])
 
     def _units(self, seen: int) -> int:
-        """Units, such as tokens, of the first so many samples of the stream."""
+        """Units, such as tokens, of the first `seen` samples of the stream."""
         lengths = np.asarray(self.data.lengths)
         if self.data.weights is not None:
             counted, units = self._counted if self._counted[0] <= seen else (0, 0)
@@ -97,6 +97,3 @@ class TrainingSamples:
             return {}
         units = self._units(seen)
         return {self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}
-
-
-__all__ = ["TrainingSamples"]

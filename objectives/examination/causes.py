@@ -22,6 +22,11 @@ _NOISE = 1e-6
 # Samples whose losses are computed alone, in pairs and in triples.
 _LOOKED_AT = 6
 
+_OF_PADDED = (
+    "expected each sample's loss not to depend on the rest of the batch, got one that does ({evidence}). Either the padding to "
+    "the batch's longest sample counts: mask it in the sum and in the denominator. Or the loss compares samples: {coupled}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -82,12 +87,7 @@ def cause_of(
                 if (cause := found(values, samples, evidence, remedies)) is not None:
                     return cause
     if padded:
-        return Cause(
-            "weights",
-            f"expected each sample's loss not to depend on the rest of the batch, got one that does ({evidence}). Either the "
-            "padding to the batch's longest sample counts: mask it in the sum and in the denominator. Or the loss compares "
-            f"samples: {remedies.coupled}",
-        )
+        return Cause("weights", _OF_PADDED.format(evidence=evidence, coupled=remedies.coupled))
     return Cause(
         "coupled",
         f"expected a loss that adds up over samples, got one that depends on which samples share a batch ({evidence}), as a "
@@ -109,7 +109,7 @@ def embedding_cause(layer: str) -> Cause:
 
 
 def parts_cause(layer: str) -> Cause:
-    """The cause of a difference in a loop of one's own, whose parts have to add up to the step.
+    """The cause of a difference in a user's own loop, whose parts have to add up to the step.
 
     Args:
         layer: the first whose output for a sample depends on the others; empty where there is none.

@@ -37,7 +37,7 @@ def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live
     """The run with a copy of its model in a precision, without autocast but in the study's own.
 
     Args:
-        live: its own model instead, in whatever precision and place it is.
+        live: its own model instead, as it is.
     """
     model = run.model if live else copy.deepcopy(run.model)
     if perturbed and not live:
@@ -89,8 +89,3 @@ def line_of(function: Any, folder: str) -> str:
         name = file.relative_to(inside) if file.is_relative_to(inside) else file.name
         return f"{name}:{inspect.getsourcelines(function)[1]}: "
     return ""
-
-
-def error_line(error: Exception) -> str:
-    """An error in a line."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]

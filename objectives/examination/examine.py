@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.trial import TrialSetup
-from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
+from ..data.batches import SampleKeys, SampleStream, to_device
+from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
-from .copies import ATTEMPTS, copied, error_line, location_of, needs_its_own_model, unchanged
+from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, unchanged
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, reading_findings, subset_fetchers, varied
 from .scores import score_findings
@@ -47,6 +48,10 @@ from .step import (
     state_findings,
     state_message,
 )
+
+if TYPE_CHECKING:
+    from ..adapters.loop_task import TrainingParts
+    from ..profiling.loop_session import ExaminedLoop
 
 # Samples of the step that is compared.
 _SAMPLES = 24
@@ -106,28 +111,9 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
     return replace(examination, findings=tuple(findings), seconds=time.perf_counter() - started)
 
 
-class LoopParts(Protocol):
-    """What is examined of a third-party loop; see `adapters.loop_task.TrainingParts`."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def data(self) -> Fetcher: ...
-
-    @property
-    def weights(self) -> np.ndarray | None: ...
-
-    @property
-    def couples_samples(self) -> bool: ...
-
-    @property
-    def accumulate(self) -> Callable[[Sequence[tuple[int, Any]]], Tensor]: ...
-
-
 def examined_loop(
     where: str,
-    parts: LoopParts,
+    parts: TrainingParts | ExaminedLoop,
     setup: TrialSetup,
     remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES,
     *,
@@ -145,8 +131,11 @@ def examined_loop(
     stream = SampleStream(len(parts.data.dataset), setup.seed, parts.weights)  # type: ignore[arg-type]
     device = next(parts.model.parameters()).device
 
+    back_propagate = parts.accumulate
+    assert back_propagate is not None
+
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
-        return parts.accumulate([(size, batch()) for size, batch in micro_batches])
+        return back_propagate([(size, batch()) for size, batch in micro_batches])
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
@@ -155,7 +144,7 @@ def examined_loop(
 
         fetch, sliced = subset_fetchers(parts.data, _subset(keys, samples), prepare)
         with _live_precision(parts.model, dtype, perturbed=perturbed):
-            # Libraries put a model of single precision under autocast, whatever runs it.
+            # Libraries run a model of single precision under autocast, here too.
             under_autocast = dtype == torch.float32 and setup.training.precision in ("bf16", "fp16")
             yield Step(parts.model, fetch, accumulate, None if under_autocast else dtype, sliced=sliced)
 
@@ -194,7 +183,7 @@ def _examined_step(
 
     Args:
         opened: the step over the stream's first samples, in a precision, with perturbed parameters or not.
-        compared_step: the examination of such a step of at most so many samples.
+        compared_step: the examination of such a step, given its most samples.
         most: samples of the step, fewer where they do not fit.
         device: of the step, "cpu" or "gpu".
     """
@@ -238,7 +227,7 @@ def _compared_step(
     Args:
         remedies: what to write; or the cause, given the layer that mixes samples, where losses do not add up.
         task: whose attributes may be what a loss changes.
-        takes_steps: the step's optimizers step, too, so that it changes state by right.
+        takes_steps: the step's optimizers step too, so it may change state.
     """
     effort, before = affordable(step, most, smallest), _numbers_of(task)
     found = compared(step, smallest, seed, effort)
@@ -280,7 +269,7 @@ def _cause(
             return remedies(coupling_layer(step, samples))
         layer, padded = coupling_layer(step, samples), is_padded(step, samples)
         return cause_of(values, samples, smallest, remedies, layer=layer, padded=padded)
-    except Exception as error:  # the step differs all the same
+    except Exception as error:  # the step differs nevertheless
         text = f"expected a loss that adds up over samples, got another; finding the cause failed: {error_line(error)}."
         return Cause("coupled", text)
 
@@ -322,6 +311,3 @@ def _mode_findings(run: TrainingRun) -> Iterator[Finding]:
             location_of(run, "model"),
             f"returned in evaluation mode, and kept in it: {shown}. Call .train() on modules that should train.",
         )
-
-
-__all__ = ["examined", "examined_loop"]

@@ -114,7 +114,7 @@ class FixedNoise(TorchFunctionMode):
     def _uniform(self, like: Tensor) -> Tensor:
         """Numbers in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
         size = math.prod(like.shape[1:]) if self.noise == "rows" else 1
-        # Multiples of the golden ratio, modulo 1: evenly spread whatever their number.
+        # Multiples of the golden ratio, modulo 1: evenly spread for any number of them.
         row = (torch.arange(1, size + 1, dtype=torch.float64) * 0.6180339887498949) % 1.0
         row = row.to(like.device, widest_float(like.device))
         return (row.view(1, *like.shape[1:]) if self.noise == "rows" and like.dim() else row.view([1] * like.dim())).expand(

@@ -23,8 +23,10 @@ from .step import Indices
 
 # Samples that are read twice.
 _REREAD = 4
-# Samples to choose from, read for at most so many seconds.
-POOL, _READING_S = 512, 0.5
+# Samples to choose from.
+POOL = 512
+# Seconds that reading them may take.
+_READING_S = 0.5
 
 
 def varied(fetcher: Fetcher, keys: SampleKeys, count: int) -> SampleKeys:

@@ -15,9 +15,10 @@ from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Finding
 from ..data.batches import SampleKeys
 from ..evaluation import Evaluation
+from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory
 from ..training import TrainingRun
-from .copies import ATTEMPTS, copied, error_line, location_of
+from .copies import ATTEMPTS, copied, location_of
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, subset_fetchers, varied
 from .step import SPLITS, Indices, in_precision, uneven_parts
@@ -53,9 +54,9 @@ def first_scores(run: TrainingRun) -> dict[str, float]:
     return run.evaluate()
 
 
-def _few(run: TrainingRun, samples: int = 16, batch: int = 4) -> Sequence[SampleKeys]:
-    chosen = _chosen(run)[:samples]
-    parts = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
+def _few(run: TrainingRun) -> Sequence[SampleKeys]:
+    chosen = _chosen(run)[:16]
+    parts = [chosen[start : start + 4] for start in range(0, len(chosen), 4)]
     return [SampleKeys(part, np.zeros_like(part), run.setup.seed) for part in parts]
 
 

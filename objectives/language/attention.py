@@ -139,6 +139,3 @@ def own_attention(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         inner.set_attn_implementation(before)
-
-
-__all__ = ["KERNEL", "Family", "documents", "family_of", "own_attention", "register"]

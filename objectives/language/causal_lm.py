@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from ...spaces.errors import OutputError, TaskError, near_miss
 from ...spaces.laws.examination import Finding
 from ...spaces.trial import TrialSetup
+from ..loading import error_line
 from ..optimizers import named_optimizer
 from ..task import Data, Loss, Score, Task
 from .comparison import compared, logits_of
@@ -105,8 +106,7 @@ class CausalLM(Task):
         try:
             off, ahead = compared(model, data, divided=divides(setup))
         except Exception as error:  # memory runs out, or a model of its own kind has no eager attention
-            reason = (str(error).splitlines() or [""])[0]
-            message = f"a row could not be compared with its documents alone: {type(error).__name__}: {reason}"
+            message = f"a row could not be compared with its documents alone: {error_line(error)}"
             yield Finding("rows", "space.model", message)
             return
         most, name = _SAME.get(next(model.parameters()).dtype, _SAME_IN_HALF), type(model).__name__
@@ -303,6 +303,3 @@ def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
                 f"There are {', '.join(sorted(layers))}."
             )
     return names
-
-
-__all__ = ["CausalLM", "with_adapters"]

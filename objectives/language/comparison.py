@@ -10,8 +10,10 @@ from ..task import Data
 from .attention import documents, own_attention
 from .packing import positions
 
-# At most so many rows are searched for one to compare, and so many of its tokens are compared.
-_LOOKED_AT, _COMPARED = 256, 1024
+# Rows that are searched for the one to compare.
+_LOOKED_AT = 256
+# Tokens of it that are compared.
+_COMPARED = 1024
 
 
 def logits_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Tensor:
@@ -51,6 +53,3 @@ def compared(model: nn.Module, data: Data, *, divided: bool) -> tuple[float, flo
 
 def _relative(logits: Tensor, other: Tensor) -> float:
     return float((logits - other).float().norm() / other.float().norm().clamp_min(1e-30))
-
-
-__all__ = ["compared", "logits_of"]

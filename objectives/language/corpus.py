@@ -266,6 +266,3 @@ def _marked(document: Document, tokens: Tokens) -> Iterator[str]:
         piece = tokens.decode(list(document.tokens[at:end]))
         yield f"«{piece}»" if counted else piece
         at = end
-
-
-__all__ = ["Corpus", "corpus_of"]

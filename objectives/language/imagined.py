@@ -53,7 +53,7 @@ class Imagined(CausalLM):
 
 
 def saved_bytes(model: nn.Module, quantized: float | None) -> int:
-    """Bytes that frozen linear layers save with weights of so many bytes each, of which the largest is unpacked at a time."""
+    """Bytes that frozen linear layers save where a weight takes `quantized` bytes; the largest layer is unpacked at a time."""
     if quantized is None:
         return 0
     frozen = [
@@ -65,6 +65,3 @@ def saved_bytes(model: nn.Module, quantized: float | None) -> int:
     packed = sum(weight.numel() for weight in frozen) * quantized
     unpacked = max((weight.numel() * weight.element_size() for weight in frozen), default=0)
     return max(int(now - packed) - unpacked, 0)
-
-
-__all__ = ["Imagined", "saved_bytes"]

@@ -38,7 +38,7 @@ class Document:
         return len(self.tokens) - 1 if self.counts is None else sum(self.counts[1:])
 
     def without_prompt(self, count: int) -> Document | None:
-        """Without so many tokens after its head; None: some of them count."""
+        """Without the first `count` tokens after its head; None: some of them count."""
         if self.counts is None or any(self.counts[self.head : self.head + count + (self.head == 0)]):
             return None
         tokens, counts = list(self.tokens), list(self.counts)

@@ -139,22 +139,3 @@ def packs(setup: TrialSetup) -> bool:
 def divides(setup: TrialSetup) -> bool:
     """Whether masks keep the documents of a row apart: it holds several, and they are not to see each other."""
     return packs(setup) and attention_of(setup) == "documents"
-
-
-__all__ = [
-    "attention_of",
-    "chat_template_of",
-    "config_of",
-    "divides",
-    "family_here",
-    "flag",
-    "length_of",
-    "loaded",
-    "packs",
-    "path_of",
-    "source_of",
-    "tokenizer_of",
-    "tokens_here",
-    "tokens_of",
-    "transformers_here",
-]

@@ -212,6 +212,3 @@ def text_of(value: Any, what: str, where: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise TaskError(f"{where}: expected {what} to be text or a number, got {kind_of(value)}")
-
-
-__all__ = ["KINDS", "Placed", "fields_of", "is_on_hub", "kind_of", "records", "records_on_hub", "text_of"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import string
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,10 +16,10 @@ from ...spaces.errors import TaskError
 from .packing import Document
 from .records import Placed, fields_of, kind_of, text_of
 
-# Every so many documents, one is for validation where nothing else is said.
+# Every tenth document is for validation by default.
 _HELD_OUT = 10
-# Records that are not understood, of which a message tells, at most.
-_TOLD = 5
+# Records that are not understood, of which a message lists at most this many.
+_LISTED = 5
 # Names of roles, in ShareGPT's records among others.
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
 # A content that no template has.
@@ -120,8 +120,8 @@ def texts(placed: Iterable[Placed], templates: Templates, tokens: Tokens, turns:
         if made.whole.strip():
             yield made
     if faults:
-        more = f"\n... and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
-        raise TaskError("\n".join(faults[:_TOLD]) + more)
+        more = f"\n... and {len(faults) - _LISTED:,} more" if len(faults) > _LISTED else ""
+        raise TaskError("\n".join(faults[:_LISTED]) + more)
 
 
 def fields_read(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -280,19 +280,11 @@ def _part(part: Any, what: str, where: str) -> str:
     return text_of(part.get("text") if isinstance(part, Mapping) else part, f"each part of {what}", where)
 
 
-def _chat(
-    messages: list[dict[str, Any]], record: Mapping[str, Any], tokens: Tokens, turns: Turns, where: str, begins: int = 0
-) -> Text:
-    """A conversation by the tokenizer's own template, of which the assistant's turns count.
-
-    A turn is what the template adds for it after what asks for one, without the space that follows. Every token in it is
-    found by rendering the conversation up to it, so no template has to mark it.
-
-    Args:
-        begins: message from which on turns count.
+def _rendering(tokens: Tokens, record: Mapping[str, Any], where: str) -> Callable[..., str]:
+    """A function that renders some messages of a record by the tokenizer's chat template, and what asks for another if `asks`.
 
     Raises:
-        TaskError: there is no template, it fails, or it writes a turn otherwise once others follow.
+        TaskError: there is no template; of the function: it fails.
     """
     template: Any = tokens
     if not getattr(template, "chat_template", None):
@@ -309,8 +301,6 @@ def _chat(
     options = record.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping):
         raise TaskError(f"{where}: expected the field 'chat_template_kwargs' to be an object, got {kind_of(options)}")
-    if not messages:
-        raise TaskError(f"{where}: expected at least one message, got none")
 
     def rendered(some: list[dict[str, Any]], *, asks: bool = False) -> str:
         try:
@@ -318,6 +308,27 @@ def _chat(
         except Exception as error:  # of the template
             raise TaskError(f"{where}: the tokenizer's chat template fails: {error}") from None
         return text
+
+    return rendered
+
+
+def _chat(
+    messages: list[dict[str, Any]], record: Mapping[str, Any], tokens: Tokens, turns: Turns, where: str, begins: int = 0
+) -> Text:
+    """A conversation by the tokenizer's own template, of which the assistant's turns count.
+
+    A turn is what the template adds for it after what asks for one, without the space that follows. Every token in it is
+    found by rendering the conversation up to it, so no template has to mark it.
+
+    Args:
+        begins: message from which on turns count.
+
+    Raises:
+        TaskError: there is no template, it fails, or it writes a turn otherwise once others follow.
+    """
+    rendered = _rendering(tokens, record, where)
+    if not messages:
+        raise TaskError(f"{where}: expected at least one message, got none")
 
     def until(number: int) -> str:
         """The text up to the content of one of the assistant's messages."""
@@ -430,7 +441,7 @@ def _chunks(values: Sequence[Text], size: int) -> Iterator[Sequence[Text]]:
 
 def held_out(made: Sequence[Text], share: float | None) -> tuple[list[Text], list[Text]]:
     """Documents for training and for validation: every tenth, or a share by a digest of their text, so that the same text is on
-    one side whatever else is there.
+    one side whatever other documents there are.
 
     Raises:
         TaskError: there are too few.

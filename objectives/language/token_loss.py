@@ -61,6 +61,3 @@ class _Summed(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
         return (gradient * scale.to(gradient.dtype)).to(ctx.dtype), None
-
-
-__all__ = ["summed_cross_entropy"]

@@ -1,7 +1,7 @@
 """The accelerator that trials run on with `kind: gpu`, of any vendor; what depends on its backend is here.
 
-CUDA's, which is also ROCm's, by `torch.cuda`; any other by `torch.accelerator` and its own module, as far as they go: what a
-backend does not tell is left out, such as peaks of memory.
+CUDA's, which is also ROCm's, by `torch.cuda`; any other by `torch.accelerator` and its own module, where they have
+it: what a backend does not report is left out, such as peaks of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @cache
 def backend() -> str:
-    """The name that torch has for it, such as cuda."""
+    """Torch's name for it, such as cuda."""
     if torch.cuda.is_available():
         return "cuda"
     found = torch.accelerator.current_accelerator()
@@ -32,11 +32,8 @@ def device_of(kind: Literal["cpu", "gpu"]) -> torch.device:
     """The device of this process: the CPU, or its current accelerator."""
     if kind == "cpu":
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if backend() == "cuda" else _current()
-
-
-def _current() -> torch.device:
-    return torch.device(backend(), torch.accelerator.current_device_index())
+    current = torch.cuda.current_device if backend() == "cuda" else torch.accelerator.current_device_index
+    return torch.device(backend(), current())
 
 
 def device_count() -> int:
@@ -70,10 +67,7 @@ def synchronize(device: torch.device | None = None) -> None:
     """Wait until a device, by default the current accelerator, has done all its work; a CPU always has."""
     if device is not None and not is_gpu(device):
         return
-    if backend() == "cuda":
-        torch.cuda.synchronize(device)
-    else:
-        _module().synchronize(*([] if device is None else [device]))
+    _module().synchronize(*([] if device is None else [device]))
 
 
 def pins(device: torch.device) -> bool:
@@ -161,17 +155,12 @@ def limit_share(share: float, device: torch.device) -> None:
 
 def random_state(device: torch.device | None = None) -> Tensor:
     """The state of an accelerator's random generator."""
-    if backend() == "cuda":
-        return torch.cuda.get_rng_state("cuda" if device is None else device)
-    state: Tensor = _module().get_rng_state(_current() if device is None else device)
+    state: Tensor = _module().get_rng_state(device or device_of("gpu"))
     return state
 
 
 def set_random_state(state: Tensor, device: torch.device | None = None) -> None:
-    if backend() == "cuda":
-        torch.cuda.set_rng_state(state, "cuda" if device is None else device)
-    else:
-        _module().set_rng_state(state, _current() if device is None else device)
+    _module().set_rng_state(state, device or device_of("gpu"))
 
 
 def device_name(device: torch.device | None = None) -> str:
@@ -195,29 +184,3 @@ def device_uuid(index: int | None = None) -> str:
 
 def _module() -> Any:
     return torch.get_device_module(backend())
-
-
-__all__ = [
-    "backend",
-    "capability",
-    "device_count",
-    "device_name",
-    "device_of",
-    "device_uuid",
-    "is_gpu",
-    "limit_share",
-    "limits_memory",
-    "memory_info",
-    "moved",
-    "peak_bytes",
-    "pins",
-    "random_state",
-    "release_cached",
-    "reserved_bytes",
-    "reset_peaks",
-    "set_device",
-    "set_random_state",
-    "synchronize",
-    "total_bytes",
-    "widest_float",
-]

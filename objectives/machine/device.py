@@ -75,12 +75,9 @@ def neighbours_here() -> str:
 def _processes() -> dict[int, int]:
     """The bytes that each process holds of this process's GPU, this one's among them; none where the driver does not say.
 
-    A container may be told the machine's process numbers, in which this process is another's.
+    In a container, the driver may list the host's process numbers, in which this process has another one.
     """
     try:
         return dict(gpu_processes(uuid)) if (uuid := accelerator.device_uuid()) else {}
     except (OSError, subprocess.SubprocessError):
         return {}
-
-
-__all__ = ["bytes_here", "device_name", "neighbours_here", "usable_bytes"]

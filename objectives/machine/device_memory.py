@@ -1,11 +1,12 @@
-"""Running out of a device's memory: telling it from other errors, limiting it, and releasing it; and devices that fail."""
+"""Out-of-memory errors: told from others, and memory limited and released; and devices that fail."""
 
 from __future__ import annotations
 
 import gc
 import os
 import re
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -63,6 +64,17 @@ class EvaluationMemoryError(torch.OutOfMemoryError):
     """Out of memory while evaluating: reduce the evaluation batch, not the training micro-batch."""
 
 
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Context of an evaluation, in which running out of memory is an `EvaluationMemoryError`."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise EvaluationMemoryError(str(error)) from error
+        raise
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether memory ran out, here or in what an error was raised from.
 
@@ -98,13 +110,13 @@ _limit_bytes: int | None = None
 
 
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
-    """Let this process reserve at most so many bytes of a GPU, None: all; a CPU's limit is that of a virtual device
+    """Limit the bytes that this process may reserve of a GPU, None: all; a CPU's limit is that of a virtual device
     (`LiveBytes`).
     """
     global _limit_bytes
     if accelerator.is_gpu(device):
         _limit_bytes = limit_bytes
-        total = accelerator.total_bytes(device)  # 0 where it is not told
+        total = accelerator.total_bytes(device)  # 0 where it is not known
         share = 1.0 if limit_bytes is None or not total else min(limit_bytes / total, 1.0)
         accelerator.limit_share(share, device)
 
@@ -135,7 +147,7 @@ def release_memory(kind: str) -> None:
 
 
 def process_fault(kind: str) -> str:
-    """What keeps this process from training on, whatever it trains; empty where nothing does.
+    """What keeps this process from training at all; empty where nothing does.
 
     After some errors, such as a failed assertion in a kernel, a GPU refuses all work of the process until it ends. So does an
     operating system whose limit on open files is reached, or nearly: a training opens some. Without a working directory, paths

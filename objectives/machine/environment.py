@@ -31,13 +31,13 @@ def working_folder() -> str:
         return ""
 
 
-def stand_in(folder: str) -> None:
+def enter_folder(folder: str) -> None:
     """Make a folder the working directory, if it is still there."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
 
 
-def stand_in_or_above(folder: str) -> None:
+def enter_folder_or_above(folder: str) -> None:
     """Make a folder the working directory; where it has been removed, the nearest one above it."""
     for place in (Path(folder), *Path(folder).parents):
         if place.is_dir():
@@ -47,9 +47,9 @@ def stand_in_or_above(folder: str) -> None:
 
 @contextlib.contextmanager
 def same_folder() -> Iterator[None]:
-    """Context after which the working directory is as it was, whatever the user's code made of it."""
+    """Context that restores the working directory, which the user's code may change."""
     before = working_folder()
     try:
         yield
     finally:
-        stand_in_or_above(before)
+        enter_folder_or_above(before)

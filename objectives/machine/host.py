@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 
 def bound_cores() -> int:
-    """Cores that this process may run on, whatever a container limits it to."""
+    """Cores that this process may run on, a container's limit aside."""
     # Neither macOS nor Windows binds a process to cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -38,7 +38,7 @@ def container_bytes(limits: Sequence[Sequence[str]] | None = None) -> list[int]:
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited for a core, averaged over the last minute; None where nobody counts them."""
+    """Processes that ran or waited for a core, averaged over the last minute; None where they are not counted."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -78,15 +78,3 @@ def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path =
             with suppress(OSError):
                 found.append((cgroups / controllers / folder / file).read_text().split())
     return found
-
-
-__all__ = [
-    "bound_cores",
-    "cgroup_limit",
-    "container_bytes",
-    "container_cores",
-    "cores_here",
-    "host_bytes",
-    "load_average",
-    "processes_of_session",
-]

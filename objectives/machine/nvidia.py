@@ -1,4 +1,4 @@
-"""What NVIDIA's own program says of a machine's GPUs, without torch."""
+"""A machine's GPUs as `nvidia-smi` reports them, without torch."""
 
 from __future__ import annotations
 

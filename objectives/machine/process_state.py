@@ -34,7 +34,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 
 from .. import task_modules
-from .environment import stand_in_or_above, working_folder
+from .environment import enter_folder_or_above, working_folder
 
 # Variables that libraries set for themselves when they are imported, which may be in the midst of an attempt.
 _OF_LIBRARIES = ("KMP_", "TORCHINDUCTOR_", "TRITON_", "MLFLOW_")
@@ -314,7 +314,7 @@ def _set_decimal_context(was: tuple[Any, ...]) -> None:
 
 
 def _of_system() -> Iterator[_Setting]:
-    yield _Setting("the working directory", working_folder, stand_in_or_above)
+    yield _Setting("the working directory", working_folder, enter_folder_or_above)
     if Path("/proc/self/status").exists():  # asking the system otherwise would change it for a moment, for all threads
         yield _Setting("the umask", _umask, os.umask)
     yield _Setting("signal handlers", _handlers, _set_handlers)
@@ -387,6 +387,3 @@ def is_users(file: str, module: str) -> bool:
     """
     ours = module.partition(".")[0] == __name__.partition(".")[0] and not module.startswith(f"{task_modules.__name__}.")
     return not (ours or file.startswith(("<", *_LIBRARIES)) or "site-packages" in file)
-
-
-__all__ = ["BENCHMARK", "PRECISIONS", "THREADS", "Changes", "adopt", "is_users", "kept_process", "left_behind"]

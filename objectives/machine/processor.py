@@ -32,7 +32,7 @@ def waited_s() -> float | None:
 class HostLoad:
     """Counters of this machine's cores at one moment; the difference of two is what happened between them.
 
-    Each is None where nobody counts it, which is not zero. That holds for sums and differences too.
+    Each is None where it is not counted, which is not zero. That holds for sums and differences too.
 
     Args:
         elapsed_s: wall-clock time.

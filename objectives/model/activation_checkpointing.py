@@ -93,6 +93,3 @@ def transformer_layers(model: nn.Module) -> list[nn.Module]:
         if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
     ]
     return [] if _has_batch_norm(layers) else layers
-
-
-__all__ = ["KEPT", "checkpoint_activations", "transformer_layers"]

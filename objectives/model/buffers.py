@@ -24,10 +24,10 @@ class KeptBuffers:
         ]
 
     def put_back(self) -> None:
-        """Give the model these buffers again, with their values; as often as wanted."""
+        """Give the model these buffers again, with their values; any number of times."""
         for owner, name, buffer, value in self._kept:
             owner[name] = buffer
-            # All of them, since BatchNorm writes without counting a version; nobody is to see that these did not change.
+            # All of them, since BatchNorm writes without counting a version; buffers that did not change keep their version.
             with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
                 buffer.copy_(value)
 
@@ -66,6 +66,3 @@ class SharedBuffers:
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
     """Identity and version counter: they change when a tensor is replaced or written to."""
     return {name: (id(tensor), tensor._version) for name, tensor in tensors.items()}
-
-
-__all__ = ["KeptBuffers", "SharedBuffers"]

@@ -59,6 +59,3 @@ def _copy(values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-__all__ = ["WeightAverage"]

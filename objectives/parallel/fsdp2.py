@@ -115,18 +115,3 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
         for index, values in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": own})
-
-
-__all__ = [
-    "device_mesh",
-    "imagined_ranks",
-    "like_shard",
-    "load_model_state",
-    "load_optimizer_state",
-    "model_state",
-    "optimizer_state",
-    "own_part",
-    "shard_parameters",
-    "takes_unused_parameters",
-    "whole",
-]

@@ -1,7 +1,7 @@
 """Ranks on other machines: how the process of rank 0 reaches them, and what runs them there.
 
 Each of them has a connection of its own to the process of rank 0, as ranks on one machine have a pipe. On every other machine a
-host process starts its ranks, tells why one died, and kills them once it hears no more from the process of rank 0.
+host process starts its ranks, reports why one died, and kills them once its connection to the process of rank 0 ends.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class RemoteRanks:
             try:
                 connection, role, number = _accepted(self._server, self._key)
             except (AuthenticationError, EOFError, OSError):
-                continue  # nobody, or a stranger
+                continue  # no connection, or one without the key
             (self._hosts if role == "host" else pipes)[number] = connection
         self._server.close()
         return [pipes[rank] for rank in sorted(pipes)]
 
     def lost(self, rank: int) -> RankDiedError:
-        """What is to be said of a rank whose connection has ended."""
+        """The error of a rank whose connection has ended."""
         machine, first = self._host_of[rank]
         host = self._hosts[first]
         try:
@@ -184,6 +184,3 @@ def _end_when_silent(number: int) -> None:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 4)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_S)
-
-
-__all__ = ["SILENT_S", "Machines", "RankDiedError", "RemoteRanks", "host_ranks"]

@@ -171,7 +171,7 @@ def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error itself if it can be pickled; one of memory, whatever a library calls it; else a TaskError of its text."""
+    """The error itself if it can be pickled; an out-of-memory error of any library as torch's; else a TaskError of its text."""
     if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
         return torch.OutOfMemoryError(str(error))
     with contextlib.suppress(Exception):
@@ -186,7 +186,7 @@ def _exit_with_parent() -> None:
     assert parent is not None
 
     def watch() -> None:
-        # The sentinel is a pipe, which a child of the parent's may keep open; a process that nobody waits for keeps its id.
+        # The sentinel is a pipe, which a child of the parent's may keep open; a process that is not waited for keeps its id.
         while not wait([parent.sentinel], 0.2):
             with contextlib.suppress(PermissionError):
                 try:
@@ -206,7 +206,7 @@ def _choose_interface(meeting: Meeting) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect((meeting.address, meeting.port))  # sends nothing
             name = interface_of(way.getsockname()[0])
-            # What the user says of a network with several interfaces is better.
+            # The user's own setting takes precedence, for networks with several interfaces.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}" if name else "")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name

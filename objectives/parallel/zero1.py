@@ -117,6 +117,3 @@ def _described(state: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
         name: (tuple(value.shape), value.dtype, None) if isinstance(value, Tensor) else ((), None, value)
         for name, value in state.items()
     }
-
-
-__all__ = ["ShardedOptimizer", "owners", "state_bytes"]

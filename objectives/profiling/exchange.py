@@ -1,4 +1,4 @@
-"""How long a trial's ranks take to sum gradients, over all machines and within each: what the network between them costs."""
+"""The time of a trial's all-reduce over all machines and within each: what the network between them costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DROPPED, _ROUNDS = 3, 15
 
 
 def exchange_over(devices: int, kind: Literal["cpu", "gpu"], cpus: int, gradient_bytes: int) -> Exchange | None:
-    """Time the sum of so many bytes of gradients over the ranks of a trial; None where they are all on one machine.
+    """Time the all-reduce of a trial's gradients over its ranks; None where they are all on one machine.
 
     Raises:
         ProfilingError: a rank died.

@@ -106,18 +106,18 @@ def _solved(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     return np.asarray(solution / scale)
 
 
-def with_uncertainty(law: StepTime, seed: int = 0) -> StepTime:
+def with_uncertainty(law: StepTime) -> StepTime:
     """The law with its interval (bootstrap over rounds) and its misfit (leave-one-out over timed plans)."""
-    return replace(law, interval=_interval(law.timed, seed), misfit=_misfit(law.timed))
+    return replace(law, interval=_interval(law.timed), misfit=_misfit(law.timed))
 
 
-def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
+def _interval(timed: Sequence[TimedPlan]) -> float | None:
     """Bootstrap over whole rounds, because the plans of a round are timed under the same load."""
     seconds = np.array([entry.rounds for entry in timed])  # (plans, rounds)
     if seconds.shape[1] < FEWEST_ROUNDS:
         return None
     terms = _matrix(timed, _sizes(timed))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     predictions = []
     for _ in range(_RESAMPLES):
         drawn = rng.integers(seconds.shape[1], size=seconds.shape[1])

@@ -1,8 +1,9 @@
-"""Profile a training loop of one's own: examined, traced and timed as far as it is made of ours."""
+"""Profile the user's own training loop: examined, traced and timed where it is made of our parts."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from ...spaces.laws.examination import Examination
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Outcome, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
+from ..loading import error_line
 from ..machine.device_memory import release_memory
 from ..task import TrainFunction, embeds
 from ..trial import start_attempt
@@ -22,27 +24,13 @@ from .memory.limit import verified, with_memory
 from .memory.tracing import does_not_fit, memory_law
 from .step_time import with_step_times
 
+_UNKNOWN_MEMORY = "Its memory is not known before the first trial: "
+
 
 def profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
     """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
-    if request.setup.sharding != "ddp":
-        message = (
-            f"expected ddp, since the task's training loop creates the optimizer itself; got {request.setup.sharding}. Remove "
-            "it, or shard in the loop."
-        )
-        raise StudyFileError(Fault("devices.sharding", message))
-    if request.setup.training.ema is not None and not uses_loop(function):
-        message = (
-            "expected null, since the task's training loop evaluates and saves its own model; got "
-            f"{request.setup.training.ema:g}. Remove it, or average weights in the loop."
-        )
-        raise StudyFileError(Fault("training.ema", message))
-    if "none" not in request.memory.activation_checkpointing:
-        message = (
-            "expected a list that includes none, since the task's training loop decides itself which activations it keeps; got "
-            f"{', '.join(request.memory.activation_checkpointing)}. Remove it, or turn it on in the loop."
-        )
-        raise StudyFileError(Fault("memory.activation_checkpointing", message))
+    if faults := list(_unsupported(function, request)):
+        raise StudyFileError(faults)
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
     if uses_loop(function):
@@ -57,8 +45,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
         try:
             size = len(task.data(setup).train)  # type: ignore[arg-type]
         except NoTrainingError as error:
-            note = _unknown_memory(error)
-            return replace(unknown, note=note, examination=Examination(note=f"{type(error).__name__}: {error}"[:200]))
+            return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error), examination=Examination(note=error_line(error)))
     task = task.prepared(setup)
     examination = task.parts(setup).examination
     if examination is not None and examination.refusals and not setup.training.accept_inexact:
@@ -72,7 +59,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
     except Exception as error:
         if isinstance(error, TaskError) and embeds(task):
             raise TaskError(f"task {reference}: {error}") from None  # each trial would fail of it
-        return replace(unknown, note=_unknown_memory(error))  # a loop's step may do more than is known here
+        return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error))  # a loop's step may do more than is known here
     profile = with_facts_of(profile, run, smallest)
     del run
     release_memory(profile.kind)
@@ -85,8 +72,25 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
     return profile
 
 
+def _unsupported(function: TrainFunction, request: ProfileRequest) -> Iterator[Fault]:
+    """What the study asks for and the loop does itself."""
+    setup, kept = request.setup, request.memory.activation_checkpointing
+    own = "since the task's training loop"
+    if setup.sharding != "ddp":
+        advice = "Remove it, or shard in the loop."
+        yield Fault("devices.sharding", f"expected ddp, {own} creates the optimizer itself; got {setup.sharding}. {advice}")
+    if setup.training.ema is not None and not uses_loop(function):
+        advice = "Remove it, or average weights in the loop."
+        got = f"{setup.training.ema:g}"
+        yield Fault("training.ema", f"expected null, {own} evaluates and saves its own model; got {got}. {advice}")
+    if "none" not in kept:
+        expected = f"expected a list that includes none, {own} decides itself which activations it keeps"
+        advice = "Remove it, or turn it on in the loop."
+        yield Fault("memory.activation_checkpointing", f"{expected}; got {', '.join(kept)}. {advice}")
+
+
 def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
-    """The profile of a loop of one's own that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
+    """The profile of a user's loop that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
     parameters = ReadParameters(request.setup.parameters)
     setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
@@ -145,7 +149,7 @@ def _with_loop_memory(
         largest = None if law is None else law.largest_micro_batch(usable)
         if law is None or largest is None:
             peak = None if law is None else probe.train_peak(smallest)
-            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, peak, usable, smallest)))
+            raise StudyFileError(Fault("memory.limit", does_not_fit(peak, usable, smallest)))
         if limit is not None:
             law, largest = verified(law, probe, limit, usable, largest)
         law = replace(law, source=probe.source, note=law.note or probe.note)
@@ -155,7 +159,7 @@ def _with_loop_memory(
 
 
 def _first_measurement(reference: str, setup: TrialSetup) -> None:
-    """Run a loop of one's own up to its first measurement, in a training of two steps.
+    """Run a user's loop up to its first measurement, in a training of two steps.
 
     Raises:
         TaskError: it fails, or yields none.
@@ -167,8 +171,3 @@ def _first_measurement(reference: str, setup: TrialSetup) -> None:
     if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
         name = reference.rpartition(":")[2]
         raise TaskError(f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}")
-
-
-def _unknown_memory(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"Its memory is not known before the first trial: {type(error).__name__}: {lines[0] if lines else ''}"[:300]

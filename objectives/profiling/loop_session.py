@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -35,7 +35,7 @@ from ..machine.processor import HostLoad
 from ..model.weight_average import WeightAverage
 from ..task import TrainFunction
 from .memory.live_bytes import LiveBytes
-from .memory.tracing import Peak, batch_factory
+from .memory.tracing import Peak, Probe, batch_factory
 from .step_time import Round, orders
 
 # Steps of two micro-batches: the second step has the optimizers' states, the second micro-batch the gradients of the first.
@@ -45,7 +45,7 @@ _DROPPED, _TIMED = 1, 3
 
 
 class LoopSession:
-    """One call of a training function, held before its first step; close it in the end.
+    """One call of a training function, held before its first step; close it at the end.
 
     Raises:
         NoTrainingError: the function yields or ends before it iterates a `Loop`.
@@ -146,81 +146,57 @@ def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[Batc
         session.close()
 
 
-class LoopMemory:
-    """Peaks of a loop's steps at any micro-batch: traced on fake tensors, or counted on real ones where it cannot be traced.
-
-    The same to `memory_law` as a `MemoryProbe`.
-    """
+class LoopMemory(Probe):
+    """Peaks of a loop's steps."""
 
     def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
-        self.function, self.setup, self.note, self.ranks = function, setup, "", 1
+        super().__init__()
+        self.function, self.setup = function, setup
         self._session = LoopSession(function, setup)
         self._like = batch_factory(self._session.loop, "train")
-        self._peaks: dict[int, Peak] = {}
         if setup.device == "gpu":
             self.note = "measured: a loop of your own is not traced on a GPU"
-
-    @property
-    def source(self) -> str:
-        return "counted" if self.note else "traced"
-
-    def train_peak(self, micro_batch: int) -> Peak:
-        if micro_batch not in self._peaks:
-            if not self.note:
-                try:
-                    self._peaks[micro_batch] = self._traced(micro_batch)
-                except Exception as error:
-                    lines = str(error).strip().splitlines()
-                    self.note = f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
-                    self._restart()
-            if self.note:
-                self._peaks[micro_batch] = self.counted("train", micro_batch)
-        return self._peaks[micro_batch]
 
     def _restart(self) -> None:
         self._session.close()
         release_memory(self.setup.device)
         self._session = LoopSession(self.function, self.setup)
 
-    def _traced(self, size: int) -> Peak:
+    def traced(self, kind: str, size: int) -> Peak:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         loop, counter = self._session.loop, LiveBytes()
-        with _fake_models(loop, fake):
-            for _ in range(_STEPS):
-                contexts: list[AbstractContextManager[Any]] = [
-                    fake,
-                    counter.counting(loop.model, loop.optimizer, loop.average.values),
-                ]
-                micro_batches = [(size, lambda: self._like(size, fake.from_tensor))] * _MICRO_BATCHES
-                self._session.step(micro_batches, _MICRO_BATCHES * size, contexts)
-                for optimizer in loop.optimizers.values():
-                    counter.register_states(optimizer)
+        try:
+            with _fake_models(loop, fake):
+                self._run(size, lambda: self._like(size, fake.from_tensor), counter, [fake])
+        except Exception:
+            self._restart()
+            raise
         return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
-    def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
-        """The same on real tensors: on a GPU what its allocator reserves, on a CPU the bytes of live tensors.
+    def _run(self, size: int, batch: Callable[[], Any], counter: LiveBytes | None, contexts: Sequence[Any] = ()) -> None:
+        """Steps of micro-batches of this size, counted."""
+        loop = self._session.loop
+        for _ in range(_STEPS):
+            counting = [] if counter is None else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
+            self._session.step([(size, batch)] * _MICRO_BATCHES, _MICRO_BATCHES * size, [*contexts, *counting])
+            if counter is not None:
+                for optimizer in loop.optimizers.values():
+                    counter.register_states(optimizer)
 
-        Raises:
-            torch.OutOfMemoryError: it does not fit.
-        """
+    def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
         loop = self._session.loop
         keys = loop.longest(size)
         on_gpu = self.setup.device == "gpu"
-        counter = LiveBytes(limit_bytes)
+        counter = None if on_gpu else LiveBytes(limit_bytes)
         if on_gpu:
             accelerator.release_cached()
             accelerator.reset_peaks()
         try:
-            for _ in range(_STEPS):
-                micro_batches = [(size, lambda: loop.train_fetcher.fetch(keys))] * _MICRO_BATCHES
-                contexts = [] if on_gpu else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
-                self._session.step(micro_batches, _MICRO_BATCHES * size, contexts)
-                for optimizer in loop.optimizers.values():
-                    counter.register_states(optimizer)
+            self._run(size, lambda: loop.train_fetcher.fetch(keys), counter)
         except Exception:
             self._restart()
             raise
-        if on_gpu:
+        if counter is None:
             allocated, reserved = accelerator.peak_bytes()
             return Peak(reserved, allocated, {})
         return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
@@ -267,7 +243,7 @@ def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
             optimizer.state = state
 
 
-class _Examined:
+class ExaminedLoop:
     """What is examined of a loop: the gradients that its optimizers step with."""
 
     couples_samples = False
@@ -326,11 +302,8 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
     Raises:
         TaskError: the body leaves something out.
     """
-    parts, where = _Examined(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
+    parts, where = ExaminedLoop(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
     try:
         return examined_loop(where, parts, setup, parts_cause, takes_steps=True)
     finally:
         parts.session.close()
-
-
-__all__ = ["LoopMemory", "LoopSession", "examined_session", "loop_rounds"]

@@ -60,7 +60,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
         assert law is not None
         largest = law.largest_micro_batch(usable)
         if largest is None:
-            fault = does_not_fit(probe, probe.train_peak(smallest), usable, smallest)
+            fault = does_not_fit(probe.train_peak(smallest), usable, smallest)
             raise StudyFileError(Fault("memory.limit", fault))
         sizes = _spread(smallest, largest)
         if first is not None and first.memory is not None:

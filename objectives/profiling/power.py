@@ -155,6 +155,3 @@ class PowerReading:
             raise ProfilingError(f"its energy counter changed {len(self._moves)} times in {self._seconds:.2g} s of training")
         first, last = self._moves[0], self._moves[-1]
         return (last[1] - first[1]) / (last[0] - first[0])
-
-
-__all__ = ["PowerReading", "power_plans", "with_power"]

@@ -78,7 +78,7 @@ def with_sharing(
 
 
 def side_by_side(reference: str, setup: TrialSetup, trials: int, seconds: float) -> float | None:
-    """Total samples per second of so many runs with this setup, each in a process of its own.
+    """Total samples per second of several runs with this setup, each in its own process.
 
     Returns:
         None where one of them ran out of memory or its process died.

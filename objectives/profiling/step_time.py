@@ -220,7 +220,7 @@ def measured_step_time(
     """Fit the law to rounds until its interval is below 2 % or the time limit is reached; at least one round.
 
     What other programs used of a CPU meanwhile, and what its host gave to other virtual machines, widens the interval: how
-    much that slows a step is not known. So timing goes on, as long as there is time, until enough rounds had the CPU.
+    much that slows a step is not known. So timing continues within the limit until enough rounds had the CPU.
 
     The first round is a warm-up: it is dropped if there are others, and the limit counts from its end.
     """
@@ -241,8 +241,10 @@ def measured_step_time(
     return law
 
 
-# A law that misses a timed plan by more than this, when fitted without it, is refined there, so many times at most.
-_MISFIT, _REFINEMENTS = 0.03, 4
+# A law that misses a timed plan by more than this, when fitted without it, is refined there.
+_MISFIT = 0.03
+# Refinements at most.
+_REFINEMENTS = 4
 
 
 def refined_step_time(
@@ -250,8 +252,8 @@ def refined_step_time(
 ) -> StepTime:
     """Time, look where the law fits worst, and time more sizes there; half of the time is kept for the final plans.
 
-    On a GPU a step takes hardly longer with more samples until the device is busy, and much longer from there on: the law
-    bends at a size that nobody knows beforehand.
+    On a GPU a step takes hardly longer with more samples until the device is busy, and much longer from then on: the law
+    bends at a size that is not known beforehand.
 
     Args:
         rounds_of: starts timing these plans.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -71,26 +71,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    sharded = setup.sharding == "fsdp2"
-    if sharded and not takes_shards(run.optimizer):
-        message = (
-            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. "
-            "Write zero1, or use AdamW."
-        )
-        raise StudyFileError(Fault("devices.sharding", message))
-    profile = with_facts_of(profile, run, smallest)
-    profile = replace(
-        profile,
-        # Sharded, they are traced.
-        gradient_bytes=0 if sharded else profile.gradient_bytes,
-        validation_set=len(run.data.validation),  # type: ignore[arg-type]
-        state_bytes=()
-        if setup.sharding != "zero1"
-        else tuple((devices, state_bytes(run.optimizer, devices)) for devices in sorted({1, *request.devices})),
-        examination=examination,
-        validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
-        unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
-    )
+    profile = _with_facts(profile, run, smallest, request.devices)
+    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
+    profile = replace(profile, examination=examination, unused_parameters=unused)
     # Free the test run before memory is probed.
     del run
     release_memory(kind)
@@ -103,6 +86,30 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
         profile = with_step_times(reference, profile, request)
     return with_sharing(reference, profile, request, partial(bytes_here, kind))
+
+
+def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int, counts: Sequence[int]) -> DeviceProfile:
+    """The profile with what its run shows, for these numbers of devices.
+
+    Raises:
+        StudyFileError: the optimizer cannot be sharded as the study says.
+    """
+    sharding = run.setup.sharding
+    if sharding == "fsdp2" and not takes_shards(run.optimizer):
+        message = (
+            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. "
+            "Write zero1, or use AdamW."
+        )
+        raise StudyFileError(Fault("devices.sharding", message))
+    profile = with_facts_of(profile, run, smallest)
+    states = [(count, state_bytes(run.optimizer, count)) for count in sorted({1, *counts}) if sharding == "zero1"]
+    return replace(
+        profile,
+        gradient_bytes=0 if sharding == "fsdp2" else profile.gradient_bytes,  # sharded, they are traced
+        validation_set=len(run.data.validation),  # type: ignore[arg-type]
+        state_bytes=tuple(states),
+        validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
+    )
 
 
 def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
@@ -143,7 +150,7 @@ def _limit_named(setup: TrialSetup, request: ProfileRequest) -> Iterator[None]:
         if not is_out_of_memory(error) or setup.device == "cpu":
             raise
         usable = (setup.memory_limit_bytes or 0) * (1 - request.memory.headroom)
-        raise StudyFileError(Fault("memory.limit", does_not_fit(None, None, usable, 1))) from None
+        raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, 1))) from None
 
 
 def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:

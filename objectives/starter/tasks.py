@@ -1,7 +1,7 @@
 """Your training code. Edit `data` and `model`; uncomment the rest where the defaults do not fit."""
 
 import torch
-from bsearch.objectives import Data, Loss, Score, Task, TrialSetup  # noqa: F401
+from bsearch import Data, Loss, Score, Task, TrialSetup  # noqa: F401
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset, random_split

@@ -148,7 +148,7 @@ class Checkpoint:
         return time.monotonic() - self._last >= max(self.every_s, _SAVING * self._save_s)
 
     def wanted(self, steps: int, ranks: Ranks) -> float:
-        """Whether to save after so many steps, before the next evaluation, and whether to `LEAVE` then; 0 for neither.
+        """Whether to save after this many steps, before the next evaluation, and whether to `LEAVE` then; 0 for neither.
 
         Several devices have to agree, on what rank 0 says.
         """

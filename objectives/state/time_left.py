@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ...spaces.schedule import evaluation_points
+from ...spaces.schedule import evaluation_points, next_point
 from ...spaces.trial import TrialSetup
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _SPARE_S = 1.0
 
 
 def plannable_s(left_s: float) -> float:
-    """Of so many seconds until a training has to be done, those that it may be planned to take and is not shortened in."""
+    """Of the seconds until a training has to be done, those that it may be planned to take without being shortened."""
     return (left_s - _SPARE_S) / (1 + _SPARE)
 
 
@@ -33,22 +33,33 @@ class TimeLeft:
     schedule of the rate follows the samples, so a shortened training ends on the low rate that it was planned to end on (as in
     Li, Yumer & Ramanan 2020, arXiv 1905.04753).
 
+    Args:
+        seen: samples that were trained on before.
+
     Attributes:
         samples: the budget that fits now.
+        due: samples after which to evaluate next.
     """
 
-    def __init__(self, setup: TrialSetup) -> None:
+    def __init__(self, setup: TrialSetup, seen: int) -> None:
         self._ends_by, self._whole, self._size = setup.ends_by, setup.samples_budget, setup.effective_batch
         self.samples = setup.samples_budget
         self._readings: deque[tuple[float, int]] = deque(maxlen=_READINGS)
-        self._closing_s = 0.0
+        self._closing_s, self._evaluations = 0.0, setup.training.evaluations
+        self._plan_evaluation(seen)
 
-    def evaluated(self, seconds: float) -> None:
-        """An evaluation took so long; the last one, the test and saving are expected to take as long each."""
+    def _plan_evaluation(self, seen: int) -> None:
+        self.due = next_point(evaluation_points(self.samples, self._evaluations), seen)
+
+    def evaluated(self, seconds: float, seen: int) -> None:
+        """An evaluation after `seen` samples took this long; the last one, the test and saving are expected to take as long
+        each.
+        """
         self._closing_s = max(self._closing_s, 3 * seconds)
+        self._plan_evaluation(seen)
 
     def update(self, steps: int, seen: int, ranks: Ranks) -> None:
-        """Read the clock after so many steps and samples, of which one or more are to come. Several devices go by the first's.
+        """Read the clock after this many steps and samples, where more are to come. Several devices go by the first's.
 
         Never less than one more step, and never more than was planned.
         """
@@ -56,10 +67,7 @@ class TimeLeft:
             return
         self._readings.append((time.time(), seen))
         self.samples = int(ranks.max_over_ranks(0.0 if ranks.rank else float(self._fits())))
-
-    def points(self, evaluations: int) -> tuple[int, ...]:
-        """Samples after which to evaluate."""
-        return evaluation_points(self.samples, evaluations)
+        self._plan_evaluation(seen)
 
     def _fits(self) -> int:
         (began, first), (now, seen) = self._readings[0], self._readings[-1]
@@ -79,6 +87,3 @@ class TimeLeft:
     def facts(self, seen: int) -> dict[str, float]:
         """For the last measurement: the share of what was planned, where it is less."""
         return {"shortened_to": seen / self._whole} if self.samples <= seen < self._whole else {}
-
-
-__all__ = ["TimeLeft", "plannable_s"]

@@ -10,9 +10,8 @@ Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Mem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,59 +23,18 @@ from ...spaces.trial import TrialSetup
 from ..data.batches import RandomState
 from ..model.batch_norm import once_per_step
 from ..model.buffers import KeptBuffers
-from ..parallel.data_parallel import Ranks
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import name_of
 from .two_passes import fresh, held
 
+if TYPE_CHECKING:
+    from ..adapters.coupled_loss import CoupledLoss, CoupledSteps
+    from ..task import Task
+    from .stepping import Stepping
 
-class CachedTraining(Protocol):
-    """What of a training its steps need: a `TrainingRun`, or the loop of a library.
-
-    Attributes:
-        loss: an `EmbeddingsOf`, on several devices in DistributedDataParallel.
-        resident_bytes: of data that live on the device.
-        scaler: of gradients; it may be off.
-    """
-
-    @property
-    def task(self) -> Embeds: ...
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def setup(self) -> TrialSetup: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]: ...
-
-    @property
-    def loss(self) -> Any: ...
-
-    @property
-    def scaler(self) -> Any: ...
-
-    @property
-    def resident_bytes(self) -> int: ...
-
-    def on_device(self, batch: Any) -> Any: ...
-
-    def autocast(self) -> AbstractContextManager[Any]: ...
-
-
-class Embeds(Protocol):
-    """A task with a loss over embeddings, or the two functions that make one."""
-
-    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any: ...
-
-    def batch_loss(self, model: nn.Module, embeddings: Any, setup: TrialSetup) -> Tensor: ...
+    # A training with such a loss, ours or a library's loop, and what has the two functions that make one.
+    CachedTraining = Stepping | CoupledSteps
+    Embeds = Task | CoupledLoss
 
 
 class EmbeddingsOf(nn.Module):
@@ -250,7 +208,7 @@ _EXPECTED_EMBEDDINGS = "expected a tensor of shape (samples, ...), or a tuple, l
 
 
 def check_embeddings(task: Embeds, embedded: Any, samples: int) -> None:
-    """Check what `embed` returned: tensors in whatever container.
+    """Check what `embed` returned: tensors in containers.
 
     Raises:
         TaskError: something else than tensors, none, or tensors of another number of rows.
@@ -293,6 +251,3 @@ def check_batch_loss(task: Embeds, loss: Any, *, drew: bool = False) -> None:
             f"{where}: expected a loss without random numbers, because every device computes it; got one that draws some. Draw "
             "them in embed, and return them as a tensor with a row per sample."
         )
-
-
-__all__ = ["EmbeddingsOf", "GradientCache", "check_batch_loss", "check_embeddings"]

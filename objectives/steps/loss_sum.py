@@ -36,6 +36,3 @@ class LossSum:
     def __float__(self) -> float:
         """The sum; this waits for the device."""
         return float(self._total) + (0.0 if self._error is None else float(self._error))
-
-
-__all__ = ["LossSum"]

@@ -93,19 +93,14 @@ class StepClock:
         self.restart()
 
     def fork(self) -> StepClock:
-        """A clock that goes on from here by itself, once it is restarted; this one stands until then too."""
+        """A copy of the clock, stopped as this one is until it is restarted."""
         self._accumulate()
         other = copy.copy(self)
         other._steps_of = self._steps_of.copy()
         return other
 
-    def restart(self, *, evaluated: bool = False) -> None:
-        """Continue after something else than training, which does not count: its time, and on a GPU its memory.
-
-        Args:
-            evaluated: it was, or contained, an evaluation.
-        """
-        self._evaluated = self._evaluated or evaluated
+    def restart(self) -> None:
+        """Continue after something else than training, which does not count: its time, and on a GPU its memory."""
         self._synchronize()
         if accelerator.is_gpu(self.device):
             accelerator.reset_peaks(self.device)

@@ -147,7 +147,7 @@ class Stepping(TrainingSamples):
     def _set_sharded_model(self, model: nn.Module, mesh: DeviceMesh) -> None:
         if self.cache is not None:
             raise TaskError("devices.sharding: expected ddp or zero1 with embed and batch_loss, got fsdp2. Write zero1.")
-        # Around the loss, so that all parameters are there whatever a task calls of its model.
+        # Around the loss, so that all parameters are gathered for any call that a task makes of its model.
         self.loss = _ShardedLossOf(self.task, model, self.setup)
         shard_parameters(self.loss, self.task.checkpoint_blocks(model), mesh)
         self._set_model(model)
@@ -175,7 +175,7 @@ class Stepping(TrainingSamples):
         return other
 
     def resident_within(self, limit_bytes: float) -> int:
-        """Bytes of the data that live on a GPU with so much memory: all of it or none."""
+        """Bytes of the data that live on a GPU with this much memory: all of it or none."""
         sizes = [fetcher.nbytes for fetcher in (self.train_fetcher, self.validation_fetcher)]
         total = sum(size or 0 for size in sizes)
         return total if None not in sizes and total <= _RESIDENT_SHARE * limit_bytes else 0
@@ -415,7 +415,7 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
         by_type.setdefault(gradient.dtype, []).append(gradient._values() if gradient.is_sparse else gradient)
     for dtype, same in by_type.items():
         if dtype in (torch.bfloat16, torch.float16):
-            for gradient in same:  # rounded to so few digits, the ratio itself would be off by up to .4 %
+            for gradient in same:  # rounded to eight bits, the ratio itself would be off by up to .4 %
                 gradient.copy_(gradient.float() * ratio.float())
         else:
             torch._foreach_mul_(same, ratio.to(dtype))

@@ -79,6 +79,3 @@ class HeldStep:
 def _put_back(buffers: KeptBuffers, generators: RandomState) -> None:
     buffers.put_back()
     generators.restore()
-
-
-__all__ = ["HeldStep", "fresh", "held"]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ...objectives.machine.energy import limited_power
 from ...objectives.machine.host import cores_here
 from ...objectives.profiling.memory_rows import MemoryRow, memory_rows, profile_like
 from ...objectives.task_code import task_code_hash
@@ -129,7 +128,6 @@ def profile_study(
     card: Card | None = None,
     *,
     energy: bool = False,
-    power_limit_w: float | None = None,
 ) -> ProfiledStudy:
     """Predict memory and step time on this machine, and measure what the time allows; or predict memory on another card.
 
@@ -137,10 +135,9 @@ def profile_study(
         card: not here; then nothing is measured, and step times are not known.
         seconds: for real steps; None: as `budget.profile_s` says for speed, and 5 for memory.
         energy: measure the device's power too, as where energy is an objective.
-        power_limit_w: of the GPUs while it is measured.
 
     Raises:
-        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or its power cannot be measured or limited.
+        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or its power cannot be measured.
     """
     if card is not None:
         key = cost_keys(spec)[0]
@@ -148,13 +145,9 @@ def profile_study(
         return ProfiledStudy(study_identity(spec, task_code_hash(spec.task))["task"], {key: known}, memory)
     timing_s = float(spec.budget.profile_s) if seconds is None else seconds
     runner = SerialRunner(spec.devices)
-    with limited_power(runner.device, power_limit_w):
-        profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True, energy=energy)
+    profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True, energy=energy)
     if energy and (why := next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")):
         raise ProfilingError(f"--energy: expected a device whose energy can be read; {why}")
-    if power_limit_w is not None:
-        at = f"{next(iter(profiled.values()))[1].device} at {power_limit_w:g} W"
-        profiled = {key: (request, replace(measured, device=at)) for key, (request, measured) in profiled.items()}
     request, profile = next(iter(profiled.values()))
     rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
     task = study_identity(spec, task_code_hash(spec.task))["task"]

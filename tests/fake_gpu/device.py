@@ -44,6 +44,21 @@ ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA
 _CPU = torch.device("cpu")
 
 
+def segments_of(allocator: Any) -> list[list[tuple[int, int, str]]]:
+    """Every segment of a `CachingAllocator` as its blocks in order: (address, bytes, state)."""
+    from bsearch.objectives.profiling.memory.allocator import _first_of
+
+    blocks = [*allocator._used.values(), *allocator._all_free(), *allocator._first.values()]
+    firsts: dict[int, Any] = {id(first): first for first in map(_first_of, blocks)}
+    segments: list[list[tuple[int, int, str]]] = []
+    for first in sorted(firsts.values(), key=lambda block: block.address):
+        segments.append([])
+        while first is not None:
+            segments[-1].append((first.address, first.size, first.state))
+            first = first.after
+    return segments
+
+
 @dataclass(frozen=True, slots=True)
 class Cards:
     """The cards of a machine.
@@ -466,7 +481,7 @@ def _memory_info(of: Card) -> tuple[int, int]:
 def _snapshot() -> list[dict[str, Any]]:
     found = []
     for each in cards:
-        for segment in each.allocator.segments():
+        for segment in segments_of(each.allocator):
             states = {"used": "active_allocated", "free": "inactive"}
             blocks = [{"size": size, "state": states[state]} for _, size, state in segment if state in states]
             total = sum(block["size"] for block in blocks)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.profiling.memory.allocator import BLOCK, MIB, AllocatorFullError, CachingAllocator, Event
+from fake_gpu.device import segments_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def sequences(draw: Any) -> list[Event]:
 
 def check(allocator: CachingAllocator, live: dict[Any, int]) -> None:
     """What holds after every event."""
-    segments = allocator.segments()
+    segments = segments_of(allocator)
     used = free = 0
     end = -1
     for blocks in segments:
@@ -82,7 +83,7 @@ def test_blocks_never_overlap_and_reserved_bytes_never_exceed_the_cap(
         del live[key]
     check(allocator, live)
     assert allocator.live_bytes == 0
-    for blocks in allocator.segments():  # pages that were given back may lie between free ones
+    for blocks in segments_of(allocator):  # pages that were given back may lie between free ones
         assert all("free" not in (one, other) or one != other for (_, _, one), (_, _, other) in pairwise(blocks))
 
 
@@ -144,7 +145,7 @@ def test_segments_are_those_of_a_plainer_twin(events: list[Event]) -> None:
             allocator.allocate(key, size)
             twin.allocate(key, size)
         assert allocator.reserved_bytes == twin.reserved_bytes
-    assert [[size for _, size, _ in blocks] for blocks in allocator.segments()] == [
+    assert [[size for _, size, _ in blocks] for blocks in segments_of(allocator)] == [
         [size for size, _ in blocks] for _, blocks in twin.segments
     ]
 

@@ -613,7 +613,7 @@ def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..
 
 def test_a_model_that_cannot_be_traced_is_not_predicted_for_a_card(study_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(
-        "from bsearch.objectives import Loss\nfrom bsearch.objectives.digits import Digits\n\n\n"
+        "from bsearch import Loss\nfrom bsearch.objectives.digits import Digits\n\n\n"
         "class Mine(Digits):\n    def loss(self, model, batch, setup):\n        loss = super().loss(model, batch, setup)\n"
         "        return Loss(loss.total * (2.0 if float(batch[0].mean()) > 1e9 else 1.0), loss.denominator)\n"
     )

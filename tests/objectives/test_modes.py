@@ -146,7 +146,7 @@ def test_a_ratio_is_not_rounded_to_the_first_gradients_type() -> None:
             {"optimizer": lambda self, model, setup: torch.optim.LBFGS(model.parameters(), lr=setup.learning_rate)},
             r"optimizer: expected an optimizer that evaluates its closure equally often .* got LBFGS",
         ),
-        ({"optimizer": "scheduled"}, r"expected an optimizer without a scheduler, .* training.schedule"),
+        ({"optimizer": "scheduled"}, r"expected no scheduler, because training.schedule"),
         ({"model": lambda self, setup: Mapped()}, r"loss: the default expects a model that returns a tensor .* got dict"),
         ({"loss": "shape"}, r"loss: expected a denominator for the whole batch, .* got shape \(1,\)"),
         (

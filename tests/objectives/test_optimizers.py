@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -155,16 +154,6 @@ def test_eight_bits_are_a_quarter_of_the_state() -> None:
         kept = [value for state in optimizer.state.values() for key, value in state.items() if "qmap" not in key]
         sizes[name] = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
     assert sizes["adamw_8bit"] == pytest.approx(sizes["adamw"] / 4, rel=0.05)
-
-
-class TakesParameters(Net):
-    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:  # type: ignore[override]
-        return torch.optim.SGD(parameters, lr=setup.learning_rate)
-
-
-def test_an_optimizer_of_parameters_is_told_to_take_the_model() -> None:
-    with pytest.raises(TaskError, match=r"expected optimizer\(self, model, setup\), got optimizer\(self, parameters, setup\)"):
-        TrainingRun(TakesParameters(), setup())
 
 
 class Frozen(Net):

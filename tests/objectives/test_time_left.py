@@ -32,7 +32,7 @@ class Clock:
 def trained(step_s: list[float], steps: int, within_s: float) -> tuple[int, float]:
     """Steps of a training of so many that has to be done within some seconds, and its seconds; steps slow down in parts."""
     clock, made = Clock(), setup(batch=10, budget=10 * steps)
-    left, patch = TimeLeft(replace(made, ends_by=clock.now + within_s)), pytest.MonkeyPatch()
+    left, patch = TimeLeft(replace(made, ends_by=clock.now + within_s), 0), pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(time_left, "time", clock)
         done = 0

@@ -86,7 +86,7 @@ def test_a_broken_contract_is_told(name: str, message: str) -> None:
 def test_closing_an_attempt_closes_the_users_generator(tmp_path: Path) -> None:
     task = tmp_path / "mine.py"
     task.write_text(
-        "from bsearch.objectives import Measurement\n"
+        "from bsearch import Measurement\n"
         "import pathlib\n"
         "def train(setup):\n"
         "    try:\n"
@@ -109,7 +109,7 @@ def test_closing_an_attempt_closes_the_users_generator(tmp_path: Path) -> None:
         ("import no_such_package\n", "it imports 'no_such_package', which is not installed"),
         ("raise RuntimeError('no GPU')\n", r"importing it failed at .*mine.py:1: RuntimeError: no GPU"),
         (
-            "from bsearch.objectives import Task\nclass train(Task): pass\n",
+            "from bsearch import Task\nclass train(Task): pass\n",
             "expected the methods data and model, missing data, model",
         ),
     ],

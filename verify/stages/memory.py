@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_segments, is_out_of_memory, release_memory
-from ...objectives.profiling.memory.as_cuda import backward
 from ...objectives.profiling.memory.live_bytes import LiveBytes
 from ...objectives.profiling.memory.tracing import MemoryProbe
 from ...objectives.profiling.task_profile import profile_task
@@ -59,41 +57,8 @@ def predictions(stage: Stage) -> Iterator[Found]:
                 release_memory(stage.device)
                 continue
             found.append((size, predicted.live, predicted.total, measured.live, measured.total))
-        told = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": probe.note}
-        yield Data("peaks", f"{name}, {precision}", told)
-
-
-def graph(stage: Stage) -> Iterator[Found]:
-    """The walk of the autograd graph that a trace as CUDA uses, against the engine, on real tensors of this machine's CPU."""
-    gradients, peaks = [], []
-    for name, (reference, parameters), sizes in models("cpu"):
-        if stage.expired:
-            break
-        run = TrainingRun(task_of(reference), setup_of(BatchPlan(sizes[1]), "cpu", parameters))
-        batch = run.train_fetcher.fetch(run.stream.take(0, sizes[1]))
-
-        def walked(walk: bool, run: TrainingRun = run, batch: Any = batch) -> tuple[list[Tensor | None], int]:
-            model = copy.deepcopy(run.model)
-            torch.manual_seed(0)
-            with LiveBytes().counting(model, torch.optim.SGD(model.parameters())) as counter:
-                for _ in range(2):
-                    loss = run.task.loss(model, batch, run.setup).total
-                    if walk:
-                        backward(loss, torch.ones_like(loss))
-                    else:
-                        loss.backward()  # type: ignore[no-untyped-call]
-                    del loss
-            return [parameter.grad for parameter in model.parameters()], counter.peak_bytes
-
-        (expected, peak), (found, found_peak) = walked(False), walked(True)
-        same = all(
-            (gradient is None) == (other is None) and (gradient is None or other is None or torch.equal(gradient, other))
-            for gradient, other in zip(expected, found, strict=True)
-        )
-        gradients.append((name, 0.0 if same else 1.0))
-        peaks.append((name, abs(found_peak / peak - 1)))
-    yield from worst("models whose gradients are not bitwise equal", 0, gradients, unit="")
-    yield from worst("error of the walk's peak, live bytes", 0.001, peaks)
+        values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": probe.note}
+        yield Data("peaks", f"{name}, {precision}", values)
 
 
 def largest(stage: Stage) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""Stages about speed: the training loop against the plainest one, known step times, and sizes beside powers of two."""
+"""Stages about speed: the training loop against the plainest one, and known step times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...objectives.digits import Digits
-from ...objectives.machine.device_memory import is_out_of_memory
 from ...objectives.profiling.step_time import Round, timed_rounds
 from ...objectives.task import Task
 from ...objectives.training import TrainingRun
@@ -26,18 +24,16 @@ from ...spaces.plan import BatchPlan
 from ..claims import Claim, Data, Fact
 from ..measured import law_of, rounded
 from ..stage import Found, Stage
-from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, ImagesOnHost, models, setup_of, small_model, task_of
+from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, setup_of, small_model, task_of
 
-# The case whose batches are copied to the GPU.
-_COPIED = "batches copied from the host"
 # Seconds of one burst of steps.
 _BURST_S = 0.15
 
 Steps = Callable[[int], float]
 
 
-def our_loop(task: Task, plan: BatchPlan, device: str, parameters: dict[str, Any] | None = None) -> Steps:
-    """A function that runs so many steps of our loop and returns their seconds."""
+def our_loop(task: Task, plan: BatchPlan, device: str, parameters: dict[str, Any]) -> Steps:
+    """A function that runs a number of steps of our loop and returns their seconds."""
     run = TrainingRun(task, setup_of(plan, device, parameters))
     run.model.train()
     loader = run.loader(itertools.repeat(plan))
@@ -55,7 +51,7 @@ def our_loop(task: Task, plan: BatchPlan, device: str, parameters: dict[str, Any
     return steps
 
 
-def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any] | None = None) -> Steps:
+def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any]) -> Steps:
     """The same of the plainest loop: shuffle, index tensors that lie on the device, cross-entropy, backward, step."""
     setup = setup_of(BatchPlan(batch), device, parameters)
     place = "cuda" if device == "gpu" else "cpu"
@@ -122,8 +118,6 @@ def loop(stage: Stage) -> Iterator[Found]:
     small, parameters_of_small = small_model(stage.device)
     cases: list[tuple[str, Task, dict[str, Any], int]] = [("digits net", Digits(), {}, 64), ("digits net", Digits(), {}, 1000)]
     cases += [(small, Images(), parameters_of_small, batch) for batch in (32, 256)]
-    if stage.device == "gpu":
-        cases.append((_COPIED, ImagesOnHost(), parameters_of_small, 256))
     rounds = 7 if stage.quick else 21
     shares: list[tuple[str, Steps]] = []
     for name, task, parameters, batch in cases:
@@ -133,9 +127,7 @@ def loop(stage: Stage) -> Iterator[Found]:
         build_ours = partial(our_loop, task, BatchPlan(batch), stage.device, parameters)
         build_plain = partial(plain_loop, task, batch, stage.device, parameters)
         bursts = compared(build_ours, build_plain, rounds, builds=3 if stage.quick else 7)
-        # The minimal loop's data lie on the GPU: what copies cost is not the loop's.
-        kind = "overhead of copies" if name == _COPIED else "overhead"
-        yield Data(kind, f"{name}, batch {batch}", {"bursts": rounded(bursts)})
+        yield Data("overhead", f"{name}, batch {batch}", {"bursts": rounded(bursts)})
         if stage.device == "gpu":
             ours, plain = build_ours(), build_plain()
             ours(3), plain(3)
@@ -152,7 +144,7 @@ def loop(stage: Stage) -> Iterator[Found]:
 
 
 def _synchronisations(steps: Steps, count: int) -> int:
-    """Waits for the GPU in so many steps, without those that time them."""
+    """Waits for the GPU in this number of steps, without those that time them."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -224,69 +216,6 @@ def _sustained(stage: Stage, steps: Steps, step_s: float) -> list[float]:
     while time.monotonic() < ends or len(bursts) < 8:
         bursts.append(steps(count) / count)
     return bursts
-
-
-def edges(stage: Stage) -> Iterator[Found]:
-    """Samples per second beside powers of two, in interleaved rounds: what a law has to know, and how much it is."""
-    if stage.device != "gpu":
-        return
-    name, (_, parameters), _ = models("gpu")[0]
-    settings = tuple((precision, layout) for layout in (True, False) for precision in ("bf16", "fp16"))
-    for number, (precision, channels_last) in enumerate(settings):
-        ends = time.monotonic() + stage.left_s / (len(settings) - number)
-        seconds: dict[int, list[float]] = {}
-        sizes = [near + offset for near in (128, 256, 512) for offset in (-1, 0, 1)]
-        loops: dict[int, Steps] = {}
-        for size in sizes:
-            run = TrainingRun(
-                Images(),
-                setup_of(
-                    BatchPlan(size), "gpu", parameters | {"samples": 520}, precision=precision, channels_last=channels_last
-                ),
-            )
-            steps = _on_one_batch(run, size)
-            try:
-                steps(3)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                yield Fact(f"{name}, {precision}, {size} and more", "not measured: out of memory")
-                break
-            loops[size] = steps
-        for turn in range(2 if stage.quick else 6):
-            if turn >= 2 and time.monotonic() > ends:
-                break
-            for size in loops:
-                seconds.setdefault(size, []).append(loops[size](3) / 3)
-        loops.clear()
-        torch.cuda.empty_cache()
-        rates = {size: size / median(found) for size, found in seconds.items()}
-        layout = "channels last" if channels_last else "channels first"
-        for near in (128, 256, 512):
-            if {near - 1, near, near + 1} <= rates.keys():
-                below, above = (rates[near + offset] / rates[near] - 1 for offset in (-1, 1))
-                yield Fact(
-                    f"{name}, {precision}, {layout}, {near}",
-                    f"{rates[near]:.0f}/s; {near - 1}: {below:+.1%}, {near + 1}: {above:+.1%}",
-                )
-        if stage.expired:
-            return
-
-
-def _on_one_batch(run: TrainingRun, size: int) -> Steps:
-    """Steps on one batch that lies on the device: no loader, no copies."""
-    run.model.train()
-    batch = run.on_device(run.train_fetcher.fetch(run.stream.take(0, size)))
-
-    def steps(count: int) -> float:
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(count):
-            run.step([(size, batch)], size)
-        torch.cuda.synchronize()
-        return time.perf_counter() - started
-
-    return steps
 
 
 def compiled(stage: Stage) -> Iterator[Found]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ...objectives.data.batches import SampleKeys
 from ...objectives.loading import load_task
 from ...objectives.task import Data, Loss, Score, Task
 from ...objectives.vision import small_cnn
@@ -48,19 +46,6 @@ class Images(Task):
         if name == "small_vit":
             return torchvision.models.VisionTransformer(size, size // 8, 4, 4, 128, 512, num_classes=_CLASSES)  # type: ignore[no-any-return]
         return torchvision.models.get_model(name, weights=None, num_classes=_CLASSES)  # type: ignore[no-any-return]
-
-
-class ImagesOnHost(Images):
-    """The same in a dataset that cannot live on a GPU: every batch is copied there."""
-
-    def data(self, setup: TrialSetup) -> Data:
-        data = super().data(setup)
-        return replace(data, train=_HostTensors(*data.train.tensors))  # type: ignore[attr-defined]
-
-
-class _HostTensors(TensorDataset):
-    def fetch(self, keys: SampleKeys) -> list[Tensor]:
-        return [tensor[torch.from_numpy(keys.index)] for tensor in self.tensors]
 
 
 class Tokens(Task):

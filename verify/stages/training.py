@@ -130,13 +130,12 @@ def train_loss(reference: str, setup: TrialSetup) -> float:
 
 
 def _command(path: Path, stage: Stage) -> list[str]:
-    if stage.serial:
-        return [sys.executable, "-m", f"{__package__}.serial_study", str(path)]
-    return [sys.executable, "-m", f"{__package__.partition('.')[0]}", "run", str(path)]
+    package = __package__.partition(".")[0]
+    return [sys.executable, "-m", package, "run", str(path), *(["--serial"] if stage.serial else [])]
 
 
 def _killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str, Any]]:
-    """Start the study and kill it once so many trials are finished; what the database then says of those."""
+    """Start the study and kill it once `finished` trials have ended; what the database then holds of those."""
     with (
         (path.parent / "log").open("a") as log,
         subprocess.Popen(  # noqa: S603

@@ -22,7 +22,7 @@ _SMALL = MIB
 # Segments that are requested from the device: for small blocks, for blocks below 10 MiB, and the rounding of larger ones.
 _SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_REQUEST, _ROUND_LARGE = 2 * MIB, 20 * MIB, 10 * MIB, 2 * MIB
 
-# An allocation of so many bytes under a key, or the free of what a key holds, which has no size.
+# An allocation under a key and its bytes, or the free of what a key holds, without bytes.
 Event = tuple[Hashable, int | None]
 
 
@@ -158,20 +158,6 @@ class CachingAllocator:
                 self.free(key)
             else:
                 self.allocate(key, size)
-
-    def segments(self) -> list[list[tuple[int, int, str]]]:
-        """Every segment as its blocks in order: (address, bytes, state)."""
-        firsts = {id(block): block for block in map(_first_of, [*self._used.values(), *self._all_free()])}
-        firsts |= {id(block): block for block in map(_first_of, self._first.values())}
-        segments: list[list[tuple[int, int, str]]] = []
-        for first in sorted(firsts.values(), key=lambda block: block.address):
-            blocks: list[tuple[int, int, str]] = []
-            block: _Block | None = first
-            while block is not None:
-                blocks.append((block.address, block.size, block.state))
-                block = block.after
-            segments.append(blocks)
-        return segments
 
     def _all_free(self) -> list[_Block]:
         return [block for pool in self._pools.values() for block in pool.free_blocks()]

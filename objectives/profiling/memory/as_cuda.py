@@ -380,7 +380,7 @@ def _fitted(gradient: Tensor, target: Node, place: int) -> Tensor:
 
 
 def _add(slots: dict[int, Tensor], place: int, gradient: Tensor) -> None:
-    """Add a gradient to a slot, in place where nobody else can see the sum so far."""
+    """Add a gradient to a slot, in place where nothing else holds the sum so far."""
     before = slots.pop(place, None)
     if before is None:
         slots[place] = gradient
@@ -393,7 +393,7 @@ def _add(slots: dict[int, Tensor], place: int, gradient: Tensor) -> None:
 
 
 def _is_ours(tensor: Tensor) -> bool:
-    """Whether nobody else holds the tensor's storage, and it has no overlapping elements."""
+    """Whether nothing else holds the tensor's storage, and it has no overlapping elements."""
     storage = tensor.untyped_storage()
     # This view of the storage and the tensor's own.
     return torch._C._storage_Use_Count(storage._cdata) <= _ALONE and tensor.is_contiguous()

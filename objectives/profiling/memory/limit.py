@@ -21,8 +21,7 @@ from ...data.batches import in_order
 from ...machine import accelerator
 from ...machine.device_memory import is_out_of_memory, release_memory
 from ...task import Task, embeds
-from ..loop_session import LoopMemory
-from .tracing import MemoryProbe, cached_law, does_not_fit, evaluation_batch, memory_law
+from .tracing import MemoryProbe, Probe, cached_law, does_not_fit, evaluation_batch, memory_law
 
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
@@ -118,7 +117,7 @@ def _with_memory_law(
         highest = max(highest // 2, smallest)
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, None, usable, smallest)))
+        raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, smallest)))
     largest = law.largest_micro_batch(alone) or smallest
     if probe.ranks > 1:
         law = replace(law, note=law.note or f"of one of {probe.ranks} devices; not confirmed on real tensors")
@@ -130,10 +129,10 @@ def _with_memory_law(
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
+            fault = Fault("memory.limit", does_not_fit(probe.train_peak(smallest), usable, smallest))
             raise StudyFileError(fault) from None
     if law.largest_micro_batch(least) is None:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe.train_peak(smallest), least, smallest)))
     if profile.embedding == "cached":
         law, largest_batch = cached_law(probe, law, least, 2 * smallest, request.highest)
         profile = replace(profile, largest_batch=largest_batch)
@@ -209,7 +208,7 @@ def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s:
 
 
 def verified(
-    law: MemoryLaw, probe: MemoryProbe | LoopMemory, limit: int, usable: float, largest: int, limit_s: float = 10.0
+    law: MemoryLaw, probe: Probe, limit: int, usable: float, largest: int, limit_s: float = 10.0
 ) -> tuple[MemoryLaw, int]:
     """Find the largest micro-batch on real tensors, starting from the law's, and let measurements replace its predictions.
 
@@ -227,7 +226,7 @@ def verified(
     smallest = probe.counted("train", fits, limit).total
     law = law.measured_at(fits, smallest)
     if smallest > usable:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(fits), usable, fits)))
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe.train_peak(fits), usable, fits)))
     if probe.setup.device == "cpu":
         started = time.perf_counter()
         probe.counted("train", fits, limit)  # the first run also warmed up

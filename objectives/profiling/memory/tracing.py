@@ -26,6 +26,7 @@ from ....spaces.plan import Embedding
 from ....spaces.readable import readable_bytes
 from ....spaces.trial import TrialSetup
 from ...data.batches import SampleKeys, in_order, to_device
+from ...loading import error_line
 from ...machine import accelerator
 from ...machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory, segments_grow
 from ...machine.host import host_bytes
@@ -40,7 +41,7 @@ from .live_bytes import LiveBytes
 # Two micro-batches have the same peak as more; one has a peak up to 12 % lower.
 _MICRO_BATCHES = 2
 _STEPS = 2
-# The share of a machine's memory, one in so many, that real steps may take to find out what steps take.
+# Real steps that find out what steps take may use 1 / this of a machine's memory.
 _SPARED = 4
 # Larger evaluation batches were never faster in our measurements.
 _LARGEST_EVALUATION = 4096
@@ -61,7 +62,49 @@ class Peak:
     parts: dict[str, int]
 
 
-class MemoryProbe:
+class Probe:
+    """Peaks of a training's steps at any micro-batch: traced, or counted on real tensors where they cannot be traced."""
+
+    setup: TrialSetup
+    ranks = 1
+
+    def __init__(self) -> None:
+        self.note = ""  # why it cannot be traced
+        self._peaks: dict[tuple[str, int], Peak] = {}
+
+    @property
+    def source(self) -> str:
+        return "counted" if self.note else "traced"
+
+    def train_peak(self, micro_batch: int) -> Peak:
+        """Peak of a training step with micro-batches of this size; traced unless the model cannot be traced."""
+        return self.peak("train", micro_batch)
+
+    def peak(self, kind: str, size: int) -> Peak:
+        if (kind, size) not in self._peaks:
+            if not self.note:
+                try:
+                    self._peaks[kind, size] = self.traced(kind, size)
+                except Exception as error:
+                    self.note = error_line(error)
+            if self.note:
+                self._peaks[kind, size] = self.counted(kind, size)
+        return self._peaks[kind, size]
+
+    def traced(self, kind: str, size: int) -> Peak:
+        """The peak on fake tensors."""
+        raise NotImplementedError
+
+    def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
+        """The same on real tensors: on a GPU what its allocator reserves, on a CPU the bytes of live tensors.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit.
+        """
+        raise NotImplementedError
+
+
+class MemoryProbe(Probe):
     """Peaks of one task with one set of parameters, at any micro-batch.
 
     Args:
@@ -83,6 +126,7 @@ class MemoryProbe:
         ranks: int = 1,
         embedding: Embedding = "",
     ) -> None:
+        super().__init__()
         self.task, self.like_gpu = task, like_gpu
         self.ranks = ranks
         self.micro_batches = 1 if embedding == "whole" or task.couples_samples else _MICRO_BATCHES  # as many as trials have
@@ -96,9 +140,7 @@ class MemoryProbe:
         self.setup = self.run.setup = setup
         self.run.model.cpu()  # copies are probed; on the device it would add to their memory
         self._expandable = EXPANDABLE_SEGMENTS if like_gpu or self.setup.device == "cpu" else segments_grow()
-        self.note = ""
         self.cap_bytes = cap_bytes
-        self._peaks: dict[tuple[str, int], Peak] = {}
         self._factories: dict[str, Callable[[int, Callable[[Tensor], Tensor]], Any]] = {}
 
     def _batch_like(self, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
@@ -107,19 +149,11 @@ class MemoryProbe:
             self._factories[kind] = batch_factory(self.run, kind)
         return self._factories[kind]
 
-    @property
-    def source(self) -> str:
-        return "counted" if self.note else "traced"
-
-    def train_peak(self, micro_batch: int) -> Peak:
-        """Peak of a training step with micro-batches of this size; traced unless the model cannot be traced."""
-        return self._peak("train", micro_batch)
-
     def batch_peak(self, effective_batch: int) -> Peak:
-        """Peak of a step of so many samples in the smallest micro-batches, their embeddings cached; most of them are only
-        imagined, since the embeddings alone matter of those that are not run.
+        """Peak of a step of `effective_batch` samples in the smallest micro-batches, their embeddings cached. Of most samples
+        the embeddings alone take memory: they are not run.
         """
-        return self._peak("batch", effective_batch)
+        return self.peak("batch", effective_batch)
 
     def held_bytes(self) -> float:
         """Bytes that a step with cached embeddings holds for each of its samples: the embeddings' gradients, and the batch
@@ -138,21 +172,9 @@ class MemoryProbe:
 
     def evaluation_peak(self, batch: int) -> Peak:
         """Peak of evaluating a batch of this size, including the optimizer's state."""
-        return self._peak("evaluation", batch)
+        return self.peak("evaluation", batch)
 
-    def _peak(self, kind: str, size: int) -> Peak:
-        if (kind, size) not in self._peaks:
-            if not self.note:
-                try:
-                    self._peaks[kind, size] = self._traced(kind, size)
-                except Exception as error:
-                    reason = str(error).strip().splitlines()
-                    self.note = f"{type(error).__name__}: {reason[0] if reason else ''}"[:200]
-            if self.note:
-                self._peaks[kind, size] = self.counted(kind, size)
-        return self._peaks[kind, size]
-
-    def _traced(self, kind: str, size: int) -> Peak:
+    def traced(self, kind: str, size: int) -> Peak:
         like = {each: self._batch_like(each) for each in dict.fromkeys(("train", "train" if kind == "batch" else kind))}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings(), FakeCopyMode(fake):
@@ -177,7 +199,7 @@ class MemoryProbe:
             return self._reserved_peak(run, kind, size, lambda each, count: like[each](count, _empty_on_cuda))
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
-        """The same on real tensors: on a GPU the allocator's peak, on a CPU live tensor bytes.
+        """As of any `Probe`.
 
         Raises:
             torch.OutOfMemoryError: it does not fit.
@@ -292,7 +314,7 @@ def cached_law(probe: MemoryProbe, law: MemoryLaw, limit_bytes: float, lowest: i
     return replace(law, points=points, held_bytes=held), largest or lowest
 
 
-def approached(probe: Any, peak: Callable[[int], float], limit_bytes: float) -> Callable[[int], float]:
+def approached(probe: Probe, peak: Callable[[int], float], limit_bytes: float) -> Callable[[int], float]:
     """The peak of a size, infinite where memory runs out. Where the probe counts real tensors, it reaches a size from below.
 
     A trace takes no memory, a real step may take more than the machine has. Each size is at most twice the one before, and so
@@ -323,13 +345,10 @@ def approached(probe: Any, peak: Callable[[int], float], limit_bytes: float) -> 
     return climbed
 
 
-def memory_law(probe: Any, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
+def memory_law(probe: Probe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
     """The memory law from a few traces, enough to find the largest micro-batch under the limit exactly.
 
     None where real tensors had to be counted and not even the lowest size ran.
-
-    Args:
-        probe: a `MemoryProbe`, or a `LoopMemory`.
     """
     points: dict[int, Peak] = {}
 
@@ -372,7 +391,7 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
     return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
 
 
-def does_not_fit(probe: Any, peak: Peak | None, limit_bytes: float, micro_batch: int) -> str:
+def does_not_fit(peak: Peak | None, limit_bytes: float, micro_batch: int) -> str:
     """The message for a model whose smallest micro-batch does not fit, with its breakdown of bytes where they are known."""
     if peak is None:
         return (
