@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from ....spaces.boundary.files import text_of
-from ....spaces.errors import Fault, StudyFileError
-from .forms import INDIFFERENT, Form, Meaning, form_of
+from ...search.report.frameworks.library import Library, Setting
+from ...spaces.boundary.files import text_of
+from ...spaces.errors import Fault, StudyFileError
+from .forms import INDIFFERENT, library_of
 
 _MOST_BYTES = 1 << 20
 # What starts a training on several devices.
@@ -52,63 +53,66 @@ class Recipe:
 
     path: Path
     text: str
-    form: Form
+    library: Library
     settings: Mapping[str, Any]
     devices: int | None = None
     line: bool = False
 
-    def get(self, meaning: Meaning) -> Any:
-        """A setting by what it means; None: the recipe does not have it."""
-        found = [self.settings[key] for key in self.form.keys.get(meaning, ()) if self.settings.get(key) is not None]
-        return found[0] if found else None
+    def get(self, setting: Setting) -> Any:
+        """A setting, with our meaning of its value, or the library's default; None: neither is known."""
+        for name in self.library.table.get(setting, ()):
+            given = self.settings.get(name.key)
+            if name.read is not None and given is not None and (value := name.read(given)) is not None:
+                return value
+        return self.library.defaults.get(setting)
 
-    def key(self, meaning: Meaning) -> str:
+    def has(self, setting: Setting) -> bool:
+        """Whether the recipe itself has it."""
+        return any(self.settings.get(name.key) is not None for name in self.library.table.get(setting, ()) if name.read)
+
+    def key(self, setting: Setting) -> str:
         """The name of a setting, as the recipe has it, or as its library does."""
-        names = self.form.keys[meaning]
-        return next((name for name in names if name in self.settings), names[0])
+        known = [name.key for name in self.library.table[setting] if name.read]
+        return next((key for key in known if key in self.settings), known[0])
 
-    def number(self, meaning: Meaning) -> float | None:
+    def number(self, setting: Setting) -> float | None:
         """A setting that is a number; None: the recipe does not have it.
 
         Raises:
             StudyFileError: it is something else, such as `auto`.
         """
-        value = self.get(meaning)
+        value = self.get(setting)
         try:
             if isinstance(value, bool):
                 raise TypeError
             return None if value is None else float(value)  # YAML reads 2e-5 as text
         except (TypeError, ValueError):
             raise self.fault(
-                self.key(meaning), f"expected a number, got {value!r}. Write the number that it stands for."
+                self.key(setting), f"expected a number, got {value!r}. Write the number that it stands for."
             ) from None
 
-    def count(self, meaning: Meaning, default: int) -> int:
+    def count(self, setting: Setting, default: int) -> int:
         """A setting that is an integer >= 1."""
-        value = self.number(meaning)
+        value = self.number(setting)
         if value is None:
             return default
         if value < 1 or value != int(value):
-            raise self.fault(self.key(meaning), f"expected an integer >= 1, got {self.get(meaning)!r}")
+            raise self.fault(self.key(setting), f"expected an integer >= 1, got {self.get(setting)!r}")
         return int(value)
-
-    def is_on(self, meaning: Meaning) -> bool:
-        """A setting that is true, also as text, or `auto`."""
-        return str(self.get(meaning)).lower() in ("true", "auto", "1", "yes", "unsloth", "offload")
 
     @property
     def read(self) -> list[str]:
         """Keys that `port` uses."""
-        return [key for key in self.settings if key in self.form.meanings]
+        return [key for key in self.settings if key in self.library.read]
 
     @property
     def kept(self) -> list[str]:
         """Keys that mean the same on any devices."""
-        return [key for key in self.settings if key not in self.form.meanings and _is_indifferent(key)]
+        return [key for key in self.settings if key not in self.library.read and _is_indifferent(key)]
 
     @property
     def unknown(self) -> list[str]:
-        return [key for key in self.settings if key not in self.form.meanings and not _is_indifferent(key)]
+        return [key for key in self.settings if key not in self.library.read and not _is_indifferent(key)]
 
     def fault(self, key: str, message: str) -> StudyFileError:
         return StudyFileError(Fault(key, message, str(self.path)))
@@ -134,8 +138,8 @@ def read_recipe(path: Path) -> Recipe:
 
 def _recipe(path: Path, text: str) -> Recipe:
     settings, devices, line = _settings(path, text)
-    form = form_of(frozenset(settings))
-    if form is None:
+    library = library_of(frozenset(settings))
+    if library is None:
         raise StudyFileError(
             Fault(
                 "",
@@ -144,7 +148,7 @@ def _recipe(path: Path, text: str) -> Recipe:
                 str(path),
             )
         )
-    recipe = Recipe(path, text, form, settings, devices, line)
+    recipe = Recipe(path, text, library, settings, devices, line)
     for key in _OTHER_PARALLELISM:
         if str(settings.get(key, 1)) not in ("1", "None"):
             raise recipe.fault(
@@ -154,7 +158,7 @@ def _recipe(path: Path, text: str) -> Recipe:
         if str(settings.get(key)) not in known:
             raise recipe.fault(key, f"expected supervised fine-tuning, whose steps port knows; got {settings[key]}")
     for outer, value in settings.items():
-        if isinstance(value, dict) and (inner := [key for key in value if key in form.meanings and value[key] != "auto"]):
+        if isinstance(value, dict) and (inner := [key for key in value if key in library.read and value[key] != "auto"]):
             raise recipe.fault(
                 outer, f"expected settings of the batch outside of it, where port reads them; got {', '.join(inner)}"
             )
@@ -217,7 +221,7 @@ def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
                 variables |= dict(word.split("=", 1) for word in words[1:] if "=" in word)
             elif words and words[0].rpartition("/")[2] in _LAUNCHERS and any(word.startswith("--") for word in words):
                 settings, devices = _arguments(words, path)
-                if form_of(frozenset(settings)) is not None:
+                if library_of(frozenset(settings)) is not None:
                     found.append((settings, devices))
                 else:
                     other += list(settings)

@@ -17,12 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from ....spaces.boundary.storage import sqlite_url
-from ....spaces.errors import StudyFileError
-from ....spaces.readable import from_here
-from ....spaces.record import TrialRecord
-from ....spaces.study.spec import Tracker as TrackerName
-from ...store.url import shown_url
+from ...search.store.url import shown_url
+from ...spaces.boundary.storage import sqlite_url
+from ...spaces.errors import StudyFileError
+from ...spaces.readable import from_here
+from ...spaces.record import TrialRecord
 
 # Settings of a training that trackers show beside the searched parameters.
 _SETTINGS = (
@@ -264,9 +263,6 @@ class WandB:
             (place / "ended").write_text(trial.record.outcome)
 
 
-TRACKERS: dict[TrackerName, type[Any]] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
-
-
 def _imported(package: str) -> Any:
     try:
         return __import__(package)
@@ -288,4 +284,4 @@ def _ms(text: str) -> int | None:
     return round(1000 * datetime.fromisoformat(text).timestamp()) if text else None
 
 
-__all__ = ["TRACKERS", "TrackedTrial", "Tracker"]
+__all__ = ["MLflow", "TensorBoard", "TrackedTrial", "Tracker", "WandB"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ....spaces.errors import Fault, StudyFileError
+from ...spaces.errors import Fault, StudyFileError
 from .recipe import IN_ALL, MACHINES, PER_MACHINE, Recipe, reread
 
 _BATCH = "per_device_train_batch_size"

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....spaces.errors import OutputError, TaskError
-from .settings import ChosenSettings
+from ...search.report.frameworks.settings import ChosenSettings
+from ...spaces.errors import OutputError, TaskError
 
 # Label of a token that the loss leaves out, in `transformers`.
 _IGNORED = -100
@@ -26,7 +26,7 @@ def whole_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     Args:
         rows: tokens, labels and segments, (rows, length) each, as `packing.Rows` has them.
     """
-    from ....objectives.language.packing import positions
+    from ...objectives.language.packing import positions
 
     tokens, labels = rows.tokens.numpy(), _labels(rows)
     places = positions(rows.segments).numpy()
@@ -91,8 +91,8 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
         from datasets import Dataset, DatasetDict, disable_progress_bars
     except ImportError:
         raise TaskError("rows of tokens are written by `datasets`: pip install 'bsearch[language]'") from None
-    from ....objectives.data.batches import SampleStream
-    from ....objectives.language.corpus import corpus_of
+    from ...objectives.data.batches import SampleStream
+    from ...objectives.language.corpus import corpus_of
 
     disable_progress_bars()
     setup = chosen.setup

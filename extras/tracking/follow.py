@@ -20,16 +20,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....spaces.boundary.files import file_name
-from ....spaces.boundary.secrets import masked
-from ....spaces.errors import cut, plain
-from ....spaces.study.spec import Tracker as TrackerName
-from ...analysis.pareto import study_front
-from ...run.study_run import StudyRun
-from ...store.database import RetryPolicy
-from ...store.stored import StoredStudy
-from ...store.trials import StoredTrials
-from .trackers import TRACKERS, TrackedTrial, Tracker
+from ...search.analysis.pareto import study_front
+from ...search.run.study_run import StudyRun
+from ...search.store.database import RetryPolicy
+from ...search.store.stored import StoredStudy
+from ...search.store.trials import StoredTrials
+from ...spaces.boundary.files import file_name
+from ...spaces.boundary.plug_ins import plug_in
+from ...spaces.boundary.secrets import masked
+from ...spaces.errors import cut, plain
+from ...spaces.study.spec import Tracker as TrackerName
+from .trackers import TrackedTrial, Tracker
 
 # Seconds between two looks at the database, and after a tracker failed, at first and at most.
 _EVERY_S, _RETRY_S, _LONGEST_RETRY_S = 2.0, 5.0, 60.0
@@ -68,7 +69,7 @@ class _Telling:
 
     def __init__(self, to: TrackerName, study: str, identity: str, folder: Path) -> None:
         self.to: TrackerName = to
-        self.tracker: Tracker = TRACKERS[to](study, identity, folder)
+        self.tracker: Tracker = plug_in("bsearch.trackers", to)(study, identity, folder)
         self.known: dict[int, tuple[int, bool, bool]] = {}  # by number: samples, ended, on the front
         self.error, self._wait_s, self._again = "", _RETRY_S, 0.0
 
