@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,7 @@ def trl(chosen: ChosenSettings) -> Exported:
     arguments |= TRL.written({"length": _length(chosen), "packing": False, "checkpointing": recomputes})
     arguments |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
     arguments["train_sampling_strategy"] = "sequential"
+    rows, records = _rows(chosen, "trl"), whole_rows if _packs(chosen) else padded_rows
     made = program(
         _TEMPLATES / "trl.py.jinja",
         chosen,
@@ -62,13 +62,13 @@ def trl(chosen: ChosenSettings) -> Exported:
         arguments=arguments,
         optimizer=torch_optimizer(chosen, chosen.even_settings) if known else optimizer,
         options=options,
-        rows=_rows(chosen, "trl"),
+        rows=rows,
         has_tokenizer=options.get("tokenizer") != "bytes",
         dtype=str(options.get("dtype", "auto" if "lora_rank" in options else "float32")),
         adapters=_adapters(options, PEFT) | {"task_type": "CAUSAL_LM"} if "lora_rank" in options else None,
         quantized=options.get("quantize"),
     )
-    return replace(made, beside=partial(_write, chosen, "trl", whole_rows if _packs(chosen) else padded_rows))
+    return replace(made, beside=lambda folder: write_rows(chosen, records, folder / rows))
 
 
 def axolotl(chosen: ChosenSettings) -> Exported:
@@ -101,7 +101,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     if "lora_rank" in options and chosen.setup.device == "cpu":  # its own kernels know CUDA alone
         document |= {f"lora_{layers}_kernel": False for layers in ("mlp", "qkv", "o")}
     launch = "axolotl train config.yaml" + (f" --launcher torchrun -- --nproc_per_node={devices}" if devices > 1 else "")
-    return _yaml(chosen, "axolotl", document, notes, launch, documents if packs else lone_documents)
+    return _yaml(chosen, rows, document, notes, launch, documents if packs else lone_documents)
 
 
 def llamafactory(chosen: ChosenSettings) -> Exported:
@@ -128,7 +128,7 @@ def llamafactory(chosen: ChosenSettings) -> Exported:
     }
     notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(chosen)]
     records = numbered_rows if packs else lone_documents
-    return _yaml(chosen, "llamafactory", document, notes, "llamafactory-cli train config.yaml", records)
+    return _yaml(chosen, rows, document, notes, "llamafactory-cli train config.yaml", records)
 
 
 def _model_and_steps(chosen: ChosenSettings, library: Library) -> dict[str, Any]:
@@ -217,10 +217,6 @@ def _rows(chosen: ChosenSettings, framework: str) -> str:
     return f"rows-trial{chosen.trial}-{framework}"
 
 
-def _write(chosen: ChosenSettings, framework: str, records: Records, folder: Path) -> None:
-    write_rows(chosen, records, folder / _rows(chosen, framework))
-
-
 def _row_notes(chosen: ChosenSettings) -> Iterator[str]:
     if chosen.parameters.get("attention") == "rows":
         yield "the trial's tokens attended across the documents of a row (attention: rows); here they do not"
@@ -250,14 +246,14 @@ def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:
 
 
 def _yaml(
-    chosen: ChosenSettings, framework: str, document: Mapping[str, Any], notes: list[str], launch: str, records: Records
+    chosen: ChosenSettings, rows: str, document: Mapping[str, Any], notes: list[str], launch: str, records: Records
 ) -> Exported:
     head = [f"bsearch study {chosen.study}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"]
     head += [f"note: {note}" for note in notes]
-    head += [f"launch in the study's folder, with {_rows(chosen, framework)} there: {launch}"]
+    head += [f"launch in the study's folder, with {rows} there: {launch}"]
     comments = "\n".join(commented(line) for line in head)
     text = f"{comments}\n\n{yaml_text(document)}"
-    return Exported(text, tuple(notes), partial(_write, chosen, framework, records))
+    return Exported(text, tuple(notes), lambda folder: write_rows(chosen, records, folder / rows))
 
 
 __all__ = ["axolotl", "llamafactory", "trl"]

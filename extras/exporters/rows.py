@@ -28,27 +28,24 @@ def whole_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     """
     from ...objectives.language.packing import positions
 
-    tokens, labels = rows.tokens.numpy(), _labels(rows)
-    places = positions(rows.segments).numpy()
-    for row in order:
-        yield {"input_ids": tokens[row], "labels": labels[row], "position_ids": places[row]}
+    return _records(rows, order, position_ids=positions(rows.segments).numpy())
 
 
 def padded_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     """A record for each row, which is one document, with an attention mask of 0 over what fills it: not all models that train
     on such rows take positions.
     """
-    tokens, labels = rows.tokens.numpy(), _labels(rows)
-    for row in order:
-        mask = (rows.segments[row].numpy() == 0).astype(np.int32)
-        yield {"input_ids": tokens[row], "labels": labels[row], "attention_mask": mask}
+    return _records(rows, order, attention_mask=(rows.segments.numpy() == 0).astype(np.int32))
 
 
 def numbered_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     """A record for each row, whose attention mask numbers its documents from 1, by which LLaMA-Factory keeps them apart."""
-    tokens, labels = rows.tokens.numpy(), _labels(rows)
-    for row in order:
-        yield {"input_ids": tokens[row], "labels": labels[row], "attention_mask": rows.segments[row].numpy() + 1}
+    return _records(rows, order, attention_mask=rows.segments.numpy() + 1)
+
+
+def _records(rows: Any, order: np.ndarray, **column: np.ndarray) -> Iterator[dict[str, Any]]:
+    columns = {"input_ids": rows.tokens.numpy(), "labels": _labels(rows), **column}
+    return ({name: values[row] for name, values in columns.items()} for row in order)
 
 
 def documents(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Recipe:
 
     Args:
         settings: by the library's names.
-        devices: that the recipe itself tells; None: it does not.
+        devices: as the recipe states it; None: it does not.
         line: it is a command line.
     """
 
@@ -115,7 +115,11 @@ class Recipe:
         return [key for key in self.settings if key not in self.library.read and not _is_indifferent(key)]
 
     def fault(self, key: str, message: str) -> StudyFileError:
-        return StudyFileError(Fault(key, message, str(self.path)))
+        return _fault(self.path, message, key)
+
+
+def _fault(path: Path, message: str, key: str = "") -> StudyFileError:
+    return StudyFileError(Fault(key, message, str(path)))
 
 
 def reread(recipe: Recipe, text: str) -> Recipe:
@@ -140,13 +144,10 @@ def _recipe(path: Path, text: str) -> Recipe:
     settings, devices, line = _settings(path, text)
     library = library_of(frozenset(settings))
     if library is None:
-        raise StudyFileError(
-            Fault(
-                "",
-                "expected the settings of Axolotl (base_model), LLaMA-Factory (finetuning_type) or transformers' Trainer "
-                f"(per_device_train_batch_size), got {', '.join(list(settings)[:8]) or 'none'}",
-                str(path),
-            )
+        raise _fault(
+            path,
+            "expected the settings of Axolotl (base_model), LLaMA-Factory (finetuning_type) or transformers' Trainer "
+            f"(per_device_train_batch_size), got {', '.join(list(settings)[:8]) or 'none'}",
         )
     recipe = Recipe(path, text, library, settings, devices, line)
     for key in _OTHER_PARALLELISM:
@@ -172,13 +173,11 @@ def _settings(path: Path, text: str) -> tuple[dict[str, Any], int | None, bool]:
             found = json.loads(text, object_pairs_hook=_once) if is_json else _Once(text).get_single_data()
         except yaml.MarkedYAMLError as error:
             at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-            raise StudyFileError(
-                Fault("", f"{at}cannot be read as YAML: {error.problem or error.context}", str(path))
-            ) from None
+            raise _fault(path, f"{at}cannot be read as YAML: {error.problem or error.context}") from None
         except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise StudyFileError(Fault("", f"cannot be read: {str(error).splitlines()[0]}", str(path))) from None
+            raise _fault(path, f"cannot be read: {str(error).splitlines()[0]}") from None
         if not isinstance(found, dict):
-            raise StudyFileError(Fault("", f"expected a mapping of settings, got {type(found).__name__}", str(path)))
+            raise _fault(path, f"expected a mapping of settings, got {type(found).__name__}")
         return {str(key): value for key, value in found.items()}, None, False
     return *_command(path, text), True
 
@@ -195,11 +194,11 @@ class _Once(yaml.SafeLoader):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in [earlier for earlier, _ in pairs[:number]])
+    keys = [key for key, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
         raise ValueError(f"expected {twice} once, got it twice")
-    return found
+    return dict(pairs)
 
 
 def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
@@ -226,12 +225,12 @@ def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
                 else:
                     other += list(settings)
     if len(found) > 1:
-        raise StudyFileError(Fault("", f"expected one command that trains, got {len(found)}", str(path)))
+        raise _fault(path, f"expected one command that trains, got {len(found)}")
     if not found:
         got = f"; got arguments {', '.join(other[:6])}" if other else ""
         launchers = ", ".join(_LAUNCHERS[:4])
         message = f"expected a file that ends in .yaml or .json, or a command of {launchers} with a batch{got}"
-        raise StudyFileError(Fault("", message, str(path)))
+        raise _fault(path, message)
     return found[0]
 
 
@@ -243,14 +242,11 @@ def _commands(line: str, path: Path) -> list[list[str]]:
         lexer.whitespace_split = True
         words = list(lexer)
     except ValueError as error:
-        raise StudyFileError(Fault("", f"cannot be read as a command line: {error}", str(path))) from None
+        raise _fault(path, f"cannot be read as a command line: {error}") from None
     commands: list[list[str]] = [[]]
     for word in words:
         if set(word) <= set("();<>|&"):
-            if set(word) & set("<>"):
-                commands.append(["#"])  # where it goes is no command
-            else:
-                commands.append([])
+            commands.append(["#"] if set(word) & set("<>") else [])  # where output goes is no command
         else:
             commands[-1].append(word)
     return [command for command in commands if command and command[0] != "#"]
@@ -285,12 +281,10 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
         given["--num_gpus"] = str(value.count(",") + 1) if re.fullmatch(r"[\w.-]+:[\d,]+", value) else value
 
     def count(names: tuple[str, ...]) -> int | None:
-        told = next((str(given[name]) for name in names if name in given), None)
-        if told is not None and not told.isdigit():
-            raise StudyFileError(
-                Fault(names[0], f"expected a number of processes or machines, got {told}. Write it out.", str(path))
-            )
-        return None if told is None else int(told)
+        found = next((str(given[name]) for name in names if name in given), None)
+        if found is not None and not found.isdigit():
+            raise _fault(path, f"expected a number of processes or machines, got {found}. Write it out.", names[0])
+        return None if found is None else int(found)
 
     in_all, each, machines = count(IN_ALL), count(PER_MACHINE), count(MACHINES)
     devices = in_all if in_all is not None else None if each is None else each * (machines or 1)

@@ -19,7 +19,7 @@ def plug_in(group: str, name: str) -> Any:
     Raises:
         StudyFileError: there is no such entry point, or it cannot be imported.
     """
-    point = next(iter(entry_points(group=group, name=name)), None) or _in_checkout(group, name)
+    point = _in_checkout(group, name) or next(iter(entry_points(group=group, name=name)), None)
     if point is None:
         raise StudyFileError(f"{name}: expected an entry point of {group} with this name, found none. Reinstall bsearch.")
     try:
