@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...search.report.frameworks.differences import (
-    checkpointing_notes,
-    device_notes,
-    even_notes,
-    mean_notes,
-    optimizer_notes,
-    seed_notes,
-    tf32_notes,
-    torch_optimizer,
-)
+from ...search.report.frameworks.differences import loop_notes, torch_optimizer
 from ...search.report.frameworks.settings import ChosenSettings
 from ...search.report.frameworks.texts import Exported, program
 
@@ -30,10 +21,8 @@ def accelerate(chosen: ChosenSettings) -> Exported:
     }
     if chosen.setup.device == "cpu":
         arguments["cpu"] = True
-    notes = [*even_notes(chosen), *optimizer_notes(chosen), *seed_notes(chosen), *mean_notes(chosen, "Accelerate")]
-    notes += [*device_notes(chosen, "cpu=True"), *tf32_notes(chosen), *checkpointing_notes(chosen, enabled=False)]
-    if training.compile:
-        notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
+    compiled = "model = torch.compile(model) before train(...)"
+    notes = loop_notes(chosen, "Accelerate", cpu="cpu=True", compiled=compiled)
     if training.sync_batch_norm:
         notes.append("the trial used synchronised BatchNorm: call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first")
     optimizer = torch_optimizer(chosen, chosen.even_settings)

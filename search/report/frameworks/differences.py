@@ -144,12 +144,6 @@ def mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
         )
 
 
-def tf32_notes(chosen: ChosenSettings) -> list[str]:
-    if chosen.setup.training.precision != "tf32":
-        return []
-    return ["the trial's products were rounded to tf32: call torch.set_float32_matmul_precision('high') first"]
-
-
 def device_notes(chosen: ChosenSettings, argument: str) -> Iterator[str]:
     if chosen.setup.device == "cpu":
         yield f"the trial ran on a CPU, so {argument} is set; without it, on a GPU, expect a different training time"
@@ -166,3 +160,20 @@ def own_schedule_notes(chosen: ChosenSettings) -> Iterator[str]:
     schedule = chosen.setup.training.schedule
     if is_own(schedule):
         yield f"the trial's schedule is {schedule}, which is not called here: the rate stays at its peak after warm-up"
+
+
+def loop_notes(chosen: ChosenSettings, library: str, *, cpu: str, compiled: str) -> list[str]:
+    """What holds for a library's own loop with the trial's schedule and one of torch's optimizers.
+
+    Args:
+        cpu: the argument that keeps training on a CPU.
+        compiled: how the model is compiled.
+    """
+    notes = [*even_notes(chosen), *optimizer_notes(chosen), *seed_notes(chosen), *mean_notes(chosen, library)]
+    notes += device_notes(chosen, cpu)
+    if chosen.setup.training.precision == "tf32":
+        notes.append("the trial's products were rounded to tf32: call torch.set_float32_matmul_precision('high') first")
+    notes += checkpointing_notes(chosen, enabled=False)
+    if chosen.setup.training.compile:
+        notes.append(f"the trial's model was compiled: call {compiled}")
+    return notes

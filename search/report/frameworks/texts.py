@@ -28,11 +28,10 @@ from .differences import (
     checkpointing_notes,
     device_notes,
     even_notes,
-    mean_notes,
+    loop_notes,
     optimizer_notes,
     own_schedule_notes,
     seed_notes,
-    tf32_notes,
     torch_optimizer,
 )
 from .library import TRAINER, Library
@@ -130,10 +129,8 @@ def lightning(chosen: ChosenSettings) -> Exported:
         arguments["sync_batchnorm"] = True
     if training.cudnn_benchmark:
         arguments["benchmark"] = True
-    notes = [*even_notes(chosen), *optimizer_notes(chosen), *seed_notes(chosen), *mean_notes(chosen, "Lightning")]
-    notes += [*device_notes(chosen, "accelerator='cpu'"), *tf32_notes(chosen), *checkpointing_notes(chosen, enabled=False)]
-    if training.compile:
-        notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
+    compiled = "module = torch.compile(module) before Trainer.fit"
+    notes = loop_notes(chosen, "Lightning", cpu="accelerator='cpu'", compiled=compiled)
     optimizer = torch_optimizer(chosen, chosen.even_settings)
     return program(_TEMPLATES / "lightning.py.jinja", chosen, notes, arguments=arguments, optimizer=optimizer)
 
