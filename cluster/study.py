@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -474,23 +474,26 @@ def run_study_here(
         StudyFileError, TaskError, StorageError, ClusterError: see `search.run.driver.run_study`.
     """
     from ..search.report.optuna_view import kept_copy
-    from ..search.report.tracking.follow import tracking
     from ..search.run.driver import run_study
     from ..search.run.events import Event
+    from ..spaces.boundary.plug_ins import plug_in
 
     def say(text: str) -> None:
         notify(Event("message", text=text))
 
     runner = _runner(spec, out, serial=serial, say=say)
     code = task_code_hash(spec.task)
-    with tracking(spec.tracking, spec.storage or "", out, say) as track, kept_copy(say) as keep:
+    with ExitStack() as beside:
+        begun = [beside.enter_context(kept_copy(say)), watch]
+        if spec.tracking:
+            tracking = plug_in("bsearch.beside", "tracking")
+            begun.insert(0, beside.enter_context(tracking(spec.tracking, spec.storage or "", out, say)))
 
-        def begun(run: StudyRun) -> None:
-            track(run)
-            keep(run)
-            watch(run)
+        def begin(run: StudyRun) -> None:
+            for watcher in begun:
+                watcher(run)
 
-        return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begun)
+        return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begin)
 
 
 @contextmanager

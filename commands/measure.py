@@ -313,12 +313,12 @@ def port_recipe(
     RECIPE is a YAML or JSON file of Axolotl, LLaMA-Factory, TRL or transformers' Trainer, or a shell script with a torchrun
     command. Its memory is traced for the new devices, and what was not understood is listed.
     """
+    from ..extras.port.edit import rewritten
+    from ..extras.port.memory import target_of
+    from ..extras.port.ported import port
+    from ..extras.port.recipe import read_recipe
+    from ..extras.port.told import port_document, port_lines
     from ..search.report.export import json_text
-    from ..search.report.port.edit import rewritten
-    from ..search.report.port.memory import target_of
-    from ..search.report.port.ported import port
-    from ..search.report.port.recipe import read_recipe
-    from ..search.report.port.told import port_document, port_lines
     from ..spaces.boundary.files import write_file
 
     wanted, found = target_of(target), read_recipe(recipe)

@@ -310,7 +310,7 @@ def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name
     Trials that a tracker already has are not sent again. With `tracking` in the study file, `bsearch run` does this as trials
     train.
     """
-    from ..search.report.tracking.follow import tell
+    from ..extras.tracking.follow import tell
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from bsearch.search.report.frameworks import FRAMEWORKS
 from bsearch.search.report.frameworks.settings import ChosenSettings, settings_of
 from bsearch.search.store.stored import StoredStudy
@@ -74,23 +69,3 @@ def program(settings: ChosenSettings, framework: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "pasted", "__file__": "pasted.py"}
     exec(compile(FRAMEWORKS[framework](settings).text, "pasted.py", "exec"), names)  # noqa: S102
     return names
-
-
-# A thread of gloo's that outlives the group can abort a process that ends.
-_NO_THREADS = """
-    import pathlib
-    names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
-    assert not any("gloo" in name for name in names), names
-"""
-
-
-def run_script(text: str, folder: Path, launcher: list[str]) -> dict[str, torch.Tensor]:
-    script = folder / "train.py"
-    script.write_text(text.replace("    train()\n", "    torch.save(train().state_dict(), 'model.pt')\n" + _NO_THREADS))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *launcher, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "256 samples seen; score" in done.stdout
-    return torch.load(folder / "model.pt", weights_only=True)

@@ -28,7 +28,7 @@ class Trials(Sequence[TrialRecord]):
         tables: Tables | None = None,
         study: str = "",
         known: Sequence[TrialRecord] = (),
-        objectives: Objectives = Objectives(),  # noqa: B008  # immutable
+        objectives: Objectives | None = None,
     ) -> None:
         self._tables, self._study, self._objectives = tables, study, objectives
         self._trials = list(known) if tables is None else tables.trials(study, objectives=objectives)
@@ -51,7 +51,7 @@ class Trials(Sequence[TrialRecord]):
         """A new trial, running from here on. A driver's is written with what its attempt adds to it (`change`), or its end."""
         with self._adding:
             while True:
-                started, direction = _now(), self._objectives.metric.direction
+                started, direction = _now(), (self._objectives or Objectives()).metric.direction
                 trial = TrialRecord.of(len(self), "running", dict(parameters), facts, started_at=started, direction=direction)
                 if self._tables is None or self._tables.writes is not None:
                     self._trials.append(trial)

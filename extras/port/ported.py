@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....spaces.errors import Fault, InfeasiblePlanError, StudyFileError
-from ....spaces.learning_rate import OptimizerSettings, scaled_settings
-from ....spaces.plan import BatchPlan, plan_batch
-from ....spaces.readable import readable_bytes
-from ...analysis.retime import KnownCost, planned_on, read_profile
-from ..frameworks.settings import nearest_even_plan
-from .memory import Memory, Target, checkpoints, memory_on, optimizer_of, parameters_of
+from ...search.analysis.retime import KnownCost, planned_on, read_profile
+from ...search.report.frameworks.settings import nearest_even_plan
+from ...spaces.errors import Fault, InfeasiblePlanError, StudyFileError
+from ...spaces.learning_rate import OptimizerSettings, scaled_settings
+from ...spaces.plan import BatchPlan, plan_batch
+from ...spaces.readable import readable_bytes
+from ..exporters.libraries import AXOLOTL
+from .memory import Memory, Target, memory_on, optimizer_of, parameters_of
 from .recipe import Recipe
 
 
@@ -67,15 +68,14 @@ class Ported:
         """Settings of the recipe that change, by its own names."""
         recipe, plan = self.recipe, self.written
         changes: dict[str, Any] = {recipe.key("micro_batch"): plan.largest_micro_batch}
-        if recipe.get("total_batch") is not None:
+        if recipe.has("total_batch"):
             changes[recipe.key("total_batch")] = plan.largest_micro_batch * plan.accumulation
-        if recipe.get("total_batch") is None or recipe.get("accumulation") is not None:  # else it follows from that
+        if not recipe.has("total_batch") or recipe.has("accumulation"):  # else it follows from that
             changes[recipe.key("accumulation")] = plan.accumulation
-        if isinstance(self.memory, Memory) and self.memory.checkpointing == "full" and not checkpoints(recipe):
-            off = "no_checkpointing" in recipe.form.keys
-            changes[recipe.key("no_checkpointing" if off else "checkpointing")] = not off
+        if isinstance(self.memory, Memory) and self.memory.checkpointing == "full" and not recipe.get("checkpointing"):
+            changes |= recipe.library.written({"checkpointing": True})
         if self.plan is None and self.nearest is not None:
-            if recipe.get("rate") is not None:
+            if recipe.has("rate"):
                 changes[recipe.key("rate")] = float(f"{self.nearest.rates[0]:.6g}")
             if self.nearest.decays is not None:
                 changes[recipe.key("decay")] = float(f"{self.nearest.decays[0]:.6g}")
@@ -146,8 +146,8 @@ def _batch_of(recipe: Recipe, devices: int | None) -> BatchPlan:
     if devices is not None and recipe.devices not in (None, devices):
         raise StudyFileError(Fault("--from", f"expected the recipe's own {recipe.devices} devices, got {devices}"))
     count = devices or recipe.devices or 1
-    micro_batch = recipe.count("micro_batch", 1 if recipe.form.library.startswith("Axolotl") else 8)  # their defaults
-    total = recipe.count("total_batch", 0) if recipe.get("total_batch") is not None else 0
+    micro_batch = recipe.count("micro_batch", 1)
+    total = recipe.count("total_batch", 0)
     accumulation = recipe.count("accumulation", max(total // micro_batch, 1))
     return BatchPlan(count * micro_batch * accumulation, accumulation, count)
 
@@ -201,14 +201,14 @@ def _differences(recipe: Recipe, before: BatchPlan, after: BatchPlan) -> Iterato
         after.devices * after.accumulation,
         after.largest_micro_batch,
     )
-    if not recipe.form.whole_mean and cut:
+    if not recipe.library.whole_mean and cut:
         yield (
-            f"{recipe.form.library} averages the means of micro-batches and devices, not over all tokens of a step, so other "
+            f"{recipe.library.title} averages the means of micro-batches and devices, not over all tokens of a step, so other "
             "micro-batches weight tokens differently"
         )
     elif _is_off(settings.get("average_tokens_across_devices")) and before.devices != after.devices:
         yield "average_tokens_across_devices: false averages the means of devices, of which there are others"
-    if recipe.form.library.startswith("Axolotl") and recipe.is_on("packing") and cut:
+    if recipe.library is AXOLOTL and recipe.get("packing") and cut:
         yield "sample_packing with flash attention packs micro_batch_size x sequence_len tokens at a time, so rows differ"
     groups = str(settings.get("group_by_length")).lower() == "true" or "group_by_length" in settings.values()
     if groups and before.devices != after.devices:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 from bsearch.search.report.frameworks import FRAMEWORKS, ChosenSettings
-from bsearch.search.report.frameworks.language import LANGUAGE
 from bsearch.spaces.errors import OutputError, StudyFileError
 from bsearch.spaces.plan import BatchPlan
 from exported_settings import chosen, program
-from test_frameworks import GOLDEN
 
+LANGUAGE = ["trl", "axolotl", "llamafactory"]
+GOLDEN = Path(__file__).parents[1] / "golden"
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 300,
@@ -54,10 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("framework", LANGUAGE)
 @pytest.mark.parametrize("case", CASES)
 def test_texts_are_as_they_were_agreed(framework: str, case: str, tmp_path: Path) -> None:
-    # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/search/report/test_language_exports.py -k agreed.
+    # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/extras/test_language_exports.py -k agreed.
     settings = language(tmp_path, **CASES[case])
     golden = GOLDEN / f"export-{framework}-{case}.txt"
-    exported = LANGUAGE[framework](settings)
+    exported = FRAMEWORKS[framework](settings)
     text = exported.text + "".join(f"stderr: {note}\n" for note in exported.notes)
     assert exported.beside is not None
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
@@ -108,7 +108,7 @@ def test_axolotl_takes_its_settings(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_llamafactory_takes_its_settings(devices: int, tmp_path: Path) -> None:
     parameters = {**ASKED, "quantize": "4bit", "lora_variant": "dora", "lora_trained": "lm_head"}
-    document = yaml.safe_load(LANGUAGE["llamafactory"](language(tmp_path, parameters, BatchPlan(24, 2, devices))).text)
+    document = yaml.safe_load(FRAMEWORKS["llamafactory"](language(tmp_path, parameters, BatchPlan(24, 2, devices))).text)
     assert document["per_device_train_batch_size"] * document["gradient_accumulation_steps"] * devices == 24
     adapted = {name: document[name] for name in ("lora_rank", "lora_target", "additional_target", "use_dora")}
     assert adapted == {"lora_rank": 8, "lora_target": "q_proj,v_proj", "additional_target": "lm_head", "use_dora": True}
@@ -132,7 +132,7 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, text:
     # As the trial itself draws them.
     order = TrainingRun(CausalLM(), settings.setup).stream.take(0, 50).index
     for framework in LANGUAGE:
-        exported = LANGUAGE[framework](settings)
+        exported = FRAMEWORKS[framework](settings)
         assert exported.beside is not None
         exported.beside(tmp_path)
         exported.beside(tmp_path)  # written again, in their place
@@ -159,7 +159,7 @@ def test_what_the_libraries_loss_takes_more_is_said(tmp_path: Path) -> None:
     settings = language(tmp_path, {"tokenizer": "bytes"}, plan=BatchPlan(24, 2))
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 128_000, "attention_dropout": 0.1}))
     for framework in LANGUAGE:
-        notes = "\n".join(LANGUAGE[framework](settings).notes)
+        notes = "\n".join(FRAMEWORKS[framework](settings).notes)
         assert "take about 750 MiB more" in notes  # 8 bytes x 12 rows x 64 tokens x 128,000
         assert "dropout (attention_dropout) draws other random numbers" in notes
 
@@ -168,7 +168,7 @@ def test_rows_replace_nothing_but_rows(tmp_path: Path) -> None:
     settings = language(tmp_path, {"tokenizer": "bytes"})
     (tmp_path / "rows-trial3-trl").mkdir()
     (tmp_path / "rows-trial3-trl" / "mine.txt").write_text("x")
-    exported = LANGUAGE["trl"](settings)
+    exported = FRAMEWORKS["trl"](settings)
     assert exported.beside is not None
     with pytest.raises(OutputError, match="got something else of this name"):
         exported.beside(tmp_path)

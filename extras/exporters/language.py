@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ....spaces.errors import StudyFileError, TaskError
-from ....spaces.learning_rate import LION_BETAS
-from ....spaces.readable import readable_bytes
-from ....spaces.study.spec import Framework
-from .rows import Records, documents, lone_documents, numbered_rows, padded_rows, whole_rows, write_rows
-from .settings import ChosenSettings
-from .texts import (
+from ...search.report.frameworks.differences import (
     BITSANDBYTES,
     OPTIMIZERS,
-    Exported,
     average_notes,
-    commented,
-    huggingface_arguments,
     mean_notes,
     optimizer_notes,
     own_schedule_notes,
-    program,
     torch_optimizer,
-    trainers_decay,
-    trainers_schedule,
+)
+from ...search.report.frameworks.library import Library, Setting
+from ...search.report.frameworks.settings import ChosenSettings
+from ...search.report.frameworks.texts import (
+    Exported,
+    adam_arguments,
+    commented,
+    huggingface_arguments,
+    program,
+    trainers_arguments,
     yaml_text,
 )
+from ...spaces.errors import StudyFileError, TaskError
+from ...spaces.readable import readable_bytes
+from .libraries import AXOLOTL, LLAMA_FACTORY, PEFT, TRL
+from .rows import Records, documents, lone_documents, numbered_rows, padded_rows, whole_rows, write_rows
 
 _TASK = "bsearch.objectives.language:"
+_TEMPLATES = Path(__file__).parent / "templates"
 _OPTIMIZERS = {"Adafactor": "adafactor", "SGD": "sgd", **BITSANDBYTES}  # by Axolotl's names; else AdamW
 _LONGEST = 1024  # tokens of a row, where the study does not say
 # What a logit takes more where the loss is not computed in chunks (docs/log.md), and from which bytes on that is said.
@@ -48,23 +50,25 @@ def trl(chosen: ChosenSettings) -> Exported:
     options, chosen = _options(chosen, "trl"), replace(chosen, in_order=True)
     arguments, optimizer, notes = huggingface_arguments(chosen, own_schedule=True)
     known = chosen.optimizer in OPTIMIZERS
-    arguments |= {"max_length": _length(chosen), "packing": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
-    arguments |= {"remove_unused_columns": False, "train_sampling_strategy": "sequential"}
-    arguments |= {"gradient_checkpointing": chosen.plan.activation_checkpointing != "none"}  # true unless said
+    recomputes = chosen.plan.activation_checkpointing != "none"  # TRL's default is true
+    arguments |= TRL.written({"length": _length(chosen), "packing": False, "checkpointing": recomputes})
+    arguments |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
+    arguments["train_sampling_strategy"] = "sequential"
+    rows, records = _rows(chosen, "trl"), whole_rows if _packs(chosen) else padded_rows
     made = program(
-        "trl",
+        _TEMPLATES / "trl.py.jinja",
         chosen,
         [*notes, *_row_notes(chosen)],
         arguments=arguments,
         optimizer=torch_optimizer(chosen, chosen.even_settings) if known else optimizer,
         options=options,
-        rows=_rows(chosen, "trl"),
+        rows=rows,
         has_tokenizer=options.get("tokenizer") != "bytes",
-        dtype=_dtype(options),
-        adapters=_adapters(options),
+        dtype=str(options.get("dtype", "auto" if "lora_rank" in options else "float32")),
+        adapters=_adapters(options, PEFT) | {"task_type": "CAUSAL_LM"} if "lora_rank" in options else None,
         quantized=options.get("quantize"),
     )
-    return replace(made, beside=partial(_write, chosen, "trl", whole_rows if _packs(chosen) else padded_rows))
+    return replace(made, beside=lambda folder: write_rows(chosen, records, folder / rows))
 
 
 def axolotl(chosen: ChosenSettings) -> Exported:
@@ -75,11 +79,11 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     """
     options, chosen = _options(chosen, "axolotl"), replace(chosen, in_order=True)
     rows, packs, devices = _rows(chosen, "axolotl"), _packs(chosen), chosen.even.devices
-    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(chosen), *mean_notes(chosen, "Axolotl 0.19")]
+    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(chosen), *mean_notes(chosen, AXOLOTL.title)]
     if packs and chosen.setup.samples_budget % chosen.even.effective_batch:
         notes.append("Axolotl drops the last, smaller step of packed rows")
     document: dict[str, Any] = {
-        "base_model": str(options["model"]),
+        **_model_and_steps(chosen, AXOLOTL),
         **({"reinit_weights": True} if options.get("from_scratch") else {}),
         **({"tokenizer_config": str(options["tokenizer"])} if options.get("tokenizer", "bytes") != "bytes" else {}),
         "attn_implementation": "sdpa",
@@ -87,37 +91,17 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         "test_datasets": [{"path": f"{rows}/validation", "type": None, "split": "train"}],
         "val_set_size": 0.0,
         "curriculum_sampling": True,  # the order of the rows
-        "sequence_len": _length(chosen),
-        "sample_packing": packs,
         **({"sample_packing_sequentially": True} if packs else {}),
         "eval_sample_packing": False,
         "pad_to_sequence_len": False,
         "num_epochs": 1,
-        "micro_batch_size": chosen.even.micro_batch,
         "eval_batch_size": chosen.even.micro_batch,
-        "lr_scheduler": trainers_schedule(chosen),
-        "optimizer": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),
-        **_arguments(chosen),
         "tf32": chosen.setup.training.precision == "tf32",
-        "gradient_checkpointing": chosen.plan.activation_checkpointing != "none",
     }
-    if adapters := _adapters(options):
-        targets = adapters["target_modules"]
-        document |= {
-            "adapter": "qlora" if options.get("quantize") == "4bit" else "lora",
-            "lora_r": adapters["r"],
-            "lora_alpha": adapters["lora_alpha"],
-            "lora_dropout": adapters["lora_dropout"],
-            **({"lora_target_linear": True} if targets == "all-linear" else {"lora_target_modules": targets}),
-            **({"lora_modules_to_save": adapters["modules_to_save"]} if "modules_to_save" in adapters else {}),
-            **{f"peft_{name}": True for name in ("use_dora", "use_rslora") if name in adapters},
-        }
-        if chosen.setup.device == "cpu":  # its own kernels know CUDA alone
-            document |= {f"lora_{layers}_kernel": False for layers in ("mlp", "qkv", "o")}
-    if options.get("quantize"):
-        document[f"load_in_{options['quantize']}"] = True
+    if "lora_rank" in options and chosen.setup.device == "cpu":  # its own kernels know CUDA alone
+        document |= {f"lora_{layers}_kernel": False for layers in ("mlp", "qkv", "o")}
     launch = "axolotl train config.yaml" + (f" --launcher torchrun -- --nproc_per_node={devices}" if devices > 1 else "")
-    return _yaml(chosen, "axolotl", document, notes, launch, documents if packs else lone_documents)
+    return _yaml(chosen, rows, document, notes, launch, documents if packs else lone_documents)
 
 
 def llamafactory(chosen: ChosenSettings) -> Exported:
@@ -128,71 +112,46 @@ def llamafactory(chosen: ChosenSettings) -> Exported:
     """
     options, chosen = _options(chosen, "llamafactory"), replace(chosen, in_order=True)
     rows, packs = _rows(chosen, "llamafactory"), _packs(chosen)
-    notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(chosen)]
     document: dict[str, Any] = {
-        "model_name_or_path": str(options["model"]),
+        **_model_and_steps(chosen, LLAMA_FACTORY),
         **({"train_from_scratch": True} if options.get("from_scratch") else {}),
         "stage": "sft",
         "do_train": True,
-        "finetuning_type": "full",
         "template": "empty",
         "dataset": rows,  # a name has to be there
         "tokenized_path": rows,
         "disable_shuffling": True,  # the order of the rows
-        "cutoff_len": _length(chosen),
-        "neat_packing": packs,
         "flash_attn": "sdpa",
         "num_train_epochs": 1,
-        "per_device_train_batch_size": chosen.even.micro_batch,
         "per_device_eval_batch_size": chosen.even.micro_batch,
-        "lr_scheduler_type": trainers_schedule(chosen),
-        "optim": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),
-        **_arguments(chosen),
-        "disable_gradient_checkpointing": chosen.plan.activation_checkpointing == "none",
         "report_to": "none",
     }
-    if adapters := _adapters(options):
-        targets = adapters["target_modules"]
-        document |= {
-            "finetuning_type": "lora",
-            "lora_rank": adapters["r"],
-            "lora_alpha": adapters["lora_alpha"],
-            "lora_dropout": adapters["lora_dropout"],
-            "lora_target": "all" if targets == "all-linear" else ",".join(targets),
-            **({"additional_target": ",".join(adapters["modules_to_save"])} if "modules_to_save" in adapters else {}),
-        }
-        document |= {name: True for name in ("use_dora", "use_rslora") if name in adapters}
-    if options.get("quantize"):
-        document["quantization_bit"] = int(str(options["quantize"])[0])
+    notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(chosen)]
     records = numbered_rows if packs else lone_documents
-    return _yaml(chosen, "llamafactory", document, notes, "llamafactory-cli train config.yaml", records)
+    return _yaml(chosen, rows, document, notes, "llamafactory-cli train config.yaml", records)
 
 
-def _arguments(chosen: ChosenSettings) -> dict[str, Any]:
-    """What Axolotl and LLaMA-Factory have by the names of `TrainingArguments`."""
-    training, settings = chosen.setup.training, chosen.even_settings
-    betas = LION_BETAS if str(chosen.optimizer).startswith("Lion") else settings.betas
-    return {
-        "gradient_accumulation_steps": chosen.even.accumulation,
-        "max_steps": chosen.even_steps,
-        "learning_rate": settings.learning_rate,
-        **trainers_decay(chosen),
-        "warmup_steps": chosen.warmup_steps(chosen.even_steps),
-        "weight_decay": settings.weight_decay,
-        **({"optim_args": _sgd_arguments(chosen)} if chosen.optimizer == "SGD" else {}),
-        "adam_beta1": betas[0],
-        "adam_beta2": betas[1],
-        "adam_epsilon": settings.eps,
-        "max_grad_norm": training.clip_norm or 0.0,
-        "bf16": training.precision == "bf16",
-        "fp16": training.precision == "fp16",
-        "torch_compile": training.compile,
-        "seed": training.seed % 2**32,
-        "output_dir": "output",
+def _model_and_steps(chosen: ChosenSettings, library: Library) -> dict[str, Any]:
+    """Model, rows, steps, optimizer and adapters by a library's names."""
+    options = chosen.parameters
+    bits = int(str(options.get("quantize") or 0)[0])
+    settings: dict[Setting, Any] = {
+        "model": str(options["model"]),
+        "length": _length(chosen),
+        "packing": _packs(chosen),
+        "checkpointing": chosen.plan.activation_checkpointing != "none",
+        "optimizer": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),
+        "adapter": "" if "lora_rank" not in options else "qlora" if bits == 4 else "lora",
+        "bits": bits,
     }
-
-
-LANGUAGE: dict[Framework, Callable[[ChosenSettings], Exported]] = {"trl": trl, "axolotl": axolotl, "llamafactory": llamafactory}
+    momentum = torch_optimizer(chosen, chosen.even_settings)[1] if chosen.optimizer == "SGD" else {}
+    return {
+        **library.written(settings),
+        **trainers_arguments(chosen, library),
+        **({"optim_args": "momentum={momentum},nesterov={nesterov}".format(**momentum)} if momentum else {}),
+        **adam_arguments(chosen),
+        **(_adapters(options, library) if "lora_rank" in options else {}),
+    }
 
 
 def _options(chosen: ChosenSettings, framework: str) -> Mapping[str, Any]:
@@ -232,42 +191,30 @@ def _packs(chosen: ChosenSettings) -> bool:
     if "packing" in chosen.parameters:
         return bool(chosen.parameters["packing"])
     try:
-        from ....objectives.language.pretrained import packs
+        from ...objectives.language.pretrained import packs
 
         return packs(chosen.setup)
     except (TaskError, ImportError):  # the model is elsewhere, or `transformers` is not here
         return True
 
 
-def _dtype(options: Mapping[str, Any]) -> str:
-    return str(options.get("dtype", "auto" if "lora_rank" in options else "float32"))
-
-
-def _adapters(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of `LoraConfig`; None where all weights are trained."""
-    if "lora_rank" not in options:
-        return None
-    lists = (str(options.get(key, "")).split(",") for key in ("lora_targets", "lora_trained"))
-    targets, trained = ([name.strip() for name in names if name.strip()] for names in lists)
+def _adapters(options: Mapping[str, Any], library: Library) -> dict[str, Any]:
+    """The LoRA of the trial, by a library's names."""
+    targets, trained = (
+        [name.strip() for name in str(options.get(key, "")).split(",") if name.strip()]
+        for key in ("lora_targets", "lora_trained")
+    )
     variant = str(options.get("lora_variant", "lora"))
     return {
-        "r": options["lora_rank"],
+        **library.written({"rank": options["lora_rank"], "targets": targets, "trained": trained, "variant": variant}),
         "lora_alpha": options.get("lora_alpha", 2 * options["lora_rank"]),
         "lora_dropout": float(options.get("lora_dropout", 0.0)),
-        "target_modules": targets or "all-linear",
-        **({"modules_to_save": trained} if trained else {}),
-        **({f"use_{variant}": True} if variant != "lora" else {}),
-        "task_type": "CAUSAL_LM",
     }
 
 
 def _rows(chosen: ChosenSettings, framework: str) -> str:
     """The folder of the trial's rows, beside the text; each library has records of its own."""
     return f"rows-trial{chosen.trial}-{framework}"
-
-
-def _write(chosen: ChosenSettings, framework: str, records: Records, folder: Path) -> None:
-    write_rows(chosen, records, folder / _rows(chosen, framework))
 
 
 def _row_notes(chosen: ChosenSettings) -> Iterator[str]:
@@ -298,20 +245,15 @@ def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:
         yield f"{library} initializes new weights from the same seed, but not necessarily as the trial did"
 
 
-def _sgd_arguments(chosen: ChosenSettings) -> str:
-    _, keywords = torch_optimizer(chosen, chosen.even_settings)
-    return f"momentum={keywords['momentum']},nesterov={keywords['nesterov']}"
-
-
 def _yaml(
-    chosen: ChosenSettings, framework: str, document: Mapping[str, Any], notes: list[str], launch: str, records: Records
+    chosen: ChosenSettings, rows: str, document: Mapping[str, Any], notes: list[str], launch: str, records: Records
 ) -> Exported:
     head = [f"bsearch study {chosen.study}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"]
     head += [f"note: {note}" for note in notes]
-    head += [f"launch in the study's folder, with {_rows(chosen, framework)} there: {launch}"]
+    head += [f"launch in the study's folder, with {rows} there: {launch}"]
     comments = "\n".join(commented(line) for line in head)
     text = f"{comments}\n\n{yaml_text(document)}"
-    return Exported(text, tuple(notes), partial(_write, chosen, framework, records))
+    return Exported(text, tuple(notes), lambda folder: write_rows(chosen, records, folder / rows))
 
 
-__all__ = ["LANGUAGE", "axolotl", "llamafactory", "trl"]
+__all__ = ["axolotl", "llamafactory", "trl"]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ....spaces.plan import BatchPlan
-from ....spaces.readable import readable_bytes, seconds
-from .memory import Memory, checkpoints
+from ...spaces.plan import BatchPlan
+from ...spaces.readable import readable_bytes, seconds
+from .memory import Memory
 from .ported import Ported
 
 
@@ -18,7 +18,7 @@ def port_document(ported: Ported) -> dict[str, Any]:
     near = ported.nearest
     return {
         "recipe": str(recipe.path),
-        "library": recipe.form.library,
+        "library": recipe.library.title,
         "read": {key: recipe.settings[key] for key in recipe.read},
         "kept": recipe.kept,
         "not_known": recipe.unknown,
@@ -51,7 +51,7 @@ def port_lines(ported: Ported) -> Iterator[str]:
     recipe, before, target = ported.recipe, ported.before, ported.target
     length = recipe.get("length")
     rows = f"rows of at most {int(float(length)):,} tokens" if length is not None else "rows"
-    yield f"{recipe.path.name}, for {recipe.form.library}: {_told(before)} {rows} a step"
+    yield f"{recipe.path.name}, for {recipe.library.title}: {_told(before)} {rows} a step"
     yield f"read:        {_listed(recipe.read)}"
     yield f"kept as is:  {_listed(recipe.kept)}"
     yield f"not known:   {_listed(recipe.unknown)}" + (
@@ -62,7 +62,7 @@ def port_lines(ported: Ported) -> Iterator[str]:
     memory = ported.memory
     if isinstance(memory, Memory):
         how = "activations recomputed" if memory.checkpointing == "full" else "activations kept"
-        if memory.checkpointing == "full" and not checkpoints(recipe):
+        if memory.checkpointing == "full" and not recipe.get("checkpointing"):
             how += ", which the recipe did not"
         yield f"{where}: at most {memory.largest} rows per micro-batch fit in {readable_bytes(memory.limit_bytes)} ({how})"
         over = next((point for point in memory.points if point[1] > memory.limit_bytes), None)

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from ....spaces.boundary.files import text_of
-from ....spaces.errors import Fault, StudyFileError
-from .forms import INDIFFERENT, Form, Meaning, form_of
+from ...search.report.frameworks.library import Library, Setting
+from ...spaces.boundary.files import text_of
+from ...spaces.errors import Fault, StudyFileError
+from .forms import INDIFFERENT, library_of
 
 _MOST_BYTES = 1 << 20
 # What starts a training on several devices.
@@ -46,72 +47,79 @@ class Recipe:
 
     Args:
         settings: by the library's names.
-        devices: that the recipe itself tells; None: it does not.
+        devices: as the recipe states it; None: it does not.
         line: it is a command line.
     """
 
     path: Path
     text: str
-    form: Form
+    library: Library
     settings: Mapping[str, Any]
     devices: int | None = None
     line: bool = False
 
-    def get(self, meaning: Meaning) -> Any:
-        """A setting by what it means; None: the recipe does not have it."""
-        found = [self.settings[key] for key in self.form.keys.get(meaning, ()) if self.settings.get(key) is not None]
-        return found[0] if found else None
+    def get(self, setting: Setting) -> Any:
+        """A setting, with our meaning of its value, or the library's default; None: neither is known."""
+        for name in self.library.table.get(setting, ()):
+            given = self.settings.get(name.key)
+            if name.read is not None and given is not None and (value := name.read(given)) is not None:
+                return value
+        return self.library.defaults.get(setting)
 
-    def key(self, meaning: Meaning) -> str:
+    def has(self, setting: Setting) -> bool:
+        """Whether the recipe itself has it."""
+        return any(self.settings.get(name.key) is not None for name in self.library.table.get(setting, ()) if name.read)
+
+    def key(self, setting: Setting) -> str:
         """The name of a setting, as the recipe has it, or as its library does."""
-        names = self.form.keys[meaning]
-        return next((name for name in names if name in self.settings), names[0])
+        known = [name.key for name in self.library.table[setting] if name.read]
+        return next((key for key in known if key in self.settings), known[0])
 
-    def number(self, meaning: Meaning) -> float | None:
+    def number(self, setting: Setting) -> float | None:
         """A setting that is a number; None: the recipe does not have it.
 
         Raises:
             StudyFileError: it is something else, such as `auto`.
         """
-        value = self.get(meaning)
+        value = self.get(setting)
         try:
             if isinstance(value, bool):
                 raise TypeError
             return None if value is None else float(value)  # YAML reads 2e-5 as text
         except (TypeError, ValueError):
             raise self.fault(
-                self.key(meaning), f"expected a number, got {value!r}. Write the number that it stands for."
+                self.key(setting), f"expected a number, got {value!r}. Write the number that it stands for."
             ) from None
 
-    def count(self, meaning: Meaning, default: int) -> int:
+    def count(self, setting: Setting, default: int) -> int:
         """A setting that is an integer >= 1."""
-        value = self.number(meaning)
+        value = self.number(setting)
         if value is None:
             return default
         if value < 1 or value != int(value):
-            raise self.fault(self.key(meaning), f"expected an integer >= 1, got {self.get(meaning)!r}")
+            raise self.fault(self.key(setting), f"expected an integer >= 1, got {self.get(setting)!r}")
         return int(value)
-
-    def is_on(self, meaning: Meaning) -> bool:
-        """A setting that is true, also as text, or `auto`."""
-        return str(self.get(meaning)).lower() in ("true", "auto", "1", "yes", "unsloth", "offload")
 
     @property
     def read(self) -> list[str]:
         """Keys that `port` uses."""
-        return [key for key in self.settings if key in self.form.meanings]
+        return [key for key in self.settings if key in self.library.read]
 
     @property
     def kept(self) -> list[str]:
         """Keys that mean the same on any devices."""
-        return [key for key in self.settings if key not in self.form.meanings and _is_indifferent(key)]
+        return [key for key in self.settings if key not in self.library.read and _is_indifferent(key)]
 
     @property
     def unknown(self) -> list[str]:
-        return [key for key in self.settings if key not in self.form.meanings and not _is_indifferent(key)]
+        return [key for key in self.settings if key not in self.library.read and not _is_indifferent(key)]
 
     def fault(self, key: str, message: str) -> StudyFileError:
-        return StudyFileError(Fault(key, message, str(self.path)))
+        return _fault(self.path, message, key)
+
+
+def _fault(path: Path, message: str, key: str = "") -> StudyFileError:
+    return StudyFileError(Fault(key, message, str(path)))
 
 
 def reread(recipe: Recipe, text: str) -> Recipe:
@@ -134,17 +142,14 @@ def read_recipe(path: Path) -> Recipe:
 
 def _recipe(path: Path, text: str) -> Recipe:
     settings, devices, line = _settings(path, text)
-    form = form_of(frozenset(settings))
-    if form is None:
-        raise StudyFileError(
-            Fault(
-                "",
-                "expected the settings of Axolotl (base_model), LLaMA-Factory (finetuning_type) or transformers' Trainer "
-                f"(per_device_train_batch_size), got {', '.join(list(settings)[:8]) or 'none'}",
-                str(path),
-            )
+    library = library_of(frozenset(settings))
+    if library is None:
+        raise _fault(
+            path,
+            "expected the settings of Axolotl (base_model), LLaMA-Factory (finetuning_type) or transformers' Trainer "
+            f"(per_device_train_batch_size), got {', '.join(list(settings)[:8]) or 'none'}",
         )
-    recipe = Recipe(path, text, form, settings, devices, line)
+    recipe = Recipe(path, text, library, settings, devices, line)
     for key in _OTHER_PARALLELISM:
         if str(settings.get(key, 1)) not in ("1", "None"):
             raise recipe.fault(
@@ -154,7 +159,7 @@ def _recipe(path: Path, text: str) -> Recipe:
         if str(settings.get(key)) not in known:
             raise recipe.fault(key, f"expected supervised fine-tuning, whose steps port knows; got {settings[key]}")
     for outer, value in settings.items():
-        if isinstance(value, dict) and (inner := [key for key in value if key in form.meanings and value[key] != "auto"]):
+        if isinstance(value, dict) and (inner := [key for key in value if key in library.read and value[key] != "auto"]):
             raise recipe.fault(
                 outer, f"expected settings of the batch outside of it, where port reads them; got {', '.join(inner)}"
             )
@@ -168,13 +173,11 @@ def _settings(path: Path, text: str) -> tuple[dict[str, Any], int | None, bool]:
             found = json.loads(text, object_pairs_hook=_once) if is_json else _Once(text).get_single_data()
         except yaml.MarkedYAMLError as error:
             at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-            raise StudyFileError(
-                Fault("", f"{at}cannot be read as YAML: {error.problem or error.context}", str(path))
-            ) from None
+            raise _fault(path, f"{at}cannot be read as YAML: {error.problem or error.context}") from None
         except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise StudyFileError(Fault("", f"cannot be read: {str(error).splitlines()[0]}", str(path))) from None
+            raise _fault(path, f"cannot be read: {str(error).splitlines()[0]}") from None
         if not isinstance(found, dict):
-            raise StudyFileError(Fault("", f"expected a mapping of settings, got {type(found).__name__}", str(path)))
+            raise _fault(path, f"expected a mapping of settings, got {type(found).__name__}")
         return {str(key): value for key, value in found.items()}, None, False
     return *_command(path, text), True
 
@@ -191,11 +194,11 @@ class _Once(yaml.SafeLoader):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in [earlier for earlier, _ in pairs[:number]])
+    keys = [key for key, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
         raise ValueError(f"expected {twice} once, got it twice")
-    return found
+    return dict(pairs)
 
 
 def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
@@ -217,17 +220,17 @@ def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
                 variables |= dict(word.split("=", 1) for word in words[1:] if "=" in word)
             elif words and words[0].rpartition("/")[2] in _LAUNCHERS and any(word.startswith("--") for word in words):
                 settings, devices = _arguments(words, path)
-                if form_of(frozenset(settings)) is not None:
+                if library_of(frozenset(settings)) is not None:
                     found.append((settings, devices))
                 else:
                     other += list(settings)
     if len(found) > 1:
-        raise StudyFileError(Fault("", f"expected one command that trains, got {len(found)}", str(path)))
+        raise _fault(path, f"expected one command that trains, got {len(found)}")
     if not found:
         got = f"; got arguments {', '.join(other[:6])}" if other else ""
         launchers = ", ".join(_LAUNCHERS[:4])
         message = f"expected a file that ends in .yaml or .json, or a command of {launchers} with a batch{got}"
-        raise StudyFileError(Fault("", message, str(path)))
+        raise _fault(path, message)
     return found[0]
 
 
@@ -239,14 +242,11 @@ def _commands(line: str, path: Path) -> list[list[str]]:
         lexer.whitespace_split = True
         words = list(lexer)
     except ValueError as error:
-        raise StudyFileError(Fault("", f"cannot be read as a command line: {error}", str(path))) from None
+        raise _fault(path, f"cannot be read as a command line: {error}") from None
     commands: list[list[str]] = [[]]
     for word in words:
         if set(word) <= set("();<>|&"):
-            if set(word) & set("<>"):
-                commands.append(["#"])  # where it goes is no command
-            else:
-                commands.append([])
+            commands.append(["#"] if set(word) & set("<>") else [])  # where output goes is no command
         else:
             commands[-1].append(word)
     return [command for command in commands if command and command[0] != "#"]
@@ -281,12 +281,10 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
         given["--num_gpus"] = str(value.count(",") + 1) if re.fullmatch(r"[\w.-]+:[\d,]+", value) else value
 
     def count(names: tuple[str, ...]) -> int | None:
-        told = next((str(given[name]) for name in names if name in given), None)
-        if told is not None and not told.isdigit():
-            raise StudyFileError(
-                Fault(names[0], f"expected a number of processes or machines, got {told}. Write it out.", str(path))
-            )
-        return None if told is None else int(told)
+        found = next((str(given[name]) for name in names if name in given), None)
+        if found is not None and not found.isdigit():
+            raise _fault(path, f"expected a number of processes or machines, got {found}. Write it out.", names[0])
+        return None if found is None else int(found)
 
     in_all, each, machines = count(IN_ALL), count(PER_MACHINE), count(MACHINES)
     devices = in_all if in_all is not None else None if each is None else each * (machines or 1)

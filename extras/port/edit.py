@@ -1,4 +1,4 @@
-"""A recipe with other values, in its own form: only what changes is touched, and what comes out is read again."""
+"""A recipe with other values: only what changes is touched, and the result is read again to check it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ....spaces.errors import Fault, StudyFileError
+from ...spaces.errors import StudyFileError
 from .recipe import IN_ALL, MACHINES, PER_MACHINE, Recipe, reread
 
 _BATCH = "per_device_train_batch_size"
 
 
 def rewritten(recipe: Recipe, changes: Mapping[str, Any], devices: int) -> str:
-    """The recipe's text with these settings; comments, order and all others stay.
+    """The recipe's text with these settings; comments, order and all other settings stay.
 
     Args:
-        devices: written into a command line that says how many there are.
+        devices: written into a command line that states their number.
 
     Raises:
-        StudyFileError: what would be written does not say that and nothing else, as with anchors or settings in one line.
+        StudyFileError: the text cannot be edited so, as with anchors or settings in one line.
     """
-    texts = [_edited(recipe, changes, devices)]
-    if recipe.path.suffix.lower() == ".json":
-        texts.append(json.dumps({**json.loads(recipe.text), **changes}, indent=2) + "\n")
-    for text in texts:
-        if _says(recipe, text, changes, devices):
-            return text
+    text = _edited(recipe, changes, devices)
+    if _says(recipe, text, changes, devices):
+        return text
     by_hand = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "nothing else"
     processes = f", on {devices} processes" if recipe.line else ""
-    raise StudyFileError(
-        Fault("--out", f"cannot be rewritten automatically; change by hand: {by_hand}{processes}", str(recipe.path))
-    )
+    raise recipe.fault("--out", f"cannot be rewritten automatically; change by hand: {by_hand}{processes}")
 
 
 def _says(recipe: Recipe, text: str, changes: Mapping[str, Any], devices: int) -> bool:
@@ -48,8 +43,9 @@ def _says(recipe: Recipe, text: str, changes: Mapping[str, Any], devices: int) -
 
 
 def _edited(recipe: Recipe, changes: Mapping[str, Any], devices: int) -> str:
-    text = recipe.text
-    edit = _in_line if recipe.line else _in_json if recipe.path.suffix.lower() == ".json" else _in_yaml
+    if recipe.path.suffix.lower() == ".json":  # which has no comments
+        return json.dumps({**json.loads(recipe.text), **changes}, indent=2) + "\n"
+    text, edit = recipe.text, _in_line if recipe.line else _in_yaml
     for key, value in changes.items():
         text = edit(text, key, value)
     if recipe.line and recipe.devices is not None:
@@ -76,16 +72,6 @@ def _in_yaml(text: str, key: str, value: Any) -> str:
 def _scalar(value: Any) -> str:
     """A value in YAML; with a point in a number like 2.0e-05, which is text to many readers without it."""
     return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
-
-
-def _in_json(text: str, key: str, value: Any) -> str:
-    found, count = re.subn(
-        rf'("{re.escape(key)}"\s*:\s*)("(?:[^"\\]|\\.)*"|[^,\s}}\]]+)',
-        lambda match: match[1] + json.dumps(value),
-        text,
-        count=1,
-    )
-    return found if count else json.dumps({**json.loads(text), key: value}, indent=2) + "\n"
 
 
 def _in_line(text: str, key: str, value: Any) -> str:

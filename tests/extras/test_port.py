@@ -14,13 +14,13 @@ import pytest
 import torch
 import yaml
 from bsearch.cli import main
+from bsearch.extras.port.edit import rewritten
+from bsearch.extras.port.memory import Memory, target_of
+from bsearch.extras.port.ported import Ported, port
+from bsearch.extras.port.recipe import Recipe, read_recipe
 from bsearch.objectives.language.imagined import Imagined
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.task import Loss
-from bsearch.search.report.port.edit import rewritten
-from bsearch.search.report.port.memory import Memory, target_of
-from bsearch.search.report.port.ported import Ported, port
-from bsearch.search.report.port.recipe import Recipe, read_recipe
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import TrialSetup
@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from test_language_exports import LLAMA
 from torch import nn
 
-RECIPES = Path(__file__).parents[2] / "data" / "recipes"
+RECIPES = Path(__file__).parents[1] / "data" / "recipes"
 # Devices, micro-batch and accumulation of each; and keys that `port` does not know.
 EXPECTED: dict[str, tuple[int, int, int, list[str]]] = {
     "axolotl-qlora.yaml": (8, 2, 4, ["plugins"]),

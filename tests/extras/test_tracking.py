@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from bsearch.cli import main
-from bsearch.search.report.tracking.follow import tell
-from bsearch.search.report.tracking.trackers import TrackedTrial
+from bsearch.extras.tracking.follow import tell
+from bsearch.extras.tracking.trackers import TrackedTrial
 from bsearch.search.store.rows import MeasurementRow
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError

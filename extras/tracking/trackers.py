@@ -1,6 +1,6 @@
-"""What each tracker is told of a trial. A tracker knows by itself what it has been told before, so that telling again is safe.
+"""What each tracker receives of a trial. A tracker knows what it has, so that sending again creates no duplicates.
 
-Where they write: as their own environment variables say (MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_PROJECT, ...), else into the
+Their own environment variables say where they write (MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_PROJECT, ...); the default is the
 study's folder of results.
 """
 
@@ -17,13 +17,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from ....spaces.boundary.storage import sqlite_url
-from ....spaces.errors import StudyFileError
-from ....spaces.readable import from_here
-from ....spaces.record import TrialRecord
-from ....spaces.study.spec import Tracker as TrackerName
-from ...store.rows import MeasurementRow
-from ...store.url import shown_url
+from ...search.store.rows import MeasurementRow
+from ...search.store.url import shown_url
+from ...spaces.boundary.storage import sqlite_url
+from ...spaces.errors import StudyFileError
+from ...spaces.readable import from_here
+from ...spaces.record import TrialRecord
 
 # Settings of a training that trackers show beside the searched parameters.
 _SETTINGS = (
@@ -73,7 +72,7 @@ class TrackedTrial:
         return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
     def points(self, after: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
-        """Samples seen and numbers by name, of each measurement after so many samples."""
+        """Samples seen and numbers by name, of each measurement after a number of samples."""
         for row in self.curve:
             if row.samples_seen > after:
                 values = {"train_loss": row.train_loss, "elapsed_s": row.elapsed_s, self.metric: row.accuracy, **row.scores}
@@ -91,17 +90,17 @@ class Tracker(Protocol):
     where: str
 
     def knows(self, number: int, on_front: bool) -> bool:
-        """Whether a trial that ended is all there."""
+        """Whether it has all of a trial that has ended."""
 
     def tell(self, trial: TrackedTrial) -> None:
-        """Write what is new of a trial; anything may be raised, and it is told again later."""
+        """Write what is new of a trial. If it raises, whatever the error, the trial is sent again later."""
 
 
 class MLflow:
     """A run for each trial, in an experiment of the study's name; curves grow as trials train."""
 
     def __init__(self, study: str, identity: str, folder: Path) -> None:
-        # A server that is down is told again later: seconds of retries are enough.
+        # A server that is down is tried again later: seconds of retries are enough.
         usual = {
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -118,7 +117,7 @@ class MLflow:
             folder.mkdir(parents=True, exist_ok=True)
         self._client = mlflow.MlflowClient(address or sqlite_url(folder / "mlflow.db"))
         self._study, self._identity, self._experiment = study, identity, ""
-        # By number: run, samples told, outcome, and whether it was on the front.
+        # By number: run, samples sent, outcome, and whether it was on the front.
         self._runs: dict[int, tuple[str, int, str, bool]] = {}
 
     def _open(self) -> None:
@@ -178,7 +177,7 @@ class MLflow:
             outcome = record.outcome
             status = "FINISHED" if record.counts else "KILLED" if outcome == "interrupted" else "FAILED"
             self._client.set_terminated(identity, status, _ms(record.ended_at))
-            self._client.set_tag(identity, "bsearch.outcome", outcome)  # last: what says that all of it is there
+            self._client.set_tag(identity, "bsearch.outcome", outcome)  # last: it marks the run as complete
         self._runs[number] = identity, told, outcome, trial.on_front
 
 
@@ -203,7 +202,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         number = trial.record.number
-        if number not in self._told:  # what another process had begun is written again
+        if number not in self._told:  # what another process began is written again
             shutil.rmtree(self._of(number), ignore_errors=True)
         with SummaryWriter(str(self._of(number))) as writer:
             for samples, values in trial.points(self._told.get(number, 0)):
@@ -264,9 +263,6 @@ class WandB:
             (place / "ended").write_text(trial.record.outcome)
 
 
-TRACKERS: dict[TrackerName, type[Any]] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
-
-
 def _imported(package: str) -> Any:
     try:
         return __import__(package)
@@ -288,4 +284,4 @@ def _ms(text: str) -> int | None:
     return round(1000 * datetime.fromisoformat(text).timestamp()) if text else None
 
 
-__all__ = ["TRACKERS", "TrackedTrial", "Tracker"]
+__all__ = ["MLflow", "TensorBoard", "TrackedTrial", "Tracker", "WandB"]

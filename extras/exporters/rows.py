@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....spaces.errors import OutputError, TaskError
-from .settings import ChosenSettings
+from ...search.report.frameworks.settings import ChosenSettings
+from ...spaces.errors import OutputError, TaskError
 
 # Label of a token that the loss leaves out, in `transformers`.
 _IGNORED = -100
@@ -26,29 +26,26 @@ def whole_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     Args:
         rows: tokens, labels and segments, (rows, length) each, as `packing.Rows` has them.
     """
-    from ....objectives.language.packing import positions
+    from ...objectives.language.packing import positions
 
-    tokens, labels = rows.tokens.numpy(), _labels(rows)
-    places = positions(rows.segments).numpy()
-    for row in order:
-        yield {"input_ids": tokens[row], "labels": labels[row], "position_ids": places[row]}
+    return _records(rows, order, position_ids=positions(rows.segments).numpy())
 
 
 def padded_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     """A record for each row, which is one document, with an attention mask of 0 over what fills it: not all models that train
     on such rows take positions.
     """
-    tokens, labels = rows.tokens.numpy(), _labels(rows)
-    for row in order:
-        mask = (rows.segments[row].numpy() == 0).astype(np.int32)
-        yield {"input_ids": tokens[row], "labels": labels[row], "attention_mask": mask}
+    return _records(rows, order, attention_mask=(rows.segments.numpy() == 0).astype(np.int32))
 
 
 def numbered_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     """A record for each row, whose attention mask numbers its documents from 1, by which LLaMA-Factory keeps them apart."""
-    tokens, labels = rows.tokens.numpy(), _labels(rows)
-    for row in order:
-        yield {"input_ids": tokens[row], "labels": labels[row], "attention_mask": rows.segments[row].numpy() + 1}
+    return _records(rows, order, attention_mask=rows.segments.numpy() + 1)
+
+
+def _records(rows: Any, order: np.ndarray, **column: np.ndarray) -> Iterator[dict[str, Any]]:
+    columns = {"input_ids": rows.tokens.numpy(), "labels": _labels(rows), **column}
+    return ({name: values[row] for name, values in columns.items()} for row in order)
 
 
 def documents(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -91,8 +88,8 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
         from datasets import Dataset, DatasetDict, disable_progress_bars
     except ImportError:
         raise TaskError("rows of tokens are written by `datasets`: pip install 'bsearch[language]'") from None
-    from ....objectives.data.batches import SampleStream
-    from ....objectives.language.corpus import corpus_of
+    from ...objectives.data.batches import SampleStream
+    from ...objectives.language.corpus import corpus_of
 
     disable_progress_bars()
     setup = chosen.setup

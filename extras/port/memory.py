@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ....spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
-from ....spaces.laws.cards import Card, card_named
-from ....spaces.laws.memory import bytes_of
-from ....spaces.learning_rate import OptimizerSettings
-from ....spaces.plan import BatchPlan
-from ....spaces.study.training import Training
-from ....spaces.trial import TrialSetup
+from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
+from ...spaces.laws.cards import Card, card_named
+from ...spaces.laws.memory import bytes_of
+from ...spaces.learning_rate import OptimizerSettings
+from ...spaces.plan import BatchPlan
+from ...spaces.study.training import Training
+from ...spaces.trial import TrialSetup
 from .recipe import Recipe
 
 # Bytes of a weight of 4 bits, with the scales of its block and theirs (Dettmers et al. 2023, arXiv 2305.14314), and of 8.
@@ -20,7 +20,7 @@ BYTES = {4: 0.52, 8: 1.0}
 
 _HEADROOM = 0.05  # of the memory, as `memory.headroom` has it by default
 # By the names of all three libraries; others are traced as AdamW.
-_OPTIMIZERS = {"adafactor": "adafactor", "sgd": "sgd", "muon": "muon"}
+_OPTIMIZERS = ("adafactor", "sgd", "muon")
 Checkpointing = Literal["none", "full"]
 
 
@@ -55,8 +55,8 @@ def target_of(text: str) -> Target:
         try:
             card = card_named(what)
         except StudyFileError as error:
-            told = str(error).partition("expected ")[2]
-            raise StudyFileError(Fault("--to", f"expected devices such as '1x 24GiB', or {told}")) from None
+            known = str(error).partition("expected ")[2]
+            raise StudyFileError(Fault("--to", f"expected devices such as '1x 24GiB', or {known}")) from None
     if devices < 1 or card.usable_bytes <= 0:
         raise StudyFileError(Fault("--to", f"expected at least one device, with more than 500 MiB, got {text!r}"))
     return Target(devices, card.name, card.usable_bytes)
@@ -79,25 +79,17 @@ class Memory:
     assumed: tuple[str, ...] = ()
 
 
-def checkpoints(recipe: Recipe) -> bool:
-    """Whether the recipe recomputes activations; LLaMA-Factory does unless told otherwise."""
-    if "no_checkpointing" in recipe.form.keys:
-        return not recipe.is_on("no_checkpointing")
-    return recipe.is_on("checkpointing")
-
-
 def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> Memory | str:
     """What fits on a device, or why that is not known."""
-    from ....objectives.language.imagined import Imagined, saved_bytes
-    from ....objectives.profiling.memory.tracing import MemoryProbe, memory_law
+    from ...objectives.language.imagined import Imagined, saved_bytes
+    from ...objectives.profiling.memory.tracing import MemoryProbe, memory_law
 
     named = model or recipe.get("model")
     if named is None:
         return f"{recipe.path.name} names no model: --model NAME says which it is"
-    if recipe.get("length") is None:
+    if not recipe.has("length"):
         return f"{recipe.path.name} does not say how long a row is ({recipe.key('length')})"
     parameters, assumed = parameters_of(recipe, str(named))
-    precision: Any = "bf16" if recipe.is_on("bf16") or recipe.is_on("pure_bf16") else "fp16" if recipe.is_on("fp16") else "fp32"
     setup = TrialSetup(
         study="port",
         number=0,
@@ -105,8 +97,8 @@ def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> 
         plan=BatchPlan(1),
         optimizer=OptimizerSettings(1e-4),
         samples_budget=1,
-        # As many bytes, and here autocast on a CPU knows no fp16.
-        training=Training(precision="bf16" if precision == "fp16" else precision, schedule="constant", warmup=0),
+        # fp16 takes as many bytes as bf16, and autocast on a CPU does not know it.
+        training=Training(precision="fp32" if _half(recipe) is None else "bf16", schedule="constant", warmup=0),
         epochs=1,
         rule="constant",
         reference_batch=1,
@@ -115,12 +107,12 @@ def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> 
         folder=str(recipe.path.resolve().parent),
     )
     limit = target.usable_bytes * (1 - _HEADROOM)
-    modes: tuple[Checkpointing, ...] = ("full",) if checkpoints(recipe) else ("none", "full")
+    modes: tuple[Checkpointing, ...] = ("full",) if recipe.get("checkpointing") else ("none", "full")
     found: Memory | None = None
     try:
         for mode in modes:
             probe = MemoryProbe(Imagined(), replace(setup, plan=BatchPlan(1, activation_checkpointing=mode)), like_gpu=True)
-            saved, more = saved_bytes(probe.run.model, BYTES.get(_bits(recipe))), 0
+            saved, more = saved_bytes(probe.run.model, BYTES.get(recipe.count("bits", 0))), 0
             if target.devices > 1:  # a second copy of the gradients, in buckets
                 more = sum(
                     parameter.numel() * parameter.element_size()
@@ -145,25 +137,23 @@ def parameters_of(recipe: Recipe, model: str) -> tuple[dict[str, Any], tuple[str
     """`CausalLM`'s parameters that decide about memory, and what was assumed."""
     assumed = []
     dtype = str(recipe.get("dtype") or "").rpartition(".")[2]
-    adapts = _adapts(recipe)
-    half = "bfloat16" if recipe.is_on("bf16") or recipe.is_on("pure_bf16") else "float16" if recipe.is_on("fp16") else "float32"
+    bits, adapter, library = recipe.count("bits", 0), recipe.get("adapter"), recipe.library
+    if bits not in (0, *BYTES):
+        raise recipe.fault(recipe.key("bits"), f"expected 4 or 8 bits, whose memory port knows; got {bits}")
     if dtype not in ("bfloat16", "float16", "float32"):
-        if recipe.form.library.startswith("Axolotl"):
-            dtype = half
-        elif recipe.form.library.startswith("LLaMA-Factory"):
-            dtype = half if adapts or recipe.is_on("pure_bf16") else "float32"
-        else:
-            dtype = half if _bits(recipe) else "float32"
+        in_half = {"always": True, "with adapters": adapter or recipe.get("pure_bf16"), "quantized": bits}[library.half_weights]
+        dtype = _half(recipe) or "float32" if in_half else "float32"
+        if library.half_weights == "quantized":
             assumed.append(f"weights in {dtype}, since the recipe has no {recipe.key('dtype')}")
-    optimizer = optimizer_of(recipe)
-    if str(recipe.get("optimizer") or "adamw").partition("_")[0].replace("paged", "adamw") not in ("adamw", *_OPTIMIZERS):
-        assumed.append(f"{recipe.get('optimizer')} takes the memory of AdamW")
-    elif "8bit" in str(recipe.get("optimizer")):
+    optimizer = str(recipe.get("optimizer") or "adamw")
+    if optimizer.partition("_")[0].replace("paged", "adamw") not in ("adamw", *_OPTIMIZERS):
+        assumed.append(f"{optimizer} takes the memory of AdamW")
+    elif "8bit" in optimizer:
         assumed.append("an optimizer's states of 8 bits are counted as AdamW's, which take more")
-    if _bits(recipe):
+    if bits:
         assumed.append(
-            f"weights of {_bits(recipe)} bits are counted, not traced: {BYTES[_bits(recipe)]} bytes a parameter of linear "
-            "layers, and the largest of them once more in half precision"
+            f"weights of {bits} bits are counted, not traced: {BYTES[bits]} bytes a parameter of linear layers, and the "
+            "largest of them once more in half precision"
         )
     if any(str(recipe.settings.get(key) or "") for key in ("deepspeed", "fsdp", "fsdp_config")):
         assumed.append("nothing is sharded")
@@ -173,39 +163,30 @@ def parameters_of(recipe: Recipe, model: str) -> tuple[dict[str, Any], tuple[str
         "length": recipe.count("length", 1),
         "dtype": dtype,
         "packing": False,
-        "optimizer": optimizer,
+        "optimizer": optimizer_of(recipe),
     }
-    if adapts:
-        targets = _names(recipe.get("targets"))
+    if adapter:
         parameters |= {
             "lora_rank": recipe.count("rank", 8),
-            "lora_targets": "" if targets in ("all", "all-linear") else targets,
-            "lora_trained": _names(recipe.get("trained")),
+            "lora_targets": ",".join(recipe.get("targets") or ()),
+            "lora_trained": ",".join(recipe.get("trained") or ()),
         }
-        if recipe.is_on("dora"):
-            parameters["lora_variant"] = "dora"
+        if recipe.get("variant"):
+            parameters["lora_variant"] = recipe.get("variant")
     return parameters, tuple(assumed)
 
 
-def _names(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value or "")
-
-
-def _adapts(recipe: Recipe) -> bool:
-    if recipe.form.library.startswith("LLaMA-Factory"):
-        return str(recipe.get("adapter") or "lora") == "lora"
-    return str(recipe.get("adapter")) in ("lora", "qlora") or recipe.is_on("use_adapter")
-
-
-def _bits(recipe: Recipe) -> int:
-    """Of the frozen weights; 0: they are not quantized."""
-    if recipe.get("bits") is not None:
-        return recipe.count("bits", 4)
-    return 4 if recipe.is_on("4bit") or str(recipe.get("adapter")) == "qlora" else 8 if recipe.is_on("8bit") else 0
+def _half(recipe: Recipe) -> str | None:
+    """Half precision that the recipe trains in; None: it does not."""
+    if recipe.get("bf16") or recipe.get("pure_bf16"):
+        return "bfloat16"
+    return "float16" if recipe.get("fp16") else None
 
 
 def optimizer_of(recipe: Recipe) -> str:
-    return _OPTIMIZERS.get(str(recipe.get("optimizer") or "adamw").lower(), "adamw")
+    """`CausalLM`'s optimizer that takes as much memory."""
+    name = str(recipe.get("optimizer") or "adamw").lower()
+    return name if name in _OPTIMIZERS else "adamw"
 
 
-__all__ = ["Memory", "Target", "checkpoints", "memory_on", "optimizer_of", "parameters_of", "target_of"]
+__all__ = ["Memory", "Target", "memory_on", "optimizer_of", "parameters_of", "target_of"]

@@ -1,7 +1,7 @@
-"""Telling trackers of a study: once, or while it runs, from a process of its own that trials never wait for.
+"""Sends a study's trials to trackers: once, or while it runs, from a separate process that trials never wait for.
 
-That process reads the database only. What a tracker could not be told, because it was down, is told later: by the same
-process, by the next run, or by `bsearch track`.
+That process only reads the database. What a tracker that was down has missed is sent later: by the same process, by the next
+run, or by `bsearch track`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....spaces.boundary.files import file_name
-from ....spaces.boundary.secrets import masked
-from ....spaces.errors import cut, plain
-from ....spaces.study.spec import Tracker as TrackerName
-from ...analysis.pareto import study_front
-from ...run.study_run import StudyRun
-from ...store.stored import StoredStudy
-from ...store.trials import Trials
-from .trackers import TRACKERS, TrackedTrial, Tracker
+from ...search.analysis.pareto import study_front
+from ...search.run.study_run import StudyRun
+from ...search.store.stored import StoredStudy
+from ...search.store.trials import Trials
+from ...spaces.boundary.files import file_name
+from ...spaces.boundary.plug_ins import plug_in
+from ...spaces.boundary.secrets import masked
+from ...spaces.errors import cut, plain
+from ...spaces.study.spec import Tracker as TrackerName
+from .trackers import TrackedTrial, Tracker
 
 # Seconds between two looks at the database, and after a tracker failed, at first and at most.
 _EVERY_S, _RETRY_S, _LONGEST_RETRY_S = 2.0, 5.0, 60.0
-# Trials that a tracker may refuse before it is taken to be down, beside as many as it took.
+# A tracker is taken to be down once it has refused this many more trials than it accepted.
 _REFUSED = 1
 # How long a driver whose study is over waits for trackers.
 _LAST_S = 20.0
@@ -45,7 +46,7 @@ class Tracked:
     Args:
         trials: that it has.
         left: that it lacks.
-        error: why, as it was last told.
+        error: the last one of the tracker, if trials are left.
     """
 
     to: TrackerName
@@ -63,11 +64,11 @@ class Tracked:
 
 
 class _Telling:
-    """One tracker, and when to try it again after it failed."""
+    """A tracker, what it has, and when to retry after it failed."""
 
     def __init__(self, to: TrackerName, study: str, identity: str, folder: Path) -> None:
         self.to: TrackerName = to
-        self.tracker: Tracker = TRACKERS[to](study, identity, folder)
+        self.tracker: Tracker = plug_in("bsearch.trackers", to)(study, identity, folder)
         self.known: dict[int, tuple[int, bool, bool]] = {}  # by number: samples, ended, on the front
         self.error, self._wait_s, self._again = "", _RETRY_S, 0.0
 
@@ -83,14 +84,14 @@ class _Telling:
                 try:
                     self.tracker.tell(trial)
                 except Exception as error:
-                    # A trial that it refuses keeps no other from it; a tracker that is down is left alone.
+                    # A refused trial does not hold up the others; a tracker that is down is left alone.
                     self.error, failed = _in_one_line(error), failed + 1
                     if failed > told + _REFUSED:
                         break
                     continue
                 self.known[trial.record.number] = state
                 told += 1
-        except Exception as error:  # asked what it has
+        except Exception as error:  # it was asked what it has
             self.error = _in_one_line(error)
         if self.error:
             self._again, self._wait_s = time.monotonic() + self._wait_s, min(2 * self._wait_s, _LONGEST_RETRY_S)
@@ -105,11 +106,11 @@ class _Telling:
 def tell(
     study: StoredStudy, to: Iterable[TrackerName], folder: Path, over: Callable[[float], bool] = lambda seconds: True
 ) -> list[Tracked]:
-    """Tell trackers of a study until it is over, and all of it at the end.
+    """Send a study's trials to trackers until the study is over, and all that is missing at the end.
 
     Args:
         folder: of the study's results.
-        over: waits so many seconds; whether the study is over.
+        over: waits for these seconds, and says whether the study is over.
 
     Raises:
         StudyFileError: a tracker is not installed.
@@ -117,7 +118,7 @@ def tell(
     tables = study.tables()
     row = tables.study(study.name)
     assert row is not None
-    # Another study of the same name, such as one that was begun anew, is another.
+    # A study that was begun anew under the same name is another study.
     identity = hashlib.sha256(f"{study.name} {row.created_at}".encode()).hexdigest()[:12]
     telling = [_Telling(tracker, study.name, identity, folder) for tracker in to]
     try:
@@ -149,7 +150,7 @@ def tell(
 
 
 def _in_one_line(error: Exception) -> str:
-    """An error's first line, without passwords, which addresses in it may hold."""
+    """An error's first line, without the passwords that URLs in it may hold."""
     line = (str(error).splitlines() or [""])[0]
     return cut(plain(masked(f"{type(error).__name__}: {line}")), 200)
 
@@ -158,12 +159,12 @@ def _in_one_line(error: Exception) -> str:
 def tracking(
     to: tuple[TrackerName, ...], url: str, folder: Path, say: Callable[[str], None]
 ) -> Iterator[Callable[[StudyRun], None]]:
-    """Context of a run whose trackers are told by a process beside it; gives what starts that process, once the run is known.
+    """Context of a run whose trials a separate process sends to trackers; yields what starts it, once the run is known.
 
     Args:
         url: of the database.
         folder: of the study's results.
-        say: what trackers have in the end.
+        say: takes a sentence on each tracker at the end.
     """
     processes: list[subprocess.Popen[str]] = []
 
@@ -195,7 +196,7 @@ def tracking(
 
 
 def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
-    """What the process reports; it is ended where it takes too long."""
+    """What the process reports; it is killed if it takes too long."""
     try:
         output, _ = process.communicate(timeout=_LAST_S)  # closes its stdin, which says that the study is over
     except subprocess.TimeoutExpired:
@@ -212,7 +213,7 @@ def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
 
 
 def main() -> None:
-    """The process beside a driver: its job is the first line of stdin, whose end says that the study is over."""
+    """The process beside a driver: its job is the first line of stdin; the end of stdin says that the study is over."""
     job = json.loads(sys.stdin.readline())
     with contextlib.suppress(OSError):
         os.nice(5)

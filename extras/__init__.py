@@ -1,0 +1,1 @@
+"""What is rarely used. Nothing below `commands` imports it: its exporters and trackers are found by their entry points."""

@@ -1,0 +1,1 @@
+"""Settings for frameworks that few people export to: Accelerate, DeepSpeed, TRL, Axolotl, LLaMA-Factory."""
