@@ -106,7 +106,8 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     from ..search.analysis.choice import chance_to_reach, settings_reaching
     from ..search.analysis.confirm import averaged
     from ..search.report.export import json_text, trial_document
-    from ..search.report.terminal.tables import front_table, target_sentence
+    from ..search.report.sentences import target_sentence
+    from ..search.report.terminal.tables import front_table
 
     front = stored.front
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
@@ -144,7 +145,8 @@ def _watch(study: str, name: str | None) -> int:
 
 def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
     """The front of so many trials as table, plot and sentences."""
-    from ..search.report.terminal.tables import front_plot, front_summary, front_table
+    from ..search.report.sentences import front_summary
+    from ..search.report.terminal.tables import front_plot, front_table
 
     front, records = stored.front, stored.records
     console.print(f"Front of {stored.name}: {len(front.trials)} of {trials} trials", style="bold")
@@ -157,8 +159,8 @@ def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
 
 def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
+    from ..search.report.sentences import outcome_counts
     from ..search.report.terminal.deadline import plan_sentence
-    from ..search.report.terminal.tables import outcome_counts
     from ..search.report.terminal.watch import driver_sentence
 
     print_front(stored, len(stored.records), console)

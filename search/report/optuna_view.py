@@ -23,7 +23,7 @@ from ..store.url import shown_url
 from ..suggest.optuna.database import OptunaDatabase
 from ..suggest.space_transform import SearchSpace
 from .notes import study_note, trial_note
-from .terminal.tables import front_summary
+from .sentences import front_summary
 
 PAGES = "/dashboard/studies"
 # Seconds between two updates, and after one that failed.

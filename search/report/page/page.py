@@ -30,8 +30,8 @@ from ...store.url import shown_url
 from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
+from ..sentences import front_summary
 from ..terminal.deadline import plan_sentence
-from ..terminal.tables import front_summary
 from .decide import decision_data
 from .draw import LOOKS, picture, plotly_document
 from .figure import Figure

@@ -8,7 +8,7 @@ from typing import Any
 from ....spaces.domain import Choices
 from ....spaces.learning_rate import RULE_EXPONENTS
 from ....spaces.record import TrialRecord
-from ..terminal.tables import rule_verdict
+from ..sentences import rule_verdict
 from .figure import Axis, Figure, Layer
 from .study_data import StudyData, finite
 

@@ -24,6 +24,8 @@ from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
+from ..columns import front_columns, some_members
+from ..sentences import outcome_words
 from ..stdio.console import terminal
 from .deadline import plan_line
 from .tables import front_plot
@@ -124,9 +126,8 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     else:
         yield _line(f"{view.name}: {counts}", style="bold")
         yield _line(times)
-    outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in view.outcomes.items())
     plan = "" if view.deadline is None else plan_line(view.deadline)
-    for text in filter(None, (plan, outcomes, view.driver)):
+    for text in filter(None, (plan, outcome_words(view.outcomes), view.driver)):
         yield _line(text, style="dim")
 
 
@@ -155,22 +156,14 @@ def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> T
 
 def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
     """As many members of the front as fit: both ends, and evenly spaced ones between."""
-    members, most = front.trials, max(most, 1)
-    if len(members) > most:
-        members = tuple(members[round(row * (len(members) - 1) / max(most - 1, 1))] for row in range(most))
+    shown = {"trial": "trial", **{speed: speed for speed in front.speeds}, front.metric: front.metric[:12]}
+    shown |= {"effective_batch": "batch", "learning_rate": "rate", "": ""}
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
-    for name in ("trial", *front.speeds, front.metric[:12], "batch", "rate", ""):
-        table.add_column(name, justify="right", no_wrap=True)
-    for trial in members:
-        marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
-        table.add_row(
-            str(trial.number),
-            *(number(trial.taken(speed)) for speed in front.speeds),
-            number(trial.accuracy),
-            str(trial.settings.get("effective_batch", "")),
-            f"{trial.settings.get('learning_rate', 0.0):.3g}",
-            " ".join(marks),
-        )
+    columns = [column for column in front_columns(front, some_members(front, max(most, 1))) if column.name in shown]
+    for column in columns:
+        table.add_column(shown[column.name], justify="right", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
     return table
 
 
