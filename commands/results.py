@@ -26,8 +26,7 @@ from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
-from .laws import retimed_on
-from .options import VALUE, choice_options, device_options, json_option, name_option
+from .options import VALUE, choice_options, json_option, name_option
 
 if TYPE_CHECKING:
     from ..search.store.stored import StoredStudy
@@ -334,33 +333,24 @@ def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name
     ctx.exit(FAILED if any(status.left for status in tracked) else 0)
 
 
-@main.command(
-    epilog=epilog(
-        "bsearch report study.yaml\n  bsearch report study.yaml --figures figures\n"
-        "  bsearch report study.yaml --profile a100.json --price 1.8 --profile h100.json --price 2.5"
-    )
-)
+@main.command(epilog=epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
-@device_options("Compare this device, by its profile from `bsearch profile STUDY --out FILE` there; several may be named.")
 @name_option
 def report(
     study: str,
     out: Path | None,
     figures: Path | None,
     opened: bool,
-    profile_files: tuple[Path, ...],
-    prices: tuple[float, ...],
     name: str | None,
 ) -> None:
     """Write a study's results as one self-contained HTML page.
 
-    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
-    training faster.
+    The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves.
     """
     from ..search.laws.best_rate import with_rates
     from ..search.report.page.figures import figures_of
@@ -370,7 +360,7 @@ def report(
     from ..spaces.boundary.files import write_file
 
     stored = with_rates(StoredStudy.open(study, name))
-    drawn = StudyData.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
+    drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
     for figure in write_figures(figures_of(drawn), figures) if figures else ():

@@ -15,7 +15,7 @@ from ...spaces.errors import plain
 from ...spaces.front import ParetoFront
 from ...spaces.readable import number
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Speed
+from .columns import MEASURES
 
 PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
@@ -47,9 +47,6 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     }
 
 
-_UNITS: dict[Speed, str] = {"cost": "currency", "energy_j": "J"}
-
-
 def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
     """The JSON document of `run --json`, `show --json` and `export --to json`."""
     records = list(records)
@@ -59,7 +56,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "storage": storage,
         "objectives": {
             **{
-                key: {"name": speed, "unit": _UNITS.get(speed, "s"), "direction": "minimize"}
+                key: {"name": speed, "unit": MEASURES[speed].unit, "direction": "minimize"}
                 for key, speed in zip(("speed", "second_speed"), front.speeds, strict=False)
             },
             "metric": {"name": front.metric, "direction": front.direction},

@@ -72,7 +72,7 @@ class OptunaView:
         # Only notes of current and former members of the front, and of repeats of both, mention the front.
         members = {trial.number for version in (front, self._front) if version is not None for trial in version.trials}
         notes: dict[int | None, str] = {
-            record.number: trial_note(record, self._spec, front, study=self._study, traceback=self._traceback(record))
+            record.number: trial_note(record, front, study=self._study, traceback=self._traceback(record))
             for record in records
             if record.outcome != "running"
             and (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from ....spaces.errors import StudyFileError
@@ -14,22 +13,13 @@ from ....spaces.front import ParetoFront
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.readable import number
 from ....spaces.record import TrialRecord
-from ....spaces.study.goals import Speed
 from ...analysis.rates import BestRates
-from ...analysis.retime import Retimed
 from ...laws.best_rate import rates_of
 from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy
+from ..columns import MEASURES
 from .figure import Axis, Layer, Tone
 from .powers_of_two import PowersOfTwo, powers_of_two
-
-# Each measure of speed in a title, and its unit on an axis.
-MEASURES: dict[Speed, tuple[str, str]] = {
-    "train_s": ("training time", "seconds of training"),
-    "device_s": ("training time", "seconds of training × devices"),
-    "cost": ("cost", "of a training, without evaluation"),
-    "energy_j": ("energy", "joules of a training, without evaluation"),
-}
 
 
 @dataclass(frozen=True)
@@ -40,19 +30,17 @@ class StudyData:
         curves: (samples seen, accuracy) by trial.
         attempts: as stored in the database.
         profiles: of the device that trials are timed for, by parameters that change cost; empty if none is stored.
-        devices: the trials on other devices, to be compared.
     """
 
     study: StoredStudy
     curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
     attempts: Sequence[Mapping[str, Any]] = ()
     profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
-    devices: Mapping[str, Retimed] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, study: StoredStudy, devices: Mapping[str, Retimed] = MappingProxyType({})) -> StudyData:
+    def of(cls, study: StoredStudy) -> StudyData:
         tables = study.tables()
-        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables), devices)
+        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables))
 
     @property
     def front(self) -> ParetoFront:
@@ -93,7 +81,7 @@ class StudyData:
         )
 
     def time_axis(self) -> Axis:
-        return Axis(self.front.speed, f"{self.front.speed} ({MEASURES[self.front.speed][1]})", log=True)
+        return Axis(self.front.speed, f"{self.front.speed} ({MEASURES[self.front.speed].counts})", log=True)
 
     def accuracy_axis(self) -> Axis:
         better = "higher" if self.front.direction == "maximize" else "lower"
@@ -114,19 +102,31 @@ class StudyData:
         room = 0.05 * (max(shown) - min(shown))
         return min([*shown, *bars]) - room, max([*shown, *bars]) + room
 
-    def points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
-        chosen = [r for r in records if finite(self.front.taken(r)) and finite(r.accuracy)]
-        intervals = tone == "front" and bool(chosen) and all(r.interval is not None for r in chosen)
+    def points(
+        self,
+        name: str,
+        tone: Tone,
+        records: Iterable[TrialRecord],
+        *,
+        x: Callable[[TrialRecord], Any] | None = None,
+        y: Callable[[TrialRecord], Any] | None = None,
+        shown: bool = True,
+    ) -> Layer:
+        """Trials as points; those without a place are left out.
+
+        Args:
+            x, y: of a trial; by default what it takes, and its metric.
+        """
+        x, y = x or self.front.taken, y or (lambda record: record.accuracy)
+        placed = [(at, level, record) for record in records if finite(at := x(record)) and finite(level := y(record))]
         return Layer(
             name,
             "points",
             tone,
-            tuple(float(self.front.taken(r) or 0.0) for r in chosen),
-            tuple(float(r.accuracy or 0.0) for r in chosen),
-            low=tuple(r.interval[0] for r in chosen if r.interval) if intervals else (),
-            high=tuple(r.interval[1] for r in chosen if r.interval) if intervals else (),
-            labels=tuple(self.label(r) for r in chosen),
-            trials=tuple(r.number for r in chosen),
+            tuple(float(at) for at, _, _ in placed),
+            tuple(float(level) for _, level, _ in placed),
+            labels=tuple(self.label(record) for _, _, record in placed),
+            trials=tuple(record.number for _, _, record in placed),
             shown=shown,
         )
 
