@@ -15,22 +15,16 @@ from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.planning import CostKey, cost_keys, feasible_batches, known_taken
+from ...spaces.planning import CostKey, cost_keys, feasible_batches
 from ...spaces.profile_request import profile_faults, profile_request
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
-from ..run.decisions.deadline import best_after
 from ..run.decisions.eta import ClockFactors, Span
-from ..run.decisions.final import Pace
-from ..run.decisions.spending import device_names, prices_of
-from ..run.decisions.wall_time import WallTime
 from ..run.serial import SerialRunner
 from ..store.database import storage_engine
-from ..store.stored import is_same_experiment, study_identity
+from ..store.stored import study_identity
 from ..store.tables import Tables
-from ..suggest.priors.warm_start import prior_trials, study_suggester
-from ..suggest.space_transform import SearchSpace
-from .forecast import SEARCHED, Forecast, forecast
+from .forecast import Forecast, forecast
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
@@ -90,56 +84,13 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     feasible = feasible_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)]:
         raise StudyFileError(dict.fromkeys(faults))
-    _, price = prices_of(spec, device_names({"": profiles}), runner.device)
     cores = runner.cores * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max(cores_here() // cores, 1)
     timed = all(profile.step_times for profile in profiles.values())
     at_once = slots if runner.device == "cpu" else 1
     spans = _earlier_spans(spec)
     forecasted = forecast(spec, profiles, at_once, ClockFactors.of(spans) if spans else None) if timed else None
-    if forecasted is not None and forecasted.left_s is not None:
-        forecasted = _with_metric(spec, profiles, feasible, forecasted, WallTime.of(spans, forecasted.left_s), price)
     return CheckedStudy(profiles, feasible, forecasted, slots, runner.notice)
-
-
-def _with_metric(
-    spec: StudySpec,
-    profiles: Mapping[CostKey, DeviceProfile],
-    feasible: tuple[int, int],
-    forecasted: Forecast,
-    wall: WallTime,
-    price: float | None,
-) -> Forecast:
-    """The forecast with what a final training is expected to reach, as far as earlier trials tell."""
-    assert forecasted.left_s is not None
-    law, space = known_taken(spec, profiles, price), SearchSpace.of(spec.domains(), feasible)
-    identity = study_identity(spec, task_code_hash(spec.task))
-    prior, trials = prior_trials(spec, identity, law), _trials_so_far(spec, identity)
-    outlook = study_suggester(spec, space, law, prior, trials=len(trials)).outlook(trials)
-    if outlook is None:
-        return forecasted
-    pace = Pace(wall, forecasted.left_s, 0.0)
-    final = best_after(outlook, pace, spec.budget.sure, SEARCHED * forecasted.left_s)
-    if final is None:
-        return forecasted
-    complete = [trial.accuracy for trial in trials if trial.outcome == "complete" and trial.accuracy is not None]
-    scores = [*complete, *(accuracy for _, _, accuracy in prior)]
-    low, high = final.interval(spec.objectives.metric.sign, scores)
-    return replace(forecasted, learned_from=len(scores), low=low, high=high)
-
-
-def _trials_so_far(spec: StudySpec, identity: Mapping[str, Any]) -> list[TrialRecord]:
-    """The trials that a run would go on from; none where it would begin a new study."""
-    assert spec.storage is not None
-    try:
-        tables = Tables(spec.storage, create=False)
-    except NoStudyError:
-        return []
-    with closing(tables):
-        for study in reversed(tables.studies(spec.study)):
-            if is_same_experiment(study.identity, identity):
-                return tables.trials(study.name)
-    return []
 
 
 def _earlier_spans(spec: StudySpec) -> list[Span]:

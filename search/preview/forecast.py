@@ -43,8 +43,6 @@ class Forecast:
         span: slowest over fastest.
         cost: of the trials by the study's prices; None where this device has none.
         left_s: until its deadline; None where it has none.
-        learned_from: trials of this study or of those under `warm_start` that tell what a final training would reach.
-        low, high: the 90 % interval of its metric; None where too little is known.
     """
 
     plans: tuple[PlannedBatch, ...]
@@ -58,9 +56,6 @@ class Forecast:
     slowdown: float | None = None
     cost: float | None = None
     left_s: float | None = None
-    learned_from: int = 0
-    low: float | None = None
-    high: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,7 +99,7 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count
 
 
 # The share of the time until a deadline that the search takes, roughly: the rest is for the final training.
-SEARCHED = 0.5
+_SEARCHED = 0.5
 
 
 def time_left_s(spec: StudySpec) -> float | None:
@@ -143,7 +138,7 @@ def forecast(
     left_s = time_left_s(spec)
     trials = spec.budget.trials
     if left_s is not None:
-        trials = max(min(trials, int(SEARCHED * left_s * slots / trial_s)), 0)
+        trials = max(min(trials, int(_SEARCHED * left_s * slots / trial_s)), 0)
     study_s = trials * trial_s / slots if left_s is None else left_s
     price, counts = spec.devices.price_of(profile.device, profile.kind), spec.devices.counts
     devices = math.sqrt(counts[0] * counts[-1])

@@ -43,10 +43,8 @@ class RunMetrics:
         silent_s = None if run.reported_s is None else time.monotonic() - run.reported_s
         yield gauge("last_report_age_seconds", "Seconds since a trial last reported a measurement.", silent_s)
         yield gauge("left_seconds", "Estimated seconds until the budget is met.", view.eta_s)
-        scores = [record.accuracy for record in view.front.trials if record.accuracy is not None]
-        sign = run.spec.objectives.metric.sign
-        best = max(scores, key=lambda score: sign * score) if scores else None
-        yield gauge("best_score", f"Best {view.front.metric} on the front.", best)
+        best = view.front.best
+        yield gauge("best_score", f"Best {view.front.metric} on the front.", best and best.accuracy)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -86,15 +86,14 @@ def _source(data: StudyData) -> str:
 
 
 def _floor(data: StudyData) -> float:
-    """A level below all accuracies that are shown, for trials without one."""
-    if data.levels:
-        return data.levels[data.front.direction == "minimize"]
-    levels = [float(r.accuracy or 0.0) for r in data.study.records if r.outcome == "complete" and finite(r.accuracy)]
-    if not levels:
+    """A level worse than all that are shown, for trials without a metric."""
+    best = data.front.best
+    if best is None or best.accuracy is None:
         return 0.0
-    low, high = min(levels), max(levels)
-    gap = 0.06 * ((high - low) or abs(high) or 1.0)
-    return high + gap if data.front.direction == "minimize" else low - gap
+    reached = [float(r.accuracy or 0.0) for r in data.study.records if r.outcome == "complete" and finite(r.accuracy)]
+    top = best.accuracy
+    worst = max(data.levels or reached, key=lambda level: abs(level - top))
+    return worst if data.levels else worst + 0.06 * ((worst - top) or abs(worst) or 1.0)
 
 
 def _marked(data: StudyData) -> Iterator[Layer]:

@@ -189,21 +189,22 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live: Live | None = None
+        self._stop: Callable[[], None] | None = None  # once there is a picture
         self._run: StudyRun | None = None
 
     def __enter__(self) -> LiveView:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._stop is not None:
+            self._stop()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         """Draw this view repeatedly until the end."""
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = _Reflowed(Picture(view), self._console)
-            self._live.start(refresh=True)
+            live = _Reflowed(Picture(view), self._console)
+            self._stop = live.stop
+            live.start(refresh=True)
 
     def watch(self, run: StudyRun) -> None:
         self._run = run
@@ -225,7 +226,7 @@ class LiveView:
 
     def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""
-        if self._live is None or record.outcome == "error":
+        if self._stop is None or record.outcome == "error":
             self.say(trial_end_line(record, counted, trials, metric))
 
 
@@ -234,10 +235,6 @@ class NotebookView(LiveView):
 
     def __init__(self) -> None:
         super().__init__(Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, force_jupyter=False, file=io.StringIO()))
-        self._stop: Callable[[], None] = lambda: None
-
-    def __exit__(self, *error: object) -> None:
-        self._stop()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         from IPython.display import display
@@ -261,10 +258,6 @@ class NotebookView(LiveView):
 
     def say(self, text: str) -> None:
         print(plain(text))
-
-    def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
-        if record.outcome == "error":
-            self.say(trial_end_line(record, counted, trials, metric))
 
 
 def _as_html(picture: Picture) -> Any:
