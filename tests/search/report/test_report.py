@@ -145,8 +145,8 @@ def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -
     result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (study_path.parent / "results" / "small" / "report.html").stat().st_size > 1_000_000
-    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 9
-    assert result.output.count("wrote ") == 28
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 10
+    assert result.output.count("wrote ") == 31
 
 
 def front(*points: tuple[float, float]) -> Any:
