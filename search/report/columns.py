@@ -30,7 +30,7 @@ MEASURES: dict[Speed, Measure] = {
 
 _SETTINGS = ("effective_batch", "learning_rate", "rule", "epochs")
 # Searched parameters that have a column of their own kind, or follow from one.
-_IN_COLUMNS = frozenset({*_SETTINGS, "accumulation", "reference_rate"})
+IN_COLUMNS = frozenset({*_SETTINGS, "accumulation", "reference_rate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +137,4 @@ def _setting(name: str, trials: Sequence[TrialRecord]) -> Column:
 
 def _others(trials: Sequence[TrialRecord]) -> list[Column]:
     """Searched parameters without a column of their own kind."""
-    return [_setting(name, trials) for name in sorted({name for trial in trials for name in trial.parameters} - _IN_COLUMNS)]
+    return [_setting(name, trials) for name in sorted({name for trial in trials for name in trial.parameters} - IN_COLUMNS)]

@@ -13,9 +13,8 @@ from typing import Any
 from ...spaces.boundary.files import write_file
 from ...spaces.errors import plain
 from ...spaces.front import ParetoFront
-from ...spaces.readable import number
 from ...spaces.record import TrialRecord
-from .columns import MEASURES
+from .columns import MEASURES, Column
 
 PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
@@ -78,22 +77,12 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as an HTML table for notebooks: the columns in which rows differ, the main ones first."""
-    names = {name for row in rows for name in row}
-    differ = {name for name in names if len({str(row.get(name)) for row in rows}) > 1}
-    columns = [name for name in FIRST_COLUMNS if name in differ] + sorted(
-        name for name in differ - set(FIRST_COLUMNS) if name not in _NOT_IN_NOTEBOOKS
-    )
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(plain(number(row.get(name))))}</td>" for name in columns) + "</tr>" for row in rows
-    )
+def html_table(columns: Sequence[Column]) -> str:
+    """Trials as an HTML table for notebooks."""
+    head = "".join(f"<th>{escape(plain(column.name))}</th>" for column in columns)
+    rows = zip(*(column.cells for column in columns), strict=True)
+    body = "".join("<tr>" + "".join(f"<td>{escape(plain(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-# Columns that would make the table too wide.
-_NOT_IN_NOTEBOOKS = {"started_at", "ended_at", "message", "samples_per_s", "measured_train_s", "train_s_error", "host"}
 
 
 def _cell(value: Any) -> Any:

@@ -18,6 +18,7 @@ from ..analysis.confirm import CONFIDENCE, averaged
 from ..analysis.rates import BestRates, Estimate
 from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy, codes
+from .columns import IN_COLUMNS
 
 
 def front_summary(study: StoredStudy) -> Iterator[str]:
@@ -56,6 +57,22 @@ def outcome_counts(records: Iterable[TrialRecord]) -> str:
 def outcome_words(counts: Mapping[str, int]) -> str:
     """Numbers of trials by outcome, as a list."""
     return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(counts.items()))
+
+
+def setting_words(record: TrialRecord) -> list[str]:
+    """A trial's settings, a phrase each.
+
+    >>> facts = TrialFacts(learning_rate=0.1, repeats=0)
+    >>> setting_words(TrialRecord(1, "complete", {"effective_batch": 500, "width": 8}, facts))
+    ['batch 500', 'rate 0.1', 'width 8', 'repeats trial 0']
+    """
+    values = record.settings
+    rule = f" ({values['rule']})" if "rule" in values else ""
+    named = {"batch": "effective_batch", "rate": "learning_rate", "epochs": "epochs"}
+    words = [f"{word} {number(values[name])}{rule * (word == 'rate')}" for word, name in named.items() if name in values]
+    further = (name for name, value in record.parameters.items() if name not in IN_COLUMNS and value is not None)
+    words += [f"{name} {number(record.parameters[name])}" for name in further]
+    return [*words, *([f"repeats trial {record.facts.repeats}"] if record.is_repeat else [])]
 
 
 def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:

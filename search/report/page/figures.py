@@ -10,7 +10,8 @@ from ...analysis.confirm import averaged
 from ..columns import MEASURES
 from .cost_figures import memory_figure, step_time_figure
 from .figure import Figure, Layer, Tone
-from .setting_figures import parameter_figures, rate_figure
+from .powers_of_two import powers_of_two
+from .rates import rate_figure
 from .study_data import StudyData, finite
 from .timeline import timeline_figure
 
@@ -22,7 +23,6 @@ def figures_of(data: StudyData) -> list[Figure]:
     figures = (
         front_figure(data),
         rate_figure(data),
-        *parameter_figures(data),
         memory_figure(data),
         step_time_figure(data),
         powers_figure(data),
@@ -112,7 +112,7 @@ def _marked(data: StudyData) -> Iterator[Layer]:
 
 def powers_figure(data: StudyData) -> Figure | None:
     """What a search over powers of two would have found."""
-    found = data.powers_of_two
+    found = powers_of_two(data.study, data.profiles)
     if found is None:
         return None
     layers = [

@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ....spaces.errors import StudyFileError
 from ....spaces.front import ParetoFront
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.readable import number
 from ....spaces.record import TrialRecord
-from ...analysis.rates import BestRates
-from ...laws.best_rate import rates_of
 from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy
 from ..columns import MEASURES
+from ..sentences import setting_words
 from .figure import Axis, Layer, Tone
-from .powers_of_two import PowersOfTwo, powers_of_two
 
 
 @dataclass(frozen=True)
@@ -47,18 +44,6 @@ class StudyData:
         return self.study.front
 
     @cached_property
-    def rates(self) -> BestRates | None:
-        """The best rate at each batch; None if the trials do not determine it."""
-        try:
-            return rates_of(self.study)
-        except StudyFileError:
-            return None
-
-    @cached_property
-    def powers_of_two(self) -> PowersOfTwo | None:
-        return powers_of_two(self.study, self.profiles)
-
-    @cached_property
     def baseline(self) -> list[TrialRecord]:
         """The baseline trials; with the mean of their runs if they are on the front."""
         members = {trial.number: trial for trial in self.front.trials}
@@ -69,16 +54,6 @@ class StudyData:
     def runs(self) -> list[TrialRecord]:
         """Complete trials, each setting once."""
         return [r for r in self.study.records if r.outcome == "complete" and not r.is_repeat]
-
-    @property
-    def groups(self) -> tuple[tuple[str, Tone, list[TrialRecord]], ...]:
-        """Complete trials by what they are: a layer's name, its tone, and the trials."""
-        members = {trial.number for trial in self.front.trials}
-        return (
-            ("other trials", "other", [r for r in self.runs if r.number not in members]),
-            ("trials on the front", "front", list(self.front.trials)),
-            ("baseline", "baseline", self.baseline),
-        )
 
     def time_axis(self) -> Axis:
         return Axis(self.front.speed, f"{self.front.speed} ({MEASURES[self.front.speed].counts})", log=True)
@@ -144,35 +119,14 @@ class StudyData:
             if record.half_interval is not None:
                 interval = f" ± {number(record.half_interval)}"
             lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} {self.front.takes(record)}")
-        if "effective_batch" in values:
-            lines.append(f"effective batch {values['effective_batch']}{_plan_label(values)}")
-        if "learning_rate" in values:
-            lines.append(f"learning rate {number(values['learning_rate'])} ({values.get('rule', 'constant')})")
-        lines += [
-            f"{name} {number(value)}"
-            for name, value in record.parameters.items()
-            if name not in _LABELLED and value is not None
-        ]
+        lines += setting_words(record)
+        if "micro_batch" in values:
+            lines.append(f"micro-batch {values['micro_batch']}, accumulation {values.get('accumulation', 1)}")
         if record.message and record.outcome != "complete":
             lines.append(record.message.splitlines()[0][:100])
         return "\n".join(lines)
 
 
-_LABELLED = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
-
-
 def finite(value: Any) -> bool:
     """Whether a value is a number that has a place on an axis."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _plan_label(values: Mapping[str, Any]) -> str:
-    """A batch's plan, in brackets."""
-    if "micro_batch" not in values:
-        return ""
-    devices, accumulation = int(values.get("devices", 1)), int(values.get("accumulation", 1))
-    parts = [f"micro-batch {values['micro_batch']}"]
-    parts += [f"accumulation {accumulation}"] * (accumulation > 1) + [f"{devices} devices"] * (devices > 1)
-    if mode := values.get("activation_checkpointing"):
-        parts.append(f"{mode} activation checkpointing")
-    return f" ({', '.join(parts)})"

@@ -25,7 +25,7 @@ from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
 from ..columns import front_columns, some_members
-from ..sentences import outcome_words
+from ..sentences import outcome_words, setting_words
 from ..stdio.console import terminal
 from .deadline import plan_line
 from .tables import front_plot
@@ -294,10 +294,6 @@ def in_notebook() -> bool:
     return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
 
 
-# Parameters that a trial's line names in its own way.
-_NAMED = {"effective_batch", "reference_rate", "rule", "epochs", "accumulation"}
-
-
 def _in_time(record: TrialRecord) -> str:
     """The time of its full training, and what it is where the trial did not spend it.
 
@@ -314,13 +310,9 @@ def _in_time(record: TrialRecord) -> str:
 
 def trial_end_line(record: TrialRecord, counted: float, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
-    values = record.settings
     if record.accuracy is not None:
         result = f"{metric} {number(record.accuracy)} {_in_time(record)}"
     else:
         result = record.message.splitlines()[0] if record.message else ""
-    settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
-    again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
-    own = [f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _NAMED]
-    parts = [f"[{out_of(counted, trials)}] trial {record.number} {record.outcome}: {result}", settings]
-    return " · ".join([*parts, f"epochs {number(values.get('epochs'))}", *own]) + again
+    ended = f"[{out_of(counted, trials)}] trial {record.number} {record.outcome}: {result}"
+    return " · ".join([ended, *setting_words(record)])

@@ -1,21 +1,16 @@
-"""Figures of what was searched: learning rates by batch, and each parameter against the metric."""
+"""The figure of learning rates by batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from ....spaces.domain import Choices
+from ....spaces.errors import StudyFileError
 from ....spaces.learning_rate import RULE_EXPONENTS
-from ....spaces.record import TrialRecord
+from ...laws.best_rate import rates_of
 from ..sentences import rule_verdict
 from .figure import Axis, Figure, Layer
 from .study_data import StudyData, finite
-
-_BATCH = Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True)
-# Of these, the figure of rates says more, or plans are made by them.
-_NOT_DRAWN = frozenset({"reference_rate", "accumulation", "devices"})
 
 
 def rate_figure(data: StudyData) -> Figure | None:
@@ -27,8 +22,9 @@ def rate_figure(data: StudyData) -> Figure | None:
         "trials", "other", chosen, x=lambda r: r.settings["effective_batch"], y=lambda r: r.facts.learning_rate
     )
     layers = [replace(trials, values=tuple(float(r.accuracy or 0.0) for r in chosen))]
-    found = data.rates
-    if found is None:
+    try:
+        found = rates_of(data.study)
+    except StudyFileError:
         caption = "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
     else:
         batches = tuple(float(rate.effective_batch) for rate in found.rates)
@@ -52,38 +48,12 @@ def rate_figure(data: StudyData) -> Figure | None:
         "rate-batch",
         "Learning rate against effective batch",
         caption,
-        _BATCH,
+        Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True),
         # The fitted interval may reach far beyond the rates that were tried.
         Axis("learning_rate", "learning rate", log=True, ends=_around(float(r.facts.learning_rate or 0.0) for r in chosen)),
         tuple(layers),
         value_name=data.front.metric,
     )
-
-
-def parameter_figures(data: StudyData) -> Iterator[Figure]:
-    """A figure for each searched parameter: its values against the metric."""
-    for name, domain in data.study.spec.searched().items():
-        if name in _NOT_DRAWN:
-            continue
-        choices = list(domain.choices) if isinstance(domain, Choices) else []
-
-        def place(record: TrialRecord, name: str = name, choices: list[Any] = choices) -> Any:
-            value = record.parameters.get(name)
-            return (choices.index(value) if value in choices else None) if choices else value
-
-        yield Figure(
-            f"parameter-{name}",
-            f"{name} against {data.front.metric}",
-            "Other parameters vary too, so compare the best trials at each value.",
-            Axis(
-                name,
-                name,
-                log=bool(getattr(domain, "log", False)),
-                ticks=tuple((float(at), str(choice)) for at, choice in enumerate(choices)),
-            ),
-            data.accuracy_axis(),
-            tuple(data.points(label, tone, records, x=place) for label, tone, records in data.groups),
-        )
 
 
 def _around(values: Iterable[float]) -> tuple[float, float] | None:
