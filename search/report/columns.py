@@ -73,7 +73,7 @@ def front_columns(
     if not repeated:
         plans = [f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}" for values in settings]
         columns.append(Column("micro\nx acc.", tuple(plans)))
-    return [*columns, *_others(trials), _column("", trials, lambda trial: marks(trial, front))]
+    return [*columns, *_others(trials), Column("", tuple(marks(trial, front) for trial in trials), words=True)]
 
 
 def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Column]:
