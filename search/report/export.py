@@ -92,12 +92,12 @@ def _cell(value: Any) -> Any:
     return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else plain(value)
 
 
-def json_text(document: Any) -> str:
+def json_text(document: Any, indent: int | None = 2) -> str:
     """A document as JSON, which has no NaN and no infinity: they become null."""
     try:
-        return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+        return json.dumps(document, indent=indent, allow_nan=False, default=str) + "\n"
     except ValueError:
-        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None))
+        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent)
 
 
 def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:

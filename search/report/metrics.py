@@ -44,7 +44,7 @@ class RunMetrics:
         yield gauge("last_report_age_seconds", "Seconds since a trial last reported a measurement.", silent_s)
         yield gauge("left_seconds", "Estimated seconds until the budget is met.", view.eta_s)
         best = view.front.best
-        yield gauge("best_score", f"Best {view.front.metric} on the front.", best and best.accuracy)
+        yield gauge("best_score", f"Best {view.front.metric} on the front.", None if best is None else best.accuracy)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ....spaces.boundary.files import file_name, write_file
+from ....spaces.boundary.files import write_file
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.front import ParetoFront
@@ -182,9 +182,9 @@ def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any
 
 
 def _script_json(data: Mapping[str, Any]) -> Markup:
-    """JSON that is safe inside a script element, whatever its strings contain."""
-    text = json_text(data)
-    for mark in "<>&\u2028\u2029":
+    """JSON that is safe inside a script element, whatever strings it holds."""
+    text = json_text(data, indent=None)
+    for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return Markup(text)  # noqa: S704 - contains no <
 
@@ -196,7 +196,6 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
         OutputError: the folder cannot be written.
     """
     for figure in figures:
-        name = file_name(figure.name)
-        yield write_file(folder / f"{name}.png", picture(figure, "png"))
-        yield write_file(folder / f"{name}.svg", picture(figure, "svg"))
-        yield write_file(folder / f"{name}.csv", csv_text(figure.rows()))
+        yield write_file(folder / f"{figure.name}.png", picture(figure, "png"))
+        yield write_file(folder / f"{figure.name}.svg", picture(figure, "svg"))
+        yield write_file(folder / f"{figure.name}.csv", csv_text(figure.rows()))
