@@ -17,7 +17,7 @@ _HALF_INTERVAL = 1.645
 def decision_data(
     front: ParetoFront, records: Mapping[int, TrialRecord], curves: Mapping[int, Sequence[tuple[int, float]]]
 ) -> dict[str, Any]:
-    """Measures of speed that tell points apart, the study's own first, and of each trained point what it takes by each.
+    """The measures of speed that distinguish points, the study's own first, and what each trained point takes by each of them.
 
     Args:
         records: trials by number, those that stand for repeated settings with their means.

@@ -34,7 +34,7 @@ from .figure import Figure
 from .figures import figures_of
 from .study_data import StudyData
 
-# What tells choices apart in the front's figure: Okabe and Ito's colours, which colour-blind readers tell apart, and symbols.
+# Choices in the front's figure: Okabe and Ito's colours, which colour-blind readers can distinguish, and symbols.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon", "cross", "star")
 

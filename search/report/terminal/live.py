@@ -30,7 +30,7 @@ from ..stdio.console import terminal
 from .deadline import plan_line
 from .tables import front_plot
 
-# A plot of fewer rows or columns shows nothing; beside a table of so many columns it needs so many more.
+# A plot of fewer rows or columns shows nothing; beside the table it needs the table's columns as well.
 _PLOT_ROWS, _PLOT_COLUMNS, _MOST_PLOT_ROWS = 9, 40, 18
 _TABLE_COLUMNS = 48
 # From this width on a running trial's machine, rate and remaining time are shown too.
