@@ -64,9 +64,10 @@ class Trials(tuple[TrialRecord, ...]):
         return pandas.DataFrame(self.to_dicts())
 
     def _repr_html_(self) -> str:
+        from ..search.report.columns import trial_columns
         from ..search.report.export import html_table
 
-        return html_table(self.to_dicts())
+        return html_table(trial_columns(self, self._front))
 
 
 class ExportedText(str):

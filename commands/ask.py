@@ -264,5 +264,5 @@ def _write_report(path: Path, group: Imported) -> None:
     with TemporaryDirectory() as folder:
         database = Path(folder) / "runs.db"
         (name,) = written(database, "runs", [group])
-        page = report_page(StudyData.of(with_rates(StoredStudy.open(sqlite_url(database), name)), {}))
+        page = report_page(StudyData.of(with_rates(StoredStudy.open(sqlite_url(database), name))))
     click.echo(f"wrote {from_here(write_file(path, page).absolute())}", err=True)

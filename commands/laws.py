@@ -60,7 +60,8 @@ def retime(
     """
     from ..search.analysis.retime import retimed_summary
     from ..search.report.export import json_text, study_document
-    from ..search.report.terminal.tables import front_plot, front_table, knee_sentence
+    from ..search.report.sentences import knee_sentence
+    from ..search.report.terminal.tables import front_plot, front_table
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name)
@@ -342,7 +343,8 @@ def _fit_study_batches(study: str, batches: tuple[int, ...], target: float | Non
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, as_json: bool) -> None:
     from ..search.laws.best_rate import rates_of
     from ..search.report.export import json_text
-    from ..search.report.terminal.tables import rates_document, rates_table, rule_verdict
+    from ..search.report.sentences import rule_verdict
+    from ..search.report.terminal.tables import rates_document, rates_table
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name)

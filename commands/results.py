@@ -26,8 +26,7 @@ from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
-from .laws import retimed_on
-from .options import VALUE, choice_options, device_options, json_option, name_option
+from .options import VALUE, choice_options, json_option, name_option
 
 if TYPE_CHECKING:
     from ..search.store.stored import StoredStudy
@@ -106,7 +105,8 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     from ..search.analysis.choice import chance_to_reach, settings_reaching
     from ..search.analysis.confirm import averaged
     from ..search.report.export import json_text, trial_document
-    from ..search.report.terminal.tables import front_table, target_sentence
+    from ..search.report.sentences import target_sentence
+    from ..search.report.terminal.tables import front_table
 
     front = stored.front
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
@@ -141,7 +141,8 @@ def _watch(study: str, name: str | None) -> int:
 
 def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
     """The front of so many trials as table, plot and sentences."""
-    from ..search.report.terminal.tables import front_plot, front_summary, front_table
+    from ..search.report.sentences import front_summary
+    from ..search.report.terminal.tables import front_plot, front_table
 
     front, records = stored.front, stored.records
     console.print(f"Front of {stored.name}: {len(front.trials)} of {trials} trials", style="bold")
@@ -154,8 +155,8 @@ def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
 
 def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
+    from ..search.report.sentences import outcome_counts
     from ..search.report.terminal.deadline import plan_sentence
-    from ..search.report.terminal.tables import outcome_counts
     from ..search.report.terminal.watch import driver_sentence
 
     print_front(stored, len(stored.records), console)
@@ -329,33 +330,24 @@ def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name
     ctx.exit(FAILED if any(status.left for status in tracked) else 0)
 
 
-@main.command(
-    epilog=epilog(
-        "bsearch report study.yaml\n  bsearch report study.yaml --figures figures\n"
-        "  bsearch report study.yaml --profile a100.json --price 1.8 --profile h100.json --price 2.5"
-    )
-)
+@main.command(epilog=epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
-@device_options("Compare this device, by its profile from `bsearch profile STUDY --out FILE` there; several may be named.")
 @name_option
 def report(
     study: str,
     out: Path | None,
     figures: Path | None,
     opened: bool,
-    profile_files: tuple[Path, ...],
-    prices: tuple[float, ...],
     name: str | None,
 ) -> None:
     """Write a study's results as one self-contained HTML page.
 
-    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
-    training faster.
+    The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves.
     """
     from ..search.laws.best_rate import with_rates
     from ..search.report.page.figures import figures_of
@@ -365,7 +357,7 @@ def report(
     from ..spaces.boundary.files import write_file
 
     stored = with_rates(StoredStudy.open(study, name))
-    drawn = StudyData.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
+    drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
     for figure in write_figures(figures_of(drawn), figures) if figures else ():

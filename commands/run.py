@@ -205,8 +205,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from ..search.report.page.draw import picture
     from ..search.report.page.figures import front_figure
     from ..search.report.page.study_data import StudyData
+    from ..search.report.sentences import outcome_counts
     from ..search.report.terminal.deadline import model_lines
-    from ..search.report.terminal.tables import outcome_counts
     from ..search.run.study_run import gain_sentence
     from ..spaces.readable import UNLIMITED, count, seconds
     from ..spaces.record import counted

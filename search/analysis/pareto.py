@@ -1,4 +1,4 @@
-"""The Pareto front of a study's trials, its knee, and how it compares with a setting.
+"""The Pareto front of a study's trials, and its knee.
 
 A trial dominates another if it is at least as good in all objectives and better in one. Trials with
 equal values do not dominate each other, so both stay. Infeasible, diverged and stopped trials are never on the front.
@@ -105,16 +105,3 @@ def front_of(
         second_speed=second_speed,
         knee=None if bend is None else finished[members[curve[bend]]].number,
     )
-
-
-def no_worse(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
-    """The fastest member that is at least as accurate as a setting; None where the setting has no result."""
-    if setting.train_s is None or setting.accuracy is None:
-        return None
-    return next((trial for trial in front.trials if front.reaches(trial, setting.accuracy)), None)
-
-
-def no_slower(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
-    """The most accurate member that is at least as fast as a setting."""
-    limit_s = front.taken(setting)
-    return None if limit_s is None else front.within(limit_s).best

@@ -30,7 +30,7 @@ from .forecast import Forecast, forecast
 _CHECK_S, _LEAST_S = 5.0, 1.0
 # Seconds that `profile` spends on measuring memory by default.
 _MEMORY_S = 5.0
-# Complete trials of an earlier study that tell what surrounds training.
+# Complete trials of an earlier study, at least, from which the overhead around training is estimated.
 _ENOUGH = 3
 
 
@@ -95,7 +95,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
 
 
 def _earlier_spans(spec: StudySpec) -> list[Span]:
-    """Trials of the last study of this file whose database has some, which tell what surrounds training; none without one."""
+    """Complete trials of this file's last study that has enough of them, which show the overhead around training; or none."""
     assert spec.storage is not None
     try:
         tables = Tables(spec.storage, create=False)

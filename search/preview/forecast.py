@@ -35,8 +35,8 @@ class Forecast:
     """What `bsearch check` reports; times in seconds, without evaluation unless noted.
 
     Args:
-        study_s: of all trials with their evaluations, over those that run side by side; and of what is around them, where an
-            earlier study told.
+        study_s: of all trials with their evaluations, over those that run side by side; with the overhead around them where
+            an earlier study shows it.
         trials: to train.
         overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
         slowdown: time of training by the clock over known time, in that study.
@@ -71,7 +71,7 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
 
 
 def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count: int = 5) -> list[PlannedBatch]:
-    """A few effective batches with their plans and times on so many devices; those without either are left out."""
+    """A few effective batches with their plans and times on this number of devices; those without either are left out."""
     assert profile.training_set is not None
     requested = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
     batches = []

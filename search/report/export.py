@@ -13,9 +13,8 @@ from typing import Any
 from ...spaces.boundary.files import write_file
 from ...spaces.errors import plain
 from ...spaces.front import ParetoFront
-from ...spaces.readable import number
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Speed
+from .columns import MEASURES, Column
 
 PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
@@ -47,9 +46,6 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     }
 
 
-_UNITS: dict[Speed, str] = {"cost": "currency", "energy_j": "J"}
-
-
 def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
     """The JSON document of `run --json`, `show --json` and `export --to json`."""
     records = list(records)
@@ -59,7 +55,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "storage": storage,
         "objectives": {
             **{
-                key: {"name": speed, "unit": _UNITS.get(speed, "s"), "direction": "minimize"}
+                key: {"name": speed, "unit": MEASURES[speed].unit, "direction": "minimize"}
                 for key, speed in zip(("speed", "second_speed"), front.speeds, strict=False)
             },
             "metric": {"name": front.metric, "direction": front.direction},
@@ -81,22 +77,12 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as an HTML table for notebooks: the columns in which rows differ, the main ones first."""
-    names = {name for row in rows for name in row}
-    differ = {name for name in names if len({str(row.get(name)) for row in rows}) > 1}
-    columns = [name for name in FIRST_COLUMNS if name in differ] + sorted(
-        name for name in differ - set(FIRST_COLUMNS) if name not in _NOT_IN_NOTEBOOKS
-    )
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(plain(number(row.get(name))))}</td>" for name in columns) + "</tr>" for row in rows
-    )
+def html_table(columns: Sequence[Column]) -> str:
+    """Trials as an HTML table for notebooks."""
+    head = "".join(f"<th>{escape(plain(column.name))}</th>" for column in columns)
+    rows = zip(*(column.cells for column in columns), strict=True)
+    body = "".join("<tr>" + "".join(f"<td>{escape(plain(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-# Columns that would make the table too wide.
-_NOT_IN_NOTEBOOKS = {"started_at", "ended_at", "message", "samples_per_s", "measured_train_s", "train_s_error", "host"}
 
 
 def _cell(value: Any) -> Any:
@@ -106,12 +92,12 @@ def _cell(value: Any) -> Any:
     return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else plain(value)
 
 
-def json_text(document: Any) -> str:
+def json_text(document: Any, indent: int | None = 2) -> str:
     """A document as JSON, which has no NaN and no infinity: they become null."""
     try:
-        return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+        return json.dumps(document, indent=indent, allow_nan=False, default=str) + "\n"
     except ValueError:
-        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None))
+        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent)
 
 
 def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:

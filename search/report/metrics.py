@@ -64,7 +64,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 @contextmanager
 def metrics_server(address: str | None) -> Iterator[Callable[[StudyRun], None]]:
-    """Context in which a run's metrics are served at an address, if one is given; gives what is told the run.
+    """Serve a run's metrics at an address, if one is given; yields the function to call once the run is known.
 
     Raises:
         StudyFileError: no address, nothing can listen there, or prometheus-client is not installed.

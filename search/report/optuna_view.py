@@ -23,7 +23,7 @@ from ..store.url import shown_url
 from ..suggest.optuna.database import OptunaDatabase
 from ..suggest.space_transform import SearchSpace
 from .notes import study_note, trial_note
-from .terminal.tables import front_summary
+from .sentences import front_summary
 
 PAGES = "/dashboard/studies"
 # Seconds between two updates, and after one that failed.
@@ -72,7 +72,7 @@ class OptunaView:
         # Only notes of current and former members of the front, and of repeats of both, mention the front.
         members = {trial.number for version in (front, self._front) if version is not None for trial in version.trials}
         notes: dict[int | None, str] = {
-            record.number: trial_note(record, self._spec, front, study=self._study, traceback=self._traceback(record))
+            record.number: trial_note(record, front, study=self._study, traceback=self._traceback(record))
             for record in records
             if record.outcome != "running"
             and (

@@ -18,7 +18,7 @@ from bsearch.objectives.steps.noise_scale import NoiseScale
 from bsearch.objectives.task import Loss
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun, train_task
-from bsearch.search.report.terminal.tables import noise_scale_sentence
+from bsearch.search.report.sentences import noise_scale_sentence
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.plan import BatchPlan

@@ -9,7 +9,6 @@ from .study_data import StudyData
 
 def memory_figure(data: StudyData) -> Figure | None:
     """Peak bytes against the micro-batch, with the limit."""
-    measured = [r for r in data.runs if r.facts.peak_bytes is not None and r.facts.micro_batch is not None]
     profile = next(iter(data.profiles.values()), None)
     if profile is None or (law := profile.memory) is None:
         return None
@@ -38,18 +37,15 @@ def memory_figure(data: StudyData) -> Figure | None:
         if headroom:
             layers.append(Layer("limit minus headroom", "line", "alternative", ends, (usable,) * 2))
         caption += f" The largest micro-batch that fits is {cap}; larger batches accumulate, and the step stays the same."
-    if measured:
-        layers.append(
-            Layer(
-                "trials, measured",
-                "points",
-                "measured",
-                tuple(float(r.facts.micro_batch or 0) for r in measured),
-                tuple(float(r.facts.peak_bytes or 0) / mebi for r in measured),
-                labels=tuple(data.label(r) for r in measured),
-                trials=tuple(r.number for r in measured),
-            )
+    layers.append(
+        data.points(
+            "trials, measured",
+            "measured",
+            data.runs,
+            x=lambda r: r.facts.micro_batch,
+            y=lambda r: r.facts.peak_bytes and r.facts.peak_bytes / mebi,
         )
+    )
     return Figure(
         "memory",
         f"Memory on {profile.device}",
@@ -87,18 +83,14 @@ def step_time_figure(data: StudyData) -> Figure | None:
                 high=tuple(timed_plan.plan.effective_batch / min(timed_plan.rounds) for timed_plan in timed),
             )
         )
-    ran = [
-        r for r in data.runs if r.facts.steps and r.facts.micro_batch and r.facts.measured_train_s and r.facts.accumulation == 1
-    ]
+    ran = [r for r in data.runs if r.facts.steps and r.facts.accumulation == 1]
     layers.append(
-        Layer(
+        data.points(
             "trials, measured",
-            "points",
             "measured",
-            tuple(float(r.facts.micro_batch or 0) for r in ran),
-            tuple(float(r.facts.samples_budget or 0) / float(r.facts.measured_train_s or 1.0) for r in ran),
-            labels=tuple(data.label(r) for r in ran),
-            trials=tuple(r.number for r in ran),
+            ran,
+            x=lambda r: r.facts.micro_batch,
+            y=lambda r: r.facts.measured_train_s and (r.facts.samples_budget or 0) / r.facts.measured_train_s,
         )
     )
     intervals = [law.interval for law in laws if law.interval is not None]
@@ -111,7 +103,7 @@ def step_time_figure(data: StudyData) -> Figure | None:
         caption,
         Axis("micro_batch", "micro-batch (samples per forward pass on one device)", log=True),
         Axis("samples_per_s", "samples per second"),
-        tuple(layer for layer in layers if layer.x),
+        tuple(layers),
     )
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from ....spaces.front import ParetoFront, amount
 from ....spaces.record import TrialRecord
 from ....spaces.study.goals import Speed
+from ..columns import MEASURES
 
-# Measures of what training takes, and how they are called on the page.
-_NAMES: dict[Speed, str] = {"train_s": "training time", "device_s": "device time", "cost": "cost", "energy_j": "energy"}
 # Half a 90 % interval, in standard deviations.
 _HALF_INTERVAL = 1.645
 
@@ -18,7 +17,7 @@ _HALF_INTERVAL = 1.645
 def decision_data(
     front: ParetoFront, records: Mapping[int, TrialRecord], curves: Mapping[int, Sequence[tuple[int, float]]]
 ) -> dict[str, Any]:
-    """Measures of speed that tell points apart, the study's own first, and of each trained point what it takes by each.
+    """The measures of speed that distinguish points, the study's own first, and what each trained point takes by each of them.
 
     Args:
         records: trials by number, those that stand for repeated settings with their means.
@@ -30,7 +29,7 @@ def decision_data(
     return {
         "metric": front.metric,
         "higher": front.direction == "maximize",
-        "measures": [{"key": key, "name": _NAMES[key]} for key in measures],
+        "measures": [{"key": key, "name": MEASURES[key].name} for key in measures],
         "points": {
             record.number: {
                 "amounts": {key: record.taken(key) for key in measures},
@@ -52,11 +51,8 @@ def _measures(front: ParetoFront, trained: Sequence[TrialRecord]) -> list[Speed]
     one_count = len({record.facts.devices or 1 for record in trained}) == 1
     known: list[Speed] = [
         measure
-        for measure in _NAMES
+        for measure in MEASURES
         if all(record.taken(measure) is not None for record in trained)
         and (measure != "device_s" or measure in own or not one_count)
     ]
     return sorted(known, key=lambda measure: own.index(measure) if measure in own else len(own))
-
-
-__all__ = ["decision_data"]

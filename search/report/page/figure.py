@@ -69,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: its file name, title, caption, axes, and layers from back to front."""
+    """A figure: its file name, title, caption, axes, and layers from back to front, without empty ones."""
 
     name: str
     title: str
@@ -78,6 +78,9 @@ class Figure:
     y: Axis
     layers: tuple[Layer, ...]
     value_name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(layer for layer in self.layers if layer.x))
 
     def log_ticks(self, axis: Literal["x", "y"]) -> list[float]:
         """Round numbers along a log axis, about four to ten of them; none if there are no values above 0."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ....spaces.record import TrialRecord
 from ...analysis.confirm import averaged
+from ..columns import MEASURES
 from .cost_figures import memory_figure, step_time_figure
-from .devices import devices_figure
 from .figure import Figure, Layer, Tone
-from .setting_figures import batch_accuracy, batch_time, importance_figure, parameter_figures, rate_figure
-from .study_data import MEASURES, StudyData, finite
+from .powers_of_two import powers_of_two
+from .rates import rate_figure
+from .study_data import StudyData, finite
 from .timeline import timeline_figure
 
 _FAILED_TONES: dict[str, Tone] = {"diverged": "diverged", "infeasible": "infeasible", "error": "failed"}
@@ -21,19 +22,14 @@ def figures_of(data: StudyData) -> list[Figure]:
     """The figures that the study has data for, in reading order."""
     figures = (
         front_figure(data),
-        devices_figure(data),
-        batch_accuracy(data),
-        batch_time(data),
         rate_figure(data),
-        importance_figure(data),
-        *parameter_figures(data),
         memory_figure(data),
         step_time_figure(data),
         powers_figure(data),
         curves_figure(data),
         timeline_figure(data.study.records, data.attempts, data.label),
     )
-    return [figure for figure in figures if figure is not None and any(layer.x for layer in figure.layers)]
+    return [figure for figure in figures if figure is not None and figure.layers]
 
 
 def front_figure(data: StudyData) -> Figure:
@@ -44,13 +40,18 @@ def front_figure(data: StudyData) -> Figure:
     others = [r for r in averaged(records, data.study.spec.objectives) if r.number not in members]
     repeats = [r for r in records if r.outcome == "complete" and r.is_repeat]
     floor = _floor(data)
+
+    def ended(outcome: str) -> list[TrialRecord]:
+        return [r for r in records if r.outcome == outcome]
+
     layers = [
         data.points("other trials", "other", others),
         data.points("single runs of repeated settings", "other", repeats, shown=False),
-        data.points("stopped early", "stopped", [r for r in records if r.outcome == "stopped"], shown=False),
-        data.points("paused", "paused", [r for r in records if r.outcome == "paused"], shown=False),
+        data.points("stopped early", "stopped", ended("stopped"), shown=False),
+        data.points("paused", "paused", ended("paused"), shown=False),
         *(
-            _rug(data, outcome, tone, [r for r in records if r.outcome == outcome], floor)
+            # At the bottom of the figure, where they have a time.
+            data.points(f"{outcome} (no accuracy)", tone, ended(outcome), y=lambda _: floor, shown=False)
             for outcome, tone in _FAILED_TONES.items()
         ),
         data.line("front", front.curve),
@@ -72,11 +73,11 @@ def front_figure(data: StudyData) -> Figure:
         caption += " Trials far worse than the front are outside the axis range; the CSV has them."
     return Figure(
         "front",
-        f"{front.metric} against {MEASURES[front.speed][0]}",
+        f"{front.metric} against {MEASURES[front.speed].name}",
         caption,
         data.time_axis(),
         data.accuracy_axis(),
-        tuple(layer for layer in layers if layer.x),
+        tuple(layers),
     )
 
 
@@ -85,55 +86,42 @@ def _source(data: StudyData) -> str:
 
 
 def _floor(data: StudyData) -> float:
-    """A level below all accuracies that are shown, for trials without one."""
-    if data.levels:
-        return data.levels[data.front.direction == "minimize"]
-    levels = [float(r.accuracy or 0.0) for r in data.study.records if r.outcome == "complete" and finite(r.accuracy)]
-    if not levels:
+    """A level worse than all that are shown, for trials without a metric."""
+    best = data.front.best
+    if best is None or best.accuracy is None:
         return 0.0
-    low, high = min(levels), max(levels)
-    gap = 0.06 * ((high - low) or abs(high) or 1.0)
-    return high + gap if data.front.direction == "minimize" else low - gap
-
-
-def _rug(data: StudyData, outcome: str, tone: Tone, records: Iterable[TrialRecord], floor: float) -> Layer:
-    """Trials without an accuracy, at the bottom of the figure; those without a time are left out."""
-    chosen = [r for r in records if finite(data.front.taken(r))]
-    return Layer(
-        f"{outcome} (no accuracy)",
-        "points",
-        tone,
-        tuple(float(data.front.taken(r) or 0.0) for r in chosen),
-        (floor,) * len(chosen),
-        labels=tuple(data.label(r) for r in chosen),
-        trials=tuple(r.number for r in chosen),
-        shown=False,
-    )
+    reached = [float(r.accuracy or 0.0) for r in data.study.records if r.outcome == "complete" and finite(r.accuracy)]
+    top = best.accuracy
+    worst = max(data.levels or reached, key=lambda level: abs(level - top))
+    return worst if data.levels else worst + 0.06 * ((worst - top) or abs(worst) or 1.0)
 
 
 def _marked(data: StudyData) -> Iterator[Layer]:
-    """The front's trials as points, then the knee and the baseline."""
+    """The front's trials as points, with their intervals, then the knee and the baseline."""
     front = data.front
     members = data.points("trials on the front", "front", front.trials)
-    batch_of = {trial.number: str(trial.settings.get("effective_batch", "")) for trial in front.trials}
-    yield replace(members, batches=tuple(batch_of[number] for number in members.trials))
+    by_number = {trial.number: trial for trial in front.trials}
+    placed = [by_number[number] for number in members.trials]
+    intervals = [trial.interval for trial in placed if trial.interval is not None]
+    if len(intervals) == len(placed):
+        members = replace(members, low=tuple(low for low, _ in intervals), high=tuple(high for _, high in intervals))
+    yield replace(members, batches=tuple(str(trial.settings.get("effective_batch", "")) for trial in placed))
     yield data.points("knee", "knee", [trial for trial in front.trials if trial.number == front.knee])
     yield data.points("baseline", "baseline", data.baseline)
 
 
 def powers_figure(data: StudyData) -> Figure | None:
     """What a search over powers of two would have found."""
-    found = data.powers_of_two
+    found = powers_of_two(data.study, data.profiles)
     if found is None:
         return None
     layers = [
         data.line("any integer", data.front.trials),
-        replace(data.points("any integer, trials", "front", data.front.trials), low=(), high=()),
+        data.points("any integer, trials", "front", data.front.trials),
     ]
     if found.moved is not None:
         layers.append(data.line("at the nearest power of two", found.moved.trials, "alternative"))
-    if found.kept.trials:
-        layers.append(data.points("trials with a power of two", "limit", found.kept.trials))
+    layers.append(data.points("trials with a power of two", "limit", found.kept.trials))
     return Figure(
         "powers-of-two",
         "If the batch were limited to powers of two",

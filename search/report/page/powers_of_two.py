@@ -82,23 +82,22 @@ def _nearest_power(batch: int) -> int:
 
 def _share(front: ParetoFront, whole: ParetoFront) -> float:
     """Hypervolume of a front relative to another's, with time on a log scale and a reference point set by the other front."""
-    reference = _reference_point(whole)
-    return _volume(front, reference) / (_volume(whole, reference) or 1.0)
-
-
-def _reference_point(front: ParetoFront) -> tuple[float, float]:
-    points = [(math.log(front.taken(trial) or 1.0), -(trial.score or 0.0)) for trial in front.trials]
-    slowest, worst = (max(values) for values in zip(*points, strict=True))
-    fastest, best = (min(values) for values in zip(*points, strict=True))
+    points = _points(whole)
+    times, losses = zip(*points, strict=True)
     # 10 % beyond the slowest and worst, so that the end points contribute too.
-    return slowest + 0.1 * (slowest - fastest), worst + 0.1 * (worst - best)
+    slowest, worst = (max(values) + 0.1 * (max(values) - min(values)) for values in (times, losses))
+    return _volume(_points(front), slowest, worst) / (_volume(points, slowest, worst) or 1.0)
 
 
-def _volume(front: ParetoFront, reference: tuple[float, float]) -> float:
-    volume, level = 0.0, reference[1]
-    for trial in front.trials:  # fastest first, so worst first
-        time, loss = math.log(front.taken(trial) or 1.0), -(trial.score or 0.0)
-        if time < reference[0] and loss < level:
-            volume += (reference[0] - time) * (level - loss)
+def _points(front: ParetoFront) -> list[tuple[float, float]]:
+    """Log time and loss of each member, fastest first, so worst first."""
+    return [(math.log(front.taken(trial) or 1.0), -(trial.score or 0.0)) for trial in front.trials]
+
+
+def _volume(points: list[tuple[float, float]], slowest: float, worst: float) -> float:
+    volume, level = 0.0, worst
+    for time, loss in points:
+        if time < slowest and loss < level:
+            volume += (slowest - time) * (level - loss)
             level = loss
     return volume

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
-from ....spaces.errors import StudyFileError
 from ....spaces.front import ParetoFront
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.readable import number
 from ....spaces.record import TrialRecord
-from ....spaces.study.goals import Speed
-from ...analysis.rates import BestRates
-from ...analysis.retime import Retimed
-from ...laws.best_rate import rates_of
 from ...run.profiles import stored_profiles
 from ...store.rows import AttemptRow
 from ...store.stored import StoredStudy
+from ..columns import MEASURES
+from ..sentences import setting_words
 from .figure import Axis, Layer, Tone
-from .powers_of_two import PowersOfTwo, powers_of_two
-
-# Each measure of speed in a title, and its unit on an axis.
-MEASURES: dict[Speed, tuple[str, str]] = {
-    "train_s": ("training time", "seconds of training"),
-    "device_s": ("training time", "seconds of training × devices"),
-    "cost": ("cost", "of a training, without evaluation"),
-    "energy_j": ("energy", "joules of a training, without evaluation"),
-}
 
 
 @dataclass(frozen=True)
@@ -41,35 +28,21 @@ class StudyData:
         curves: (samples seen, accuracy) by trial.
         attempts: as stored in the database.
         profiles: of the device that trials are timed for, by parameters that change cost; empty if none is stored.
-        devices: the trials on other devices, to be compared.
     """
 
     study: StoredStudy
     curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
     attempts: Sequence[AttemptRow] = ()
     profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
-    devices: Mapping[str, Retimed] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, study: StoredStudy, devices: Mapping[str, Retimed] = MappingProxyType({})) -> StudyData:
+    def of(cls, study: StoredStudy) -> StudyData:
         tables = study.tables()
-        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables), devices)
+        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables))
 
     @property
     def front(self) -> ParetoFront:
         return self.study.front
-
-    @cached_property
-    def rates(self) -> BestRates | None:
-        """The best rate at each batch; None if the trials do not determine it."""
-        try:
-            return rates_of(self.study)
-        except StudyFileError:
-            return None
-
-    @cached_property
-    def powers_of_two(self) -> PowersOfTwo | None:
-        return powers_of_two(self.study, self.profiles)
 
     @cached_property
     def baseline(self) -> list[TrialRecord]:
@@ -83,18 +56,8 @@ class StudyData:
         """Complete trials, each setting once."""
         return [r for r in self.study.records if r.outcome == "complete" and not r.is_repeat]
 
-    @property
-    def groups(self) -> tuple[tuple[str, Tone, list[TrialRecord]], ...]:
-        """Complete trials by what they are: a layer's name, its tone, and the trials."""
-        members = {trial.number for trial in self.front.trials}
-        return (
-            ("other trials", "other", [r for r in self.runs if r.number not in members]),
-            ("trials on the front", "front", list(self.front.trials)),
-            ("baseline", "baseline", self.baseline),
-        )
-
     def time_axis(self) -> Axis:
-        return Axis(self.front.speed, f"{self.front.speed} ({MEASURES[self.front.speed][1]})", log=True)
+        return Axis(self.front.speed, f"{self.front.speed} ({MEASURES[self.front.speed].counts})", log=True)
 
     def accuracy_axis(self) -> Axis:
         better = "higher" if self.front.direction == "maximize" else "lower"
@@ -115,19 +78,31 @@ class StudyData:
         room = 0.05 * (max(shown) - min(shown))
         return min([*shown, *bars]) - room, max([*shown, *bars]) + room
 
-    def points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
-        chosen = [r for r in records if finite(self.front.taken(r)) and finite(r.accuracy)]
-        intervals = tone == "front" and bool(chosen) and all(r.interval is not None for r in chosen)
+    def points(
+        self,
+        name: str,
+        tone: Tone,
+        records: Iterable[TrialRecord],
+        *,
+        x: Callable[[TrialRecord], Any] | None = None,
+        y: Callable[[TrialRecord], Any] | None = None,
+        shown: bool = True,
+    ) -> Layer:
+        """Trials as points; those without a place are left out.
+
+        Args:
+            x, y: of a trial; by default what it takes, and its metric.
+        """
+        x, y = x or self.front.taken, y or (lambda record: record.accuracy)
+        placed = [(at, level, record) for record in records if finite(at := x(record)) and finite(level := y(record))]
         return Layer(
             name,
             "points",
             tone,
-            tuple(float(self.front.taken(r) or 0.0) for r in chosen),
-            tuple(float(r.accuracy or 0.0) for r in chosen),
-            low=tuple(r.interval[0] for r in chosen if r.interval) if intervals else (),
-            high=tuple(r.interval[1] for r in chosen if r.interval) if intervals else (),
-            labels=tuple(self.label(r) for r in chosen),
-            trials=tuple(r.number for r in chosen),
+            tuple(float(at) for at, _, _ in placed),
+            tuple(float(level) for _, level, _ in placed),
+            labels=tuple(self.label(record) for _, _, record in placed),
+            trials=tuple(record.number for _, _, record in placed),
             shown=shown,
         )
 
@@ -145,35 +120,14 @@ class StudyData:
             if record.half_interval is not None:
                 interval = f" ± {number(record.half_interval)}"
             lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} {self.front.takes(record)}")
-        if "effective_batch" in values:
-            lines.append(f"effective batch {values['effective_batch']}{_plan_label(values)}")
-        if "learning_rate" in values:
-            lines.append(f"learning rate {number(values['learning_rate'])} ({values.get('rule', 'constant')})")
-        lines += [
-            f"{name} {number(value)}"
-            for name, value in record.parameters.items()
-            if name not in _LABELLED and value is not None
-        ]
+        lines += setting_words(record)
+        if "micro_batch" in values:
+            lines.append(f"micro-batch {values['micro_batch']}, accumulation {values.get('accumulation', 1)}")
         if record.message and record.outcome != "complete":
             lines.append(record.message.splitlines()[0][:100])
         return "\n".join(lines)
 
 
-_LABELLED = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
-
-
 def finite(value: Any) -> bool:
     """Whether a value is a number that has a place on an axis."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _plan_label(values: Mapping[str, Any]) -> str:
-    """A batch's plan, in brackets."""
-    if "micro_batch" not in values:
-        return ""
-    devices, accumulation = int(values.get("devices", 1)), int(values.get("accumulation", 1))
-    parts = [f"micro-batch {values['micro_batch']}"]
-    parts += [f"accumulation {accumulation}"] * (accumulation > 1) + [f"{devices} devices"] * (devices > 1)
-    if mode := values.get("activation_checkpointing"):
-        parts.append(f"{mode} activation checkpointing")
-    return f" ({', '.join(parts)})"

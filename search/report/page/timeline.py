@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 
+from ....spaces.readable import plural
 from ....spaces.record import TrialRecord
 from ....spaces.trial import OutcomeKind
 from ...store.rows import AttemptRow
@@ -24,6 +26,18 @@ TONES: dict[OutcomeKind, Tone] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """An attempt's time on one lane of a host, in seconds since 1970."""
+
+    start: float
+    end: float
+    host: str
+    record: TrialRecord
+    outcome: str
+    lane: int = 0
+
+
 def timeline_figure(
     records: Iterable[TrialRecord], attempts: Sequence[AttemptRow], label: Callable[[TrialRecord], str]
 ) -> Figure | None:
@@ -33,68 +47,66 @@ def timeline_figure(
         attempts: as stored in the database.
         label: a trial's hover text.
     """
-    by_number = {record.number: record for record in records}
-    spans = []
-    for attempt in attempts:
-        record = by_number.get(attempt.number)
-        if record is None or not attempt.ended_at:
-            continue
-        host = str(record.facts.host or "here")
-        spans.append((_instant(attempt.started_at), _instant(attempt.ended_at), host, record, attempt.outcome))
-    if not spans:
+    bars, rows = _on_lanes(_bars({record.number: record for record in records}, attempts))
+    if not bars:
         return None
-    spans.sort(key=lambda span: span[:2])
-    first = spans[0][0]
-    # Attempts are scheduled ahead and wait: as many run at once as were training at once.
-    lanes = {
-        host: [first] * _at_once([(max(start, end - _trained_s(run)), end) for start, end, at, run, _ in spans if at == host])
-        for host in dict.fromkeys(host for _, _, host, _, _ in spans)
-    }
-    placed = []
-    for start, end, host, record, outcome in spans:
-        ends = lanes[host]
-        lane = min(range(len(ends)), key=ends.__getitem__)
-        began = min(max(start, ends[lane]), end)
-        ends[lane] = end
-        placed.append((host, lane, began - first, end - first, record, outcome))
-    order = {place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))}
+    first = min(bar.start for bar in bars)
     layers = []
     for outcome, tone in TONES.items():
-        group = [bar for bar in placed if (bar[5] or "interrupted") == outcome]
-        if not group:
-            continue
+        group = [bar for bar in bars if bar.outcome == outcome]
         layers.append(
             Layer(
                 outcome.replace("_", " "),
                 "bars",
                 tone,
-                tuple((start + end) / 2 for _, _, start, end, _, _ in group),
-                tuple(float(order[host, lane]) for host, lane, *_ in group),
-                low=tuple(start for _, _, start, *_ in group),
-                high=tuple(end for _, _, _, end, *_ in group),
-                labels=tuple(label(record) for *_, record, _ in group),
-                trials=tuple(record.number for *_, record, _ in group),
+                tuple((bar.start + bar.end) / 2 - first for bar in group),
+                tuple(float(rows.index((bar.host, bar.lane))) for bar in group),
+                low=tuple(bar.start - first for bar in group),
+                high=tuple(bar.end - first for bar in group),
+                labels=tuple(label(bar.record) for bar in group),
+                trials=tuple(bar.record.number for bar in group),
             )
         )
-    counts = Counter(host for host, _ in order)
-    caption = (
-        f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar starts when its attempt was scheduled and a "
-        "device was free; it includes the process's start and evaluations."
-    )
+    lanes = Counter(host for host, _ in rows)
+    names = [host if lanes[host] == 1 else f"{host} #{lane + 1}" for host, lane in rows]
     return Figure(
         "timeline",
         "Trials on devices",
-        caption,
+        f"{plural(len(bars), 'attempt')}. A bar starts when its attempt was scheduled and a device was free; it includes the "
+        "process's start and evaluations.",
         Axis("elapsed_s", "seconds since the first trial started"),
-        Axis(
-            "place",
-            "",
-            ticks=tuple(
-                (float(row), host if counts[host] == 1 else f"{host} #{lane + 1}") for (host, lane), row in order.items()
-            ),
-        ),
+        Axis("place", "", ticks=tuple((float(row), name) for row, name in enumerate(names))),
         tuple(layers),
     )
+
+
+def _bars(by_number: Mapping[int, TrialRecord], attempts: Sequence[AttemptRow]) -> list[_Bar]:
+    """Attempts that have ended, in the order of their start."""
+    bars = []
+    for attempt in attempts:
+        record = by_number.get(attempt.number)
+        if record is not None and attempt.ended_at and attempt.started_at:
+            start, end = _instant(attempt.started_at), _instant(attempt.ended_at)
+            host = str(record.facts.host or "here")
+            bars.append(_Bar(start, end, host, record, attempt.outcome or "interrupted"))
+    return sorted(bars, key=lambda bar: (bar.start, bar.end))
+
+
+def _on_lanes(bars: Sequence[_Bar]) -> tuple[list[_Bar], list[tuple[str, int]]]:
+    """Bars without the time that they waited for a free device, and the lanes: host and number.
+
+    Attempts are scheduled ahead and wait, so a host has as many lanes as attempts were training at once.
+    """
+    placed, rows = [], []
+    for host in dict.fromkeys(bar.host for bar in bars):
+        own = [bar for bar in bars if bar.host == host]
+        ends = [own[0].start] * _at_once([(max(bar.start, bar.end - _trained_s(bar.record)), bar.end) for bar in own])
+        rows += [(host, lane) for lane in range(len(ends))]
+        for bar in own:
+            lane = min(range(len(ends)), key=ends.__getitem__)
+            placed.append(replace(bar, start=min(max(bar.start, ends[lane]), bar.end), lane=lane))
+            ends[lane] = bar.end
+    return placed, rows
 
 
 def _trained_s(record: TrialRecord) -> float:

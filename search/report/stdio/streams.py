@@ -34,7 +34,7 @@ class Steady:
     Attributes:
         encoding: of the text that it takes, which is any.
         lost: why it takes nothing any more; None while it does.
-        ends: that its reader is gone is raised, once.
+        ends: whether it raises, once, that its reader is gone.
     """
 
     encoding = "utf-8"

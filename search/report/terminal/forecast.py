@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -14,8 +14,10 @@ from ....spaces.laws.examination import overall
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
 from ...preview.check import CheckedStudy
-from ...preview.forecast import Forecast
+from ...preview.forecast import Forecast, PlannedBatch
 from ...run.opening import feasible_batches_sentence
+from ..columns import Column
+from .tables import drawn
 
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
@@ -55,31 +57,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
             f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` shows which "
             "rules hold"
         )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    checkpoints = any(plan.activation_checkpointing != "none" for plan in forecast.plans)
-    for column in (
-        "effective\nbatch",
-        "devices",
-        "micro\nx acc.",
-        "step",
-        "epoch",
-        *(["activation\ncheckpointing"] if checkpoints else []),
-        "samples/s",
-        *([] if each is None else [f"{profile.unit}/s"]),
-    ):
-        table.add_column(column, justify="right")
-    for plan in forecast.plans:
-        table.add_row(
-            str(plan.effective_batch),
-            str(plan.devices),
-            f"{plan.micro_batch} x {plan.accumulation}",
-            seconds(plan.step_s),
-            seconds(plan.epoch_s),
-            *([plan.activation_checkpointing] if checkpoints else []),
-            number(plan.effective_batch / plan.step_s),
-            *([] if each is None else [number(each * plan.effective_batch / plan.step_s)]),
-        )
-    yield table
+    yield _plans_table(forecast.plans, profile)
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
     timing_s = sum(len(timed.all_step_times) for timed in profiles.values()) * spec.budget.profile_s
@@ -97,6 +75,23 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     for advice in forecast.advice:
         yield f"- {advice}"
     yield f"Next: bsearch run {study}"
+
+
+def _plans_table(plans: Sequence[PlannedBatch], profile: DeviceProfile) -> Table:
+    """A few effective batches with their plans, times and throughput."""
+    rows: dict[str, list[str]] = {
+        "effective\nbatch": [str(plan.effective_batch) for plan in plans],
+        "devices": [str(plan.devices) for plan in plans],
+        "micro\nx acc.": [f"{plan.micro_batch} x {plan.accumulation}" for plan in plans],
+        "step": [seconds(plan.step_s) for plan in plans],
+        "epoch": [seconds(plan.epoch_s) for plan in plans],
+    }
+    if any(plan.activation_checkpointing != "none" for plan in plans):
+        rows["activation\ncheckpointing"] = [plan.activation_checkpointing for plan in plans]
+    rows["samples/s"] = [number(plan.effective_batch / plan.step_s) for plan in plans]
+    if each := profile.units_per_sample:
+        rows[f"{profile.unit}/s"] = [number(each * plan.effective_batch / plan.step_s) for plan in plans]
+    return drawn(Column(name, tuple(cells)) for name, cells in rows.items())
 
 
 def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:

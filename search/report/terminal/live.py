@@ -24,11 +24,13 @@ from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
+from ..columns import front_columns, some_members
+from ..sentences import outcome_words, setting_words
 from ..stdio.console import terminal
 from .deadline import plan_line
 from .tables import front_plot
 
-# A plot of fewer rows or columns shows nothing; beside a table of so many columns it needs so many more.
+# A plot of fewer rows or columns shows nothing; beside the table it needs the table's columns as well.
 _PLOT_ROWS, _PLOT_COLUMNS, _MOST_PLOT_ROWS = 9, 40, 18
 _TABLE_COLUMNS = 48
 # From this width on a running trial's machine, rate and remaining time are shown too.
@@ -124,9 +126,8 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     else:
         yield _line(f"{view.name}: {counts}", style="bold")
         yield _line(times)
-    outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in view.outcomes.items())
     plan = "" if view.deadline is None else plan_line(view.deadline)
-    for text in filter(None, (plan, outcomes, view.driver)):
+    for text in filter(None, (plan, outcome_words(view.outcomes), view.driver)):
         yield _line(text, style="dim")
 
 
@@ -155,22 +156,14 @@ def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> T
 
 def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
     """As many members of the front as fit: both ends, and evenly spaced ones between."""
-    members, most = front.trials, max(most, 1)
-    if len(members) > most:
-        members = tuple(members[round(row * (len(members) - 1) / max(most - 1, 1))] for row in range(most))
+    shown = {"trial": "trial", **{speed: speed for speed in front.speeds}, front.metric: front.metric[:12]}
+    shown |= {"effective_batch": "batch", "learning_rate": "rate", "": ""}
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
-    for name in ("trial", *front.speeds, front.metric[:12], "batch", "rate", ""):
-        table.add_column(name, justify="right", no_wrap=True)
-    for trial in members:
-        marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
-        table.add_row(
-            str(trial.number),
-            *(number(trial.taken(speed)) for speed in front.speeds),
-            number(trial.accuracy),
-            str(trial.settings.get("effective_batch", "")),
-            f"{trial.settings.get('learning_rate', 0.0):.3g}",
-            " ".join(marks),
-        )
+    columns = [column for column in front_columns(front, some_members(front, max(most, 1))) if column.name in shown]
+    for column in columns:
+        table.add_column(shown[column.name], justify="right", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
     return table
 
 
@@ -196,21 +189,22 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live: Live | None = None
+        self._stop: Callable[[], None] | None = None  # once there is a picture
         self._run: StudyRun | None = None
 
     def __enter__(self) -> LiveView:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._stop is not None:
+            self._stop()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         """Draw this view repeatedly until the end."""
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = _Reflowed(Picture(view), self._console)
-            self._live.start(refresh=True)
+            live = _Reflowed(Picture(view), self._console)
+            self._stop = live.stop
+            live.start(refresh=True)
 
     def watch(self, run: StudyRun) -> None:
         self._run = run
@@ -232,7 +226,7 @@ class LiveView:
 
     def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""
-        if self._live is None or record.outcome == "error":
+        if self._stop is None or record.outcome == "error":
             self.say(trial_end_line(record, counted, trials, metric))
 
 
@@ -241,10 +235,6 @@ class NotebookView(LiveView):
 
     def __init__(self) -> None:
         super().__init__(Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, force_jupyter=False, file=io.StringIO()))
-        self._stop: Callable[[], None] = lambda: None
-
-    def __exit__(self, *error: object) -> None:
-        self._stop()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         from IPython.display import display
@@ -268,10 +258,6 @@ class NotebookView(LiveView):
 
     def say(self, text: str) -> None:
         print(plain(text))
-
-    def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
-        if record.outcome == "error":
-            self.say(trial_end_line(record, counted, trials, metric))
 
 
 def _as_html(picture: Picture) -> Any:
@@ -308,10 +294,6 @@ def in_notebook() -> bool:
     return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
 
 
-# Parameters that a trial's line names in its own way.
-_NAMED = {"effective_batch", "reference_rate", "rule", "epochs", "accumulation"}
-
-
 def _in_time(record: TrialRecord) -> str:
     """The time of its full training, and what it is where the trial did not spend it.
 
@@ -328,13 +310,9 @@ def _in_time(record: TrialRecord) -> str:
 
 def trial_end_line(record: TrialRecord, counted: float, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
-    values = record.settings
     if record.accuracy is not None:
         result = f"{metric} {number(record.accuracy)} {_in_time(record)}"
     else:
         result = record.message.splitlines()[0] if record.message else ""
-    settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
-    again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
-    own = [f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _NAMED]
-    parts = [f"[{out_of(counted, trials)}] trial {record.number} {record.outcome}: {result}", settings]
-    return " · ".join([*parts, f"epochs {number(values.get('epochs'))}", *own]) + again
+    ended = f"[{out_of(counted, trials)}] trial {record.number} {record.outcome}: {result}"
+    return " · ".join([ended, *setting_words(record)])

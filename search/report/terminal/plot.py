@@ -59,25 +59,30 @@ def scatter(
         ends = math.exp if log else float
         spots = [ends(left + (right - left) * part / 4) for part in range(5)]
         x_ticks = dict(zip(spots, _distinct(spots), strict=True))
-    axis, below = ["─"] * columns, [" "] * (columns + margin + 2)
-    for spot, text in sorted(x_ticks.items()):
-        center = margin + 1 + column(spot)
-        start = min(max(center - len(text) // 2, 0), len(below) - len(text))
-        room = below[max(start - 1, 0) : start + len(text) + 1]
-        if all(letter == " " for letter in room):
-            below[start : start + len(text)] = text
-            axis[column(spot)] = "┬"
+    axis, below = _x_axis({column(spot): text for spot, text in x_ticks.items()}, margin + 1, columns)
     lines = [f"{' ' * margin}┌{'─' * columns}┐"]
     for row in reversed(range(rows)):
         label = labels.get(row)
         lines.append(f"{(label or '').rjust(margin)}{'│' if label is None else '┤'}{''.join(canvas[row])}│")
-    lines += [f"{' ' * margin}└{''.join(axis)}┘", "".join(below)]
+    lines += [f"{' ' * margin}└{axis}┘", below]
     lines.append(y_label + x_label.center(columns + margin + 2 - 2 * len(y_label)))
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _x_axis(ticks: Mapping[int, str], margin: int, columns: int) -> tuple[str, str]:
+    """The axis with its ticks, and the labels below, by their columns; those without room are left out."""
+    axis, below = ["─"] * columns, [" "] * (columns + margin + 1)
+    for place, text in sorted(ticks.items()):
+        start = min(max(margin + place - len(text) // 2, 0), len(below) - len(text))
+        room = below[max(start - 1, 0) : start + len(text) + 1]
+        if all(letter == " " for letter in room):
+            below[start : start + len(text)] = text
+            axis[place] = "┬"
+    return "".join(axis), "".join(below)
+
+
 def _place(value: float, low: float, high: float, cells: int) -> int:
-    """The cell, of so many from `low` to `high`, whose middle is nearest."""
+    """The cell, of `cells` from `low` to `high`, whose middle is nearest."""
     return 0 if high <= low else min(max(round((value - low) / (high - low) * (cells - 1)), 0), cells - 1)
 
 

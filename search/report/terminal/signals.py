@@ -52,14 +52,14 @@ def handled_signals() -> Iterator[None]:
 
 
 def was_stopped() -> bool:
-    """Whether a signal has stopped this process: whatever it ends with, such as a call of Ray's that timed out, follows."""
+    """Whether a signal has stopped this process: errors after that, such as a timeout of Ray's, follow from it."""
     return bool(_received)
 
 
 def is_termination(error: BaseException) -> bool:
     """Whether SIGTERM is what raised an error.
 
-    Ray makes a KeyboardInterrupt of whatever a handler raises; while it starts, it has a handler of its own.
+    Ray makes a KeyboardInterrupt of any exception that a handler raises; while it starts, it has a handler of its own.
     """
     by_ray = isinstance(error, SystemExit) and error.code == signal.SIGTERM
     interrupted = isinstance(error, Exception | KeyboardInterrupt) and _received[-1:] == [signal.SIGTERM]

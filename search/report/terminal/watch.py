@@ -60,7 +60,7 @@ def begun_study(open_study: Callable[[], StoredStudy], say: Callable[[str], None
         time.sleep(_LOOKS_S)
 
 
-def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Callable[[float], None] = time.sleep) -> WatchEnd:
+def watch_study(study: StoredStudy, show: LiveView, budget: int = 0) -> WatchEnd:
     """Show a study that another process drives, until its budget is met or it has no driver.
 
     Reads only. An unavailable database is retried for as long as a driver would.
@@ -91,18 +91,15 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0, sleep: Call
                     show.say(f"{out_of(view.counted, view.trials, ' of ')} trials are done")
                 show.show(lambda: seen[-1] if seen else None)
             elif news := [record for record in view.records if (record.number, record.has_ended) not in shown]:
-                so_far = seen[-1].counted
-                before = {record.number: record.counts for record in seen[-1].records}  # paused ones may have ended since
                 for record in sorted(news, key=lambda record: record.ended_at):
-                    so_far += record.counts - before.get(record.number, record.facts.rung_fraction or 0.0)
-                    show.ended(record, so_far, view.trials, view.front.metric)
+                    show.ended(record, view.counted, view.trials, view.front.metric)
             seen[:], shown = [view], {(record.number, record.has_ended) for record in view.records}
             if driver is not None:
                 begins_until = None
             end = _end(view, spec, row, driver, budget)
             if end is not None and (end.done or begins_until is None or time.monotonic() > begins_until):
                 return end
-            sleep(_EVERY_S)
+            time.sleep(_EVERY_S)
     finally:
         tables.close()
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import optuna
 import pytest
-from bsearch.search.analysis.pareto import front_members, front_of, knee, no_slower, no_worse
+from bsearch.search.analysis.pareto import front_members, front_of, knee
 from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
 from bsearch.search.report.page.draw import picture
 from bsearch.search.report.page.figures import front_figure
 from bsearch.search.report.page.study_data import StudyData
-from bsearch.search.report.terminal.tables import comparison, front_plot, knee_sentence
+from bsearch.search.report.sentences import comparison, knee_sentence
+from bsearch.search.report.terminal.tables import front_plot
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.readable import seconds
@@ -120,13 +121,6 @@ def test_what_does_not_fall_has_no_knee() -> None:
     assert knee([(1.0, 0.5)] * 3) is None
 
 
-def test_a_setting_without_a_result_is_compared_with_nothing() -> None:
-    front, _ = front_and_records()
-    for train_s, accuracy in [(None, None), (1.0, None), (None, 0.9)]:
-        assert no_worse(front, TrialRecord(7, "diverged", {}, train_s=train_s, accuracy=accuracy)) is None
-    assert no_slower(front, TrialRecord(7, "diverged", {}, accuracy=0.9)) is None
-
-
 def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
     records = [
         record(0, 10.0, 0.90, baseline=0),
@@ -142,10 +136,6 @@ def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
 def test_the_end_compares_the_front_with_the_baseline() -> None:
     front, records = front_and_records()
     assert [trial.number for trial in front.trials] == [1, 2, 3, 4]
-    faster, better = no_worse(front, records[0]), no_slower(front, records[0])
-    assert faster is not None
-    assert better is not None
-    assert (faster.number, better.number) == (2, 3)
     assert list(comparison(front, records)) == [
         "Baseline (trial 0: accuracy 0.9 in 10 s) -> trial 2 has at least its accuracy (0.9) in 4 s (-60% time); "
         "trial 3 has accuracy 0.95 (+0.05) in its time or less."
@@ -154,6 +144,14 @@ def test_the_end_compares_the_front_with_the_baseline() -> None:
     assert "is on the front" in next(iter(comparison(front_of(best), best)))
     lost = [record(0, 1.0, 0.1, "diverged", baseline=0)]
     assert "diverged" in next(iter(comparison(front_of(lost), lost)))
+
+
+def test_a_metric_to_minimize_is_compared_with_the_baseline_too() -> None:
+    records = [record(0, 10.0, 0.10, baseline=0), record(1, 4.0, 0.10), record(2, 9.0, 0.05), record(3, 1.0, 0.5)]
+    assert list(comparison(front_of(records, "val_loss", "minimize"), records)) == [
+        "Baseline (trial 0: val_loss 0.1 in 10 s) -> trial 1 has at least its val_loss (0.1) in 4 s (-60% time); "
+        "trial 2 has val_loss 0.05 (-0.05) in its time or less."
+    ]
 
 
 def test_the_knee_is_named_in_words() -> None:

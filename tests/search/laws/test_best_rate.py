@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from bsearch.search.analysis.rates import BestRates, Estimate, RateAt
 from bsearch.search.laws.best_rate import best_rates
-from bsearch.search.report.terminal.tables import rule_verdict
+from bsearch.search.report.sentences import rule_verdict
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
 

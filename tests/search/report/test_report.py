@@ -17,15 +17,13 @@ from typing import Any
 import pytest
 from bsearch.cli import main
 from bsearch.search.analysis.pareto import front_of
-from bsearch.search.analysis.retime import KnownDevice, Retimed, retimed
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.decide import decision_data
 from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
 from bsearch.search.report.page.figures import figures_of, front_figure
-from bsearch.search.report.page.page import picks, report_page, time_saving_sentences
+from bsearch.search.report.page.page import picks, report_page
 from bsearch.search.report.page.powers_of_two import powers_of_two
 from bsearch.search.report.page.study_data import StudyData
-from bsearch.search.run.profiles import stored_profiles
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from click.testing import CliRunner
@@ -72,21 +70,7 @@ def study(study_path: Path) -> StoredStudy:
 
 
 @pytest.fixture(scope="module")
-def devices(study: StoredStudy) -> dict[str, Retimed]:
-    """The study's own device, one that costs twice as much, and a stranger's, whose profile is of other trials."""
-    tables = study.tables()
-    (profile,) = stored_profiles(study, tables).values()
-    task, setups = study.identity["task"], tables.setups(study.name)
-
-    def on(name: str, price: float, **covered: Any) -> Retimed:
-        device = KnownDevice(name, task, {}, ((covered, profile),))
-        return retimed(study.spec, task, study.records, setups, device, price)
-
-    return {"own": on("own", 1.0), "dear": on("dear", 2.0), STRANGE: on(STRANGE, 0.1, width=3)}
-
-
-@pytest.fixture(scope="module")
-def page(study: StoredStudy, devices: dict[str, Retimed]) -> str:
+def page(study: StoredStudy) -> str:
     strange = tuple(
         replace(record, message=STRANGE, parameters={**record.parameters, STRANGE: STRANGE}) for record in study.records
     )
@@ -94,7 +78,7 @@ def page(study: StoredStudy, devices: dict[str, Retimed]) -> str:
         study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
     )
     strangers = replace(study, records=strange, front=front)
-    return report_page(StudyData.of(strangers, devices))
+    return report_page(StudyData.of(strangers))
 
 
 @pytest.mark.slow
@@ -118,11 +102,7 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
     figures = figures_of(StudyData.of(study))
     assert [figure.name for figure in figures] == [
         "front",
-        "batch-accuracy",
-        "batch-time",
         "rate-batch",
-        "parameter-rule",
-        "parameter-epochs",
         "memory",
         "step-time",
         "powers-of-two",
@@ -138,28 +118,6 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         assert picture(figure, "png").startswith(b"\x89PNG")
         assert picture(figure, "svg") == picture(figure, "svg")
         assert figure.caption
-
-
-@pytest.mark.slow
-def test_devices_are_compared_by_cost(study: StoredStudy, devices: dict[str, Retimed]) -> None:
-    assert not [one for one in figures_of(StudyData.of(study)) if one.name == "devices"]
-    figure = next(one for one in figures_of(StudyData.of(study, devices)) if one.name == "devices")
-    assert figure is not None
-    layers = {layer.name: layer for layer in figure.layers}
-    assert list(layers) == ["own, front", "own", "dear, front", "dear"]
-    own, dear = layers["own"], layers["dear"]
-    members = tuple(trial.number for trial in study.front.trials)
-    assert own.trials == dear.trials == members
-    assert dear.x == pytest.approx([2 * cost for cost in own.x])
-    assert own.x == pytest.approx([trial.train_s / 3600 for trial in study.front.trials if trial.train_s])
-    best = max(study.front.trials, key=lambda trial: trial.accuracy or 0.0).number
-    count = len(members)
-    assert f"The front over all of them has {count} points. own: {count} of the front's {count}; " in figure.caption
-    assert f"dear: 0 of the front's {count}; trial {best} costs " in figure.caption
-    assert " there, 2 times the least." in figure.caption
-    complete = sum(record.outcome == "complete" for record in study.records)
-    assert f"Left out on {STRANGE}: {complete} trials, such as trial 0: the profile does not cover" in figure.caption
-    assert figure.x.title == "cost (of a training, without evaluation)"
 
 
 def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy) -> None:
@@ -184,8 +142,8 @@ def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -
     result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (study_path.parent / "results" / "small" / "report.html").stat().st_size > 1_000_000
-    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 11
-    assert result.output.count("wrote ") == 34
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 7
+    assert result.output.count("wrote ") == 22
 
 
 def front(*points: tuple[float, float]) -> Any:
@@ -193,17 +151,14 @@ def front(*points: tuple[float, float]) -> Any:
 
 
 def test_the_picks_are_the_points_most_users_want_each_once() -> None:
-    chosen = picks(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9)))
-    assert [(pick.name, pick.trial.number) for pick in chosen] == [("Knee", 1), ("Nearly the best, faster", 2), ("Best", 3)]
-    assert [pick.trial.number for pick in picks(front((1, 0.5)))] == [0]
-    assert picks(front()) == []
+    def named(*points: tuple[float, float], target: float | None = None) -> list[tuple[str, int]]:
+        return [(name, trial.number) for name, trial in picks(front(*points), target)]
 
-
-def test_being_faster_is_priced_by_the_front() -> None:
-    said = list(time_saving_sentences(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9))))
-    assert len(said) == 2  # at 1/2 and 1/4 of the time it is the same trial
-    assert said[0] == "In 1/2 of the best trial's time (10 s instead of 40 s): accuracy 0.895 instead of 0.9 (trial 2)."
-    assert "(trial 1)" not in said[0]
+    four = (1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9)
+    assert named(*four) == [("Knee", 1), ("Fastest within 1% of the best", 2), ("Best", 3)]
+    assert named(*four, target=0.7) == [("Fastest to reach 0.7", 1), ("Fastest within 1% of the best", 2), ("Best", 3)]
+    assert named((1, 0.5)) == [("Best", 0)]
+    assert named() == []
 
 
 def test_powers_of_two_are_told_from_the_same_trials(study: StoredStudy) -> None:

@@ -13,7 +13,6 @@ from bsearch.search.run.decisions.after import LOST_ATTEMPTS, SAME_ERRORS, Done,
 from bsearch.search.run.decisions.attempt import Attempt
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialRecord
-from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.trial import COUNTED, LEFT, NODE_DIED, Measurement, Outcome, OutcomeKind, Suggestion
 from helpers import setup
 from hypothesis import given
@@ -92,9 +91,8 @@ def test_more_failures_than_the_budget_end_the_study() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_outcome_has_its_words_its_colour_and_its_line_in_the_documents(kind: OutcomeKind) -> None:
     assert kind in TONES
-    study = {"study": "s", "task": "t:T", "space": {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1}}
     ended = TrialRecord(0, kind, {}, train_s=1.0, accuracy=0.5, ended_at="2026-01-01T00:00:00")
-    words = _outcome(ended, study_from_dict(study), ParetoFront(()))
+    words = _outcome(ended, ParetoFront(()))
     assert ("Complete" in words) == (kind == "complete")
     table = (Path(__file__).parents[3] / "docs" / "faults.md").read_text()
     line = next(line for line in table.splitlines() if line.startswith(f"| `{kind}`"))

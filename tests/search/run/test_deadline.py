@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -336,6 +337,12 @@ NOON = datetime(2026, 11, 27, 12, 0).timestamp()
 def test_until_when_it_searches_is_said(ends_s: float | None, paid_s: float | None, words: str) -> None:
     ends, paid = (None if each is None else NOON + each for each in (ends_s, paid_s))
     assert plan_line(StoredDeadline("18:00", ends, NOON, paid), NOON) == words
+
+
+def test_a_check_says_how_many_trials_fit_before_a_deadline(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"trials": 12, "profile_s": 0.5})
+    said = " ".join(bsearch("check", path, "--within", "10m").output.split())
+    assert re.search(r"about \d+ trials fit, \d+ at once; the best model of all is kept", said)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import pytest
 import sqlalchemy as sa
 from bsearch.objectives import task_code
 from bsearch.search.analysis.retime import KnownDevice, retimed
-from bsearch.search.report.terminal.tables import front_summary
+from bsearch.search.report.sentences import front_summary
 from bsearch.search.run.driver import differences
 from bsearch.search.run.events import Event
 from bsearch.search.run.study_run import StudyRun

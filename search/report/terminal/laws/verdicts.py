@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from .....spaces.errors import cut
+from .....spaces.errors import cut, plain
 from .....spaces.readable import plural
 from ....laws.verdicts import Verdict
 from ....store.stored import StoredStudy
-from ..tables import column
+from ...columns import Column, front_columns, some_members
+from ..tables import drawn
 
 if TYPE_CHECKING:
     from ....sources.columns import Columns
@@ -99,23 +100,13 @@ def group_parts(
 
 
 def _front_table(study: StoredStudy) -> Table:
-    """The front of runs, fastest first: of many, evenly selected ones."""
-    members = study.front.trials
-    shown = (
-        members
-        if len(members) <= _MOST_MEMBERS
-        else [members[place * len(members) // _MOST_MEMBERS] for place in range(_MOST_MEMBERS)]
-    )
-    searched = [name for name in study.spec.searched() if name not in ("effective_batch", "reference_rate")]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("run", "seconds", study.front.metric, "effective_batch", "learning_rate", *searched):
-        column(table, name, "left" if name == "run" else "right")
-    for member in shown:
-        values = member.facts.effective_batch, member.facts.learning_rate, *(member.parameters.get(name) for name in searched)
-        place = (member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] or str(member.number)
-        cells = [Text(_cell(value)) for value in (member.train_s, member.accuracy, *values)]
-        table.add_row(Text(cut(place, _LONGEST)), *cells)
-    return table
+    """The front of runs, fastest first, by their names and without columns that say nothing of any run."""
+    members = some_members(study.front, _MOST_MEMBERS)
+    names = [(member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] for member in members]
+    runs = tuple(plain(cut(name or str(member.number), _LONGEST)) for name, member in zip(names, members, strict=True))
+    _, *columns = front_columns(study.front, members)
+    known = [column for column in columns if any(cell not in ("", "? x ?") for cell in column.cells)]
+    return drawn([Column("run", runs, words=True), *known])
 
 
 def _cell(value: Any) -> str:
