@@ -105,15 +105,15 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     assert shown["front"] == document["front"]
     rows = list(csv.DictReader(bsearch("export", path).output.splitlines()))
     assert [int(row["trial"]) for row in rows] == [row["trial"] for row in document["front"]]
-    assert len(list(csv.DictReader(bsearch("export", path, "--what", "trials").output.splitlines()))) == 5
-    assert len(json.loads(bsearch("export", path, "--what", "trials", "--to", "json").output)["all"]) == 5
+    assert len(list(csv.DictReader(bsearch("export", path, "--all").output.splitlines()))) == 5
+    assert len(json.loads(bsearch("export", path, "--all", "--to", "json").output)["all"]) == 5
     url = f"sqlite:///{path.parent}/small.db"
     assert bsearch("show", url).output == bsearch("show", path).output
     assert "complete" in bsearch("show", path, "--all").output
-    one = json.loads(bsearch("show", path, "--trial", 2, "--json").output)
+    one = json.loads(bsearch("show", path, "--pick", 2, "--json").output)
     assert [point["samples_seen"] for point in one["curve"]] == [1197, 2394] or len(one["curve"]) == 2
-    assert "samples_per_s" in bsearch("show", path, "--trial", 2).output
-    missing = bsearch("show", path, "--trial", 99)
+    assert "samples_per_s" in bsearch("show", path, "--pick", 2).output
+    missing = bsearch("show", path, "--pick", 99)
     assert (missing.exit_code, "has no trial 99; its trials are numbered 0 to 4" in missing.output) == (2, True)
 
 
@@ -200,7 +200,7 @@ def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path:
     assert missing.exit_code == 2 and "got 'width'. Add it under space: in study.yaml" in missing.output
     result = bsearch("run", "tasks.py:Mine", *options, "--set", "space.width=32,64")
     assert result.exit_code == 0, result.output
-    rows = list(csv.DictReader(bsearch("export", "sqlite:///mine.db", "--what", "trials").output.splitlines()))
+    rows = list(csv.DictReader(bsearch("export", "sqlite:///mine.db", "--all").output.splitlines()))
     assert {row["width"] for row in rows} <= {"32", "64"}
     path = tmp_path / "study.yaml"
     space = "{effective_batch: {low: 8, high: 64}, reference_rate: {low: 0.01, high: 0.1, at_batch: 32}, epochs: 1}"
@@ -396,7 +396,7 @@ def test_adamw_tau_writes_down_the_decay_it_made(study_file: Callable[..., Path]
     ]
     path = study_file(space=space, baseline=baseline, budget={"trials": 2})
     assert bsearch("run", path, "--serial").exit_code == 0
-    rows = list(csv.DictReader(bsearch("export", path, "--what", "trials").output.splitlines()))
+    rows = list(csv.DictReader(bsearch("export", path, "--all").output.splitlines()))
     # tau = B / (rate x decay x samples): four times the batch at twice the rate, and half the samples, is four times the decay.
     assert [float(row["weight_decay"]) for row in rows] == pytest.approx([0.4, 0.1])
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([2e-3, 1e-3])
@@ -480,7 +480,7 @@ def test_a_failing_study_ends_with_one(study_file: Callable[..., Path]) -> None:
         "The study stopped: 3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
         in result.output
     )
-    assert "Traceback" in bsearch("show", path, "--trial", 2).output
+    assert "Traceback" in bsearch("show", path, "--pick", 2).output
 
 
 @pytest.mark.slow

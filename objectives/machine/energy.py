@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -51,55 +50,6 @@ def counter_of(kind: Literal["cpu", "gpu"]) -> EnergyCounter | None:
         return EnergyCounter(kind)
     except ProfilingError:
         return None
-
-
-@contextmanager
-def limited_power(kind: Literal["cpu", "gpu"], watts: float | None) -> Iterator[None]:
-    """Limit the power of every GPU that torch sees, and set their limits again afterwards; None does nothing.
-
-    Raises:
-        ProfilingError: a CPU, a limit that the GPU does not have, or no permission.
-    """
-    if watts is None:
-        yield
-        return
-    if kind == "cpu":
-        raise ProfilingError("--power-limit: expected GPUs, got a CPU")
-    try:
-        import pynvml
-    except ImportError:
-        raise ProfilingError("--power-limit: pynvml is not installed. Run pip install 'bsearch[energy]'.") from None
-    nvml: Any = pynvml
-    before: list[tuple[Any, int]] = []
-    try:
-        try:
-            for index in range(torch.cuda.device_count()):
-                handle = _handle(index)
-                low, high = (limit / 1e3 for limit in nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle))
-                if not low <= watts <= high:
-                    raise ProfilingError(f"--power-limit: expected {low:g} to {high:g} W for GPU {index}, got {watts:g}")
-                limit = nvml.nvmlDeviceGetPowerManagementLimit(handle)
-                nvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1e3))
-                before.append((handle, limit))
-        except nvml.NVMLError_NoPermission:
-            raise ProfilingError(
-                "--power-limit: expected permission to limit a GPU's power. Run it as root, or let root run "
-                f"nvidia-smi -pl {watts:g} before, and leave the option out."
-            ) from None
-        except nvml.NVMLError as error:
-            raise ProfilingError(f"--power-limit: expected GPUs whose power can be limited, got: {error}") from None
-        yield
-    finally:
-        stuck = []
-        for index, (handle, limit) in enumerate(before):
-            try:
-                nvml.nvmlDeviceSetPowerManagementLimit(handle, limit)
-            except nvml.NVMLError as error:
-                stuck.append(f"GPU {index} (before: {limit / 1e3:g} W): {error}")
-        if stuck:
-            raise ProfilingError(
-                f"--power-limit: the power limit could not be restored on {'; '.join(stuck)}. Run nvidia-smi -i N -pl W."
-            )
 
 
 def _handle(index: int) -> Any:

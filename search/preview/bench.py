@@ -1,4 +1,4 @@
-"""Running `bsearch bench`: the sizes become plans, the plans are timed round by round."""
+"""Running `bsearch profile --batches`: the sizes become plans, the plans are timed round by round."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from ...spaces.profile_request import profile_request
 from ...spaces.study.spec import StudySpec
 from ..run.serial import SerialRunner
 
+# Rounds that count, after one for warm-up; each times every size.
+ROUNDS = 8
 
-def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Callable[[str], None]) -> dict[str, Any]:
-    """Time the sizes, and those that the rule suggests among them; the document of `bsearch bench`.
+
+def run_bench(spec: StudySpec, sizes: Sequence[int], notify: Callable[[str], None]) -> dict[str, Any]:
+    """Time the sizes, and those that the rule suggests among them; the document of `bsearch profile --batches`.
 
     Args:
         sizes: effective batches, ascending.
-        repeats: rounds that count, after one for warm-up.
         notify: gets progress messages.
 
     Raises:
@@ -87,9 +89,9 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Calla
     release_memory(profile.kind)  # ranks have this process's device among theirs
     timed = timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)
     with user_code_errors(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
-        for seen in islice(timing, repeats + 1):
+        for seen in islice(timing, ROUNDS + 1):
             rounds.append(seen)
-            notify(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
+            notify(f"timing {len(plans)} sizes: round {len(rounds)} of {ROUNDS + 1}")
     about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
     return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)
 
@@ -216,7 +218,7 @@ def bench_document(
     suggested: Sequence[int],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The JSON document of `bsearch bench`.
+    """The JSON document of `bsearch profile --batches`.
 
     Args:
         plans: by size, in the order of the rounds' figures.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ...objectives.machine.energy import limited_power
 from ...objectives.machine.host import cores_here
 from ...objectives.profiling.memory_rows import MemoryRow, memory_rows, profile_like
 from ...objectives.task_code import task_code_hash
@@ -34,7 +33,7 @@ from .forecast import SEARCHED, Forecast, forecast
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
-# Seconds that `profile` spends on measuring memory by default.
+# Seconds that `profile` spends on measuring memory, at most.
 _MEMORY_S = 5.0
 # Complete trials of an earlier study that tell what surrounds training.
 _ENOUGH = 3
@@ -170,48 +169,36 @@ def _span(attempt: Mapping[str, Any], trial: TrialRecord) -> Span:
     return Span(started, ended, known_s, facts.measured_train_s or 0.0, share=1.0, counts=True)
 
 
-def profile_study(
-    spec: StudySpec,
-    seconds: float | None = None,
-    card: Card | None = None,
-    *,
-    energy: bool = False,
-    power_limit_w: float | None = None,
-) -> ProfiledStudy:
-    """Predict memory and step time on this machine, and measure what the time allows; or predict memory on another card.
+def profile_study(spec: StudySpec, card: Card | None = None) -> ProfiledStudy:
+    """Predict memory and step time on this machine, and measure for `budget.profile_s`; or predict memory on another card.
 
     Args:
         card: not here; then nothing is measured, and step times are not known.
-        seconds: for real steps; None: as `budget.profile_s` says for speed, and 5 for memory.
-        energy: measure the device's power too, as where energy is an objective.
-        power_limit_w: of the GPUs while it is measured.
 
     Raises:
-        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or its power cannot be measured or limited.
+        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or the energy that its objectives name cannot be
+            measured.
     """
+    task = study_identity(spec, task_code_hash(spec.task))["task"]
     if card is not None:
         key = cost_keys(spec)[0]
         known, memory = profile_like(spec.task, profile_request(spec, "cpu", key), card)
-        return ProfiledStudy(study_identity(spec, task_code_hash(spec.task))["task"], {key: known}, memory)
-    timing_s = float(spec.budget.profile_s) if seconds is None else seconds
+        return ProfiledStudy(task, {key: known}, memory)
+    timing_s = float(spec.budget.profile_s)
     runner = SerialRunner(spec.devices)
-    with limited_power(runner.device, power_limit_w):
-        profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True, energy=energy)
-    if energy and (why := next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")):
-        raise ProfilingError(f"--energy: expected a device whose energy can be read; {why}")
-    if power_limit_w is not None:
-        at = f"{next(iter(profiled.values()))[1].device} at {power_limit_w:g} W"
-        profiled = {key: (request, replace(measured, device=at)) for key, (request, measured) in profiled.items()}
+    profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True)
+    unread = next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")
+    if unread and "energy_j" in spec.objectives.speeds:
+        raise ProfilingError(f"energy_j: expected a device whose energy can be read; {unread}")
     request, profile = next(iter(profiled.values()))
-    rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
-    task = study_identity(spec, task_code_hash(spec.task))["task"]
+    rows = memory_rows(spec.task, request, profile, min(_MEMORY_S, timing_s))
     return ProfiledStudy(task, {key: measured for key, (_, measured) in profiled.items()}, rows)
 
 
 def _profiles(
-    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False, energy: bool = False
+    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False
 ) -> dict[CostKey, tuple[ProfileRequest, DeviceProfile]]:
     """The request and the profile of every combination of parameters that change cost."""
     requests = {key: profile_request(spec, runner.device, key, traces=traces) for key in cost_keys(spec)}
-    requests = {key: replace(request, timing_s=timing_s, energy=energy or request.energy) for key, request in requests.items()}
+    requests = {key: replace(request, timing_s=timing_s) for key, request in requests.items()}
     return {key: (request, runner.profile(spec.task, request)) for key, request in requests.items()}

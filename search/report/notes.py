@@ -89,10 +89,10 @@ def _study_parts(
     else:
         yield _front_table(front, page)
         yield "\n".join(f"- {escaped(sentence)}" for sentence in [_best_words(front), *summary])
-    choice = "--trial knee" if front.knee is not None else "--within 1%"
+    choice = "--pick knee" if front.knee is not None else "--pick within:1%"
     commands = [
         *([f"bsearch export {study} --to hf {choice}"] if front.trials else []),
-        f"bsearch show {study} --trial N",
+        f"bsearch show {study} --pick N",
         f"bsearch report {study}",
     ]
     purposes = ["the settings of a point of the front, for a trainer"] if front.trials else []
@@ -171,7 +171,7 @@ def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, stud
     if record.facts.contended and record.counts:
         lines.append(_contention_words(record.facts))
     if record.number in [trial.number for trial in front.trials]:
-        lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")
+        lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --pick {record.number}')}")
     note = "  \n".join(lines)
     if traceback:
         shown = traceback if len(traceback) <= _TRACEBACK_CHARACTERS else "...\n" + traceback[-_TRACEBACK_CHARACTERS:]

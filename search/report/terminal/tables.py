@@ -35,7 +35,7 @@ def front_table(front: ParetoFront, most: int | None = None, target: float | Non
     searched = _others_searched(trials)
     table = Table(box=None, header_style="bold", pad_edge=False)
     repeated = any(trial.interval is not None for trial in trials)
-    # Columns of confidence replace those that `show --trial` shows as well, so that lines fit a terminal.
+    # Columns of confidence replace those that `show --pick` shows as well, so that lines fit a terminal.
     confidences = ("+/-", "runs", "on\nfront" if target is None else "reaches") if repeated else ()
     several_rules = len({(trial.facts.rule or trial.parameters.get("rule")) for trial in trials}) > 1
     shown = [name for name in _SHOWN if not repeated or name != "rule" or several_rules]
@@ -110,7 +110,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
 
 
 def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -> Iterator[str | Table]:
-    """What `bsearch show --trial` prints: every value, and what was measured while it trained.
+    """What `bsearch show --pick` prints: every value, and what was measured while it trained.
 
     Args:
         document: of `trial_document`, with its `curve`.
@@ -513,21 +513,3 @@ def rule_sentence(study: StoredStudy) -> str | None:
         return None
     found = stored.rates
     return f"Best rate against batch: {rule_verdict(found)}"
-
-
-def rates_table(found: BestRates) -> Table:
-    """The fitted best rate at a few batches."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("effective_batch", "learning_rate", "from", "to"):
-        column(table, name, "right")
-    table.add_column("")
-    for rate in found.rates:
-        at = rate.learning_rate
-        note = "at the edge of the rates tried" if rate.edge else ""
-        table.add_row(str(rate.effective_batch), *(f"{end:.3g}" for end in (at.value, at.low, at.high)), note)
-    return table
-
-
-def rates_document(name: str, found: BestRates) -> dict[str, Any]:
-    """The JSON document of `bsearch rules STUDY --json`."""
-    return {"study": name, "verdict": rule_verdict(found), **found.to_dict()}

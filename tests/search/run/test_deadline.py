@@ -541,10 +541,10 @@ def test_what_is_planned_is_said(plan: Plan | None, ends_s: float | None, words:
 
 def test_a_check_foretells_the_metric_as_far_as_trials_tell(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"trials": 12, "profile_s": 0.5})
-    before = " ".join(bsearch("check", path, "--within", "10m").output.split())
+    before = " ".join(bsearch("check", path, "--set", "budget.by=10m").output.split())
     assert "what it will reach is not known before trials have run" in before
     assert bsearch("run", path, "--serial").exit_code == 0
-    after = " ".join(bsearch("check", path, "--within", "10m").output.split())
+    after = " ".join(bsearch("check", path, "--set", "budget.by=10m").output.split())
     found = re.search(r"judging by \d+ earlier trials, it should reach accuracy (\S+) to (\S+) \(90% interval\)", after)
     assert found, after
     assert 0 <= float(found[1]) <= float(found[2]) <= 1
