@@ -54,6 +54,7 @@ _TARGET_NAMES = {
 # What a run to a target is compared by: the first that a source has.
 _COUNTED = ("samples_to_target", "to_target", "epochs_to_target", "steps_to_target", "seconds_to_target", ENERGY)
 # What changes the time and the energy of a run, and not its data.
+_GROUPS = ("group", "round")
 _HARDWARE = "power_(limit|cap)(_w)?|gpu|gpu_(name|type|power_limit)|accelerator|hardware"
 _NEVER = frozenset({"never", "not reached", "not_reached", "unreached", "dnf"})
 _SECONDS, _RUN = "seconds to target", "run of its row"
@@ -83,7 +84,7 @@ def to_target(
     meanings |= {name: "group" for one, name in names.items() if one == "target" and _varies(name, found)}
     # Versions of a benchmark have levels of their own under one law.
     free = {name: "_".join(words_of(name)) for name in held if name not in meanings}
-    others = [name for name, words in free.items() if words in _COLUMNS["group"] or re.fullmatch(_HARDWARE, words)]
+    others = [name for name, words in free.items() if words in _GROUPS or re.fullmatch(_HARDWARE, words)]
     meanings |= {name: "parameter" for name in others if _varies(name, found)}
     meanings |= {ENERGY: "nothing"} if ENERGY in held else {}
     meanings |= {_RUN: "seed"} if _RUN in held else _seeds(found, meanings)

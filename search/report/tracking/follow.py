@@ -60,7 +60,10 @@ class Tracked:
         if not self.left:
             return f"{self.to}: {self.trials} trials in {self.where}"
         because = f" ({self.error})" if self.error else ""
-        return f"{self.to}: {self.left} of {self.trials + self.left} trials not sent{because}. `bsearch export --to {self.to}` sends them."
+        return (
+            f"{self.to}: {self.left} of {self.trials + self.left} trials not sent{because}. `bsearch export --to {self.to}` "
+            "sends them."
+        )
 
 
 class _Telling:
