@@ -124,6 +124,8 @@ def _groups(
 ) -> tuple[Columns | None, Sequence[tuple[StoredStudy, Imported | None]]]:
     """A study, or the studies that a source's runs become."""
     if _is_study(source):
+        if mapped or metric:
+            raise click.UsageError(f"--map and --metric are for runs of another source; {source} is a study")
         return None, [(opened(source), None)]
     columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown, targets=True)
     return columns, [(as_study(group), group) for group in found]
@@ -194,6 +196,8 @@ def _scale_up(sources: Sequence[str], data: float, model: float, then_run: Path 
 
     if then_run is not None and then_run.exists():
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
+    if other := next((source for source in sources if not _is_study(source)), None):
+        raise click.UsageError(f"--scale: expected studies, got {other}. Make one of it first: --save FILE.db")
     studies = [opened(source) for source in sources]
     _check_alike(studies)
     names = ", ".join(study.name for study in studies)

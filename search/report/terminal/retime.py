@@ -69,8 +69,8 @@ def retimed_parts(
     yield Text(f"Front of {study.name} on {device}: {len(after.front.trials)} of {trials} trials", style="bold")
     yield front_table(after.front)
     yield front_plot(after.front, after.records, width)
-    for sentence in (knee_sentence(after.front), retimed_summary(study.front, after), *after.notes, *after.left_out):
-        yield sentence or ""
+    yield knee_sentence(after.front) or ""
+    yield from (retimed_summary(study.front, after), *after.notes, *after.left_out)
 
 
 def placements_table(placements: Sequence[Placement], metric: str) -> Table:
