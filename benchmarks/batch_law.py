@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from bsearch.search.laws.runs_table import RunsToTarget, read_runs
+from bsearch.search.laws.runs_table import RunsToTarget
 from bsearch.search.laws.samples_to_target import SHAPES, Shape, fit_batch_law, shapes_with
 from problems import ZEUS_TARGETS
 
@@ -88,6 +88,16 @@ def chosen_on_others(workloads: Mapping[str, Sequence[RunsToTarget]]) -> tuple[l
     return found, chosen
 
 
+def mlperf_runs(path: Path) -> dict[str, list[RunsToTarget]]:
+    """What the runs of each of MLPerf's workloads needed to reach its target, by batch and round."""
+    points: dict[str, list[RunsToTarget]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            samples = tuple(map(float, row["to_target"].split()))
+            points.setdefault(row["workload"], []).append(RunsToTarget(int(row["effective_batch"]), samples, row["round"]))
+    return points
+
+
 def zeus(path: Path) -> dict[str, list[RunsToTarget]]:
     """Epochs to the paper's target, by workload; a batch counts where most of its runs reached it."""
     found: dict[str, dict[int, list[float]]] = {}
@@ -134,7 +144,7 @@ def main() -> None:
     if not (DATA / "mlperf").is_dir():
         print("skipped: mlperf and zeus are not in BSEARCH_DATA")
     else:
-        mlperf = read_runs(DATA / "mlperf" / "samples_to_target.csv")
+        mlperf = mlperf_runs(DATA / "mlperf" / "samples_to_target.csv")
         for name, points in mlperf.items():
             line(f"  {name}", [points])
         line("MLPerf's eight", list(mlperf.values()))

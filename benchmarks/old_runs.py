@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 import optuna
-from batch_law import zeus
+from batch_law import mlperf_runs, zeus
 from bsearch.commands.ask import as_study
-from bsearch.search.laws.runs_table import RunsToTarget, read_runs, to_target
+from bsearch.search.laws.runs_table import RunsToTarget, to_target
 from bsearch.search.laws.samples_to_target import fit_batch_law
 from bsearch.search.laws.target_verdicts import target_verdicts
 from bsearch.search.laws.verdicts import _critical_batch, verdicts
@@ -248,7 +248,7 @@ def target_points(name: str) -> list[list[RunsToTarget]]:
     """Each workload's runs to its target."""
     folder = Path(os.environ["BSEARCH_DATA"])
     if name == "mlperf":
-        return list(read_runs(folder / "mlperf" / "samples_to_target.csv").values())
+        return list(mlperf_runs(folder / "mlperf" / "samples_to_target.csv").values())
     return list(zeus(folder / "zeus" / "summary_train.csv").values())
 
 

@@ -1,4 +1,4 @@
-"""How far from the best a larger training is with the settings that `bsearch scale-up` predicts from smaller ones.
+"""How far from the best a larger training is with the settings that `bsearch ask --scale` predicts from smaller ones.
 
     .venv/bin/python benchmarks/scale_up.py tables [--only digits] [--seeds 20] [--trials 20]
     .venv/bin/python benchmarks/scale_up.py ladder [--images FOLDER] [--optimizer adamw] [--trials 20]

@@ -21,10 +21,7 @@ BIN = Path(sys.executable).parent
 ALWAYS = {
     "import bsearch": [sys.executable, "-c", "import bsearch"],
     "bsearch --help": [BIN / "bsearch", "--help"],
-    "bsearch rules": [BIN / "bsearch", "rules"],
-    "bsearch plan 500": [BIN / "bsearch", "plan", "500", "--cap", "200"],
-    "bsearch schema": [BIN / "bsearch", "schema"],
-    "bsearch completion": [BIN / "bsearch", "completion", "bash"],
+    "bsearch check --schema": [BIN / "bsearch", "check", "--schema"],
     "optuna --help": [BIN / "optuna", "--help"],
     "ray --help": [BIN / "ray", "--help"],
     "import torch": [sys.executable, "-c", "import torch"],
@@ -34,7 +31,7 @@ OF_A_STUDY = {
     "bsearch show --all": ["show", "{study}", "--all"],
     "bsearch export": ["export", "{study}"],
     "bsearch export --to hf": ["export", "{study}", "--to", "hf"],
-    "bsearch rules STUDY": ["rules", "{study}"],
+    "bsearch ask STUDY": ["ask", "{study}"],
     "bsearch report": ["report", "{study}", "--out", "{folder}/report.html"],
     "bsearch run, finished": ["run", "{study}", "--out", "{folder}"],
 }

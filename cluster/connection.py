@@ -132,7 +132,7 @@ class RayConnection:
             self.close()
             raise ClusterError(
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
-                f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
+                f"Its own messages are in {self._log_file}; `bsearch check` diagnoses it."
             ) from error
         if on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)

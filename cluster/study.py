@@ -128,7 +128,7 @@ class Study:
         meanings: Mapping[str, str] | None = None,
         same: bool = False,
     ) -> Study:
-        """A study made of runs that were trained without bsearch, as `bsearch import` makes one.
+        """A study made of runs that were trained without bsearch, as `bsearch ask --save` makes one.
 
         Args:
             runs: a source as `bsearch ask` reads it, a DataFrame with a run in each row, or mappings of names to values.

@@ -320,7 +320,7 @@ class TuneRunner:
                     raise _RayLostError(lost) from None
                 raise ClusterError(
                     f"the worker that profiled the task died: {_words_of(error)} (details in {self._log_file}). Running out of "
-                    "the machine's memory ends a worker like that: `bsearch doctor` says how much there is."
+                    "the machine's memory ends a worker like that: `bsearch check` says how much there is."
                 ) from error
         if text := answer.get("traceback"):
             with contextlib.suppress(OSError), self._log_file.open("a", encoding="utf-8") as log:

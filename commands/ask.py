@@ -1,4 +1,4 @@
-"""Commands that begin with runs made elsewhere: what they say, and a study made of them."""
+"""What runs say that were made before: those of a source, and those of studies."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import click
 
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
-from ..spaces.boundary.storage import is_url, sqlite_url
+from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here, plural, shell_word
-from .group import epilog, main
-from .options import json_option, name_option
+from .group import epilog, located_faults, main
+from .options import batch_option, json_option, named, opened, scale_option, until_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..search.laws.scaled_up import NextStudy
     from ..search.sources.columns import Columns
     from ..search.sources.imported import Imported
     from ..search.store.stored import StoredStudy
@@ -35,9 +35,11 @@ Direction = Literal["minimize", "maximize"]
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How the names of a source are to be read."""
     for option in (
-        click.option("--same", is_flag=True, help="Runs of several tasks, data sets or models are one experiment."),
-        click.option("--minimize/--maximize", "minimize", default=None, help="Whether a lower or a higher metric is better."),
-        click.option("--metric", metavar="NAME", help="The result by which runs are compared."),
+        click.option(
+            "--metric",
+            metavar="NAME[:minimize|:maximize]",
+            help="The result by which runs are compared, and whether a lower or a higher one is better.",
+        ),
         click.option(
             "--map",
             "mapped",
@@ -50,70 +52,191 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@main.command(epilog=epilog("bsearch ask runs.csv\n  bsearch ask runs.csv --batch 500\n  bsearch ask wandb:me/project"))
-@click.argument("source", metavar="SOURCE|STUDY", shell_complete=study_files)
+@main.command(
+    epilog=epilog(
+        "bsearch ask runs.csv\n  bsearch ask runs.csv --batch 500\n  bsearch ask wandb:me/project --save old.db\n"
+        "  bsearch ask study.yaml --until 0.95\n  bsearch ask small.yaml medium.yaml --scale data=10x,model=4x"
+    )
+)
+@click.argument("sources", metavar="SOURCE|STUDY...", nargs=-1, required=True, shell_complete=study_files)
+@batch_option("its best rate, or the data to a target at it; may be repeated.")
+@until_option("the data that a study needs until then, by batch.")
+@scale_option
 @click.option(
-    "--batch",
-    "batches",
-    type=click.IntRange(min=1),
-    multiple=True,
-    help="Only the best rate, or the data to a target, at this batch.",
+    "--then-run",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --scale: write the small study that would narrow its intervals most.",
 )
 @source_options
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Also write the HTML page of the runs.")
-@name_option
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the runs to this new SQLite file, as studies.",
+)
 @json_option
 def ask(
-    source: str,
+    sources: tuple[str, ...],
     batches: tuple[int, ...],
+    until: float | None,
+    scale: tuple[float, float] | None,
+    then_run: Path | None,
     mapped: tuple[str, ...],
     metric: str | None,
-    minimize: bool | None,
-    same: bool,
-    report: Path | None,
-    name: str | None,
+    save: Path | None,
     as_json: bool,
 ) -> None:
     """Say what runs that you already have can tell, without training anything.
 
     SOURCE is a table (CSV, TSV, JSON, JSON lines, Parquet), a folder of runs (Trainer, Lightning, Ray Tune, W&B,
     TensorBoard), or one of wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, optuna:URL#STUDY. docs/ask.md shows how names are found.
-    Nothing of your runs leaves this machine.
+    STUDY is a study of bsearch: which scaling rules its trials support, and the rest. With --scale, several that differ only
+    in size (epochs, samples, width) say what a training needs that is too large to search. Nothing of your runs leaves this
+    machine.
     """
+    if scale is None and (then_run is not None or len(sources) > 1):
+        raise click.UsageError("expected --scale, such as --scale data=10x,model=4x, with --then-run or several sources")
+    if sum(map(bool, (batches or until is not None, scale, save))) > 1:
+        raise click.UsageError("expected --batch and --until, --scale or --save alone, got several")
+    if scale is not None:
+        _scale_up(sources, *scale, then_run, as_json)
+        return
+    (source,) = sources
+    if until is not None:
+        _samples_until(source, until, batches, as_json)
+        return
+    columns, groups = _groups(source, mapped, metric, as_json, shown=not batches)
+    if save is not None:
+        _save(save, source, groups)
+        return
+    _answer(source, columns, groups, batches, as_json)
+
+
+def _is_study(source: str) -> bool:
+    from ..search.sources.read import is_source
+
+    return not is_source(source) or (is_url(source) and not source.startswith("optuna:"))
+
+
+def _groups(
+    source: str, mapped: Sequence[str], metric: str | None, as_json: bool, *, shown: bool
+) -> tuple[Columns | None, Sequence[tuple[StoredStudy, Imported | None]]]:
+    """A study, or the studies that a source's runs become."""
+    if _is_study(source):
+        if mapped or metric:
+            raise click.UsageError(f"--map and --metric are for runs of another source; {source} is a study")
+        return None, [(opened(source), None)]
+    columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown, targets=True)
+    return columns, [(as_study(group), group) for group in found]
+
+
+def _answer(
+    source: str,
+    columns: Columns | None,
+    groups: Sequence[tuple[StoredStudy, Imported | None]],
+    batches: tuple[int, ...],
+    as_json: bool,
+) -> None:
+    """Print what each group of runs says."""
     from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.export import json_text
     from ..search.report.terminal.laws.verdicts import group_parts, verdict_document
-    from ..search.sources.read import is_source
 
-    console = terminal(as_json)
-    if not is_source(source) or (is_url(source) and not source.startswith("optuna:")):
-        from ..search.store.stored import StoredStudy
-
-        groups: Sequence[tuple[StoredStudy, Imported | None]] = [(StoredStudy.open(source, name), None)]
-        columns = None
-    else:
-        columns, found = _read(
-            source, mapped, metric, minimize, same, None if as_json else console, shown=not batches, targets=True
-        )
-        groups = [(as_study(one), one) for one in found]
-    documents = []
-    for study, one in groups:
-        timed = one is None or one.timed
-        if one is not None and one.to_target:
-            answers = target_verdicts(study, one.to_target, batches)
+    console, documents = terminal(as_json), []
+    for study, group in groups:
+        if group is not None and group.to_target:
+            answers = target_verdicts(study, group.to_target, batches)
         else:
-            answers = verdicts(study, timed=timed, batches=batches)
-        documents.append(verdict_document(study, one, answers))
-        for part in () if as_json else group_parts(source, study, one, answers, several=len(groups) > 1, short=bool(batches)):
+            answers = verdicts(study, timed=group is None or group.timed, batches=batches)
+        documents.append(verdict_document(study, group, answers))
+        for part in () if as_json else group_parts(source, study, group, answers, several=len(groups) > 1, short=bool(batches)):
             console.print(part)
     if as_json:
         document = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
         click.echo(json_text(document), nl=False)
-    if report is not None:
-        if len(groups) != 1 or groups[0][1] is None or not groups[0][1].timed:
-            raise click.UsageError("--report: expected one group of runs with their seconds; for a study: bsearch report")
-        _write_report(report, groups[0][1])
+
+
+def _save(path: Path, source: str, groups: Sequence[tuple[StoredStudy, Imported | None]]) -> None:
+    from ..search.sources.store import written
+
+    found = [group for _, group in groups if group is not None]
+    if not found:
+        raise click.UsageError(f"--save: expected runs of another source, got {source}, a study")
+    names = written(path, source, found)
+    for group, name in zip(found, names, strict=True):
+        click.echo(plain(f"study {name}: {plural(len(group.records), 'run')}{f', {group.name}' if group.name else ''}"))
+    click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
+
+
+def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json: bool) -> None:
+    """Print the samples that a study needs to reach a value of its metric, by batch."""
+    from ..search.laws.samples_by_batch import study_samples
+    from ..search.report.export import json_text
+    from ..search.report.terminal.laws.samples import samples_document, samples_parts
+
+    if not _is_study(source):
+        raise click.UsageError(f"--until: expected a study, got {source}; a table of runs to a target says itself what it is")
+    study = opened(source)
+    with located_faults(None if is_url(source) else Path(named(source)[0])):
+        found = study_samples(study.name, study.spec, study.records, until, batches)
+    if as_json:
+        click.echo(json_text(samples_document(found)), nl=False)
+        return
+    for part in samples_parts(study.name, study.front.metric, found):
+        terminal().print(part)
+
+
+def _scale_up(sources: Sequence[str], data: float, model: float, then_run: Path | None, as_json: bool) -> None:
+    """Print the best settings of a larger training, and write the study that would narrow their intervals most."""
+    from ..search.laws.scale_up import scale_up
+    from ..search.report.export import json_text
+    from ..search.report.terminal.laws.scale_up import next_sentence, scale_up_document, scale_up_parts
+
+    if then_run is not None and then_run.exists():
+        raise click.UsageError(f"--then-run: {then_run} exists already; name another")
+    if other := next((source for source in sources if not _is_study(source)), None):
+        raise click.UsageError(f"--scale: expected studies, got {other}. Make one of it first: --save FILE.db")
+    studies = [opened(source) for source in sources]
+    _check_alike(studies)
+    names = ", ".join(study.name for study in studies)
+    records = [record for study in studies for record in study.records]
+    found = scale_up(names, records, data, model, studies[0].front.direction)
+    console = terminal(as_json)
+    if as_json:
+        click.echo(json_text(scale_up_document(names, found)), nl=False)
+    else:
+        for part in scale_up_parts(names, found):
+            console.print(part)
+    if then_run is not None:
+        if found.next is not None:
+            _write_next(then_run, studies, found.next)
+        console.print(f"\n{next_sentence(from_here(then_run.absolute()), found.next)}")
+
+
+def _check_alike(studies: Sequence[StoredStudy]) -> None:
+    """Raise unless the studies are different ones of the same task and metric."""
+    faults = []
+    if len({(study.url, study.name) for study in studies}) < len(studies):
+        faults.append("each study once")
+    if len(metrics := {(study.front.metric, study.front.direction) for study in studies}) > 1:
+        faults.append(f"one metric, got {' and '.join(sorted(name for name, _ in metrics))}")
+    if len(tasks := {study.identity["task"]["name"] for study in studies}) > 1:
+        faults.append(f"one task, got {' and '.join(sorted(tasks))}")
+    if faults:
+        raise StudyFileError(f"expected studies that differ in their size alone: {'; '.join(faults)}")
+
+
+def _write_next(file: Path, studies: Sequence[StoredStudy], found: NextStudy) -> None:
+    import yaml
+
+    from ..search.laws.next_study import next_study
+    from ..spaces.boundary.files import write_file
+
+    widest = found.size.parameters
+    study = next(study for study in studies if any((trial.facts.model_parameters or 1) == widest for trial in study.records))
+    write_file(file, yaml.safe_dump(next_study(study.spec, study.records, found), sort_keys=False))
 
 
 def _columns_document(columns: Columns) -> list[dict[str, str]]:
@@ -124,8 +247,6 @@ def _read(
     source: str,
     mapped: Sequence[str],
     metric: str | None,
-    minimize: bool | None,
-    same: bool,
     console: Console | None,
     *,
     shown: bool = True,
@@ -145,14 +266,14 @@ def _read(
     from ..search.sources.read import runs_of
 
     runs = runs_of(source, lambda text: click.echo(plain(text), err=True))
+    metric, direction = _metric(metric)
     meanings = _mapped(mapped) | ({metric: "metric"} if metric else {})
-    direction: Direction | None = None if minimize is None else "minimize" if minimize else "maximize"
     while True:
         try:
-            if targets and (found := to_target(source, runs, meanings, same=same)) is not None:
+            if targets and (found := to_target(source, runs, meanings)) is not None:
                 runs, columns = found
             else:
-                columns = columns_of(source, runs, mapped=meanings, direction=direction, same=same)
+                columns = columns_of(source, runs, mapped=meanings, direction=direction)
             break
         except UnclearColumnsError as error:
             if console is not None:
@@ -168,6 +289,14 @@ def _read(
     if console is not None and shown:
         console.print(columns_table(columns))
     return columns, imported(source, runs, columns, _study_name(source))
+
+
+def _metric(written: str | None) -> tuple[str | None, Direction | None]:
+    """A metric's name and its direction, as far as they are given."""
+    name, colon, direction = (written or "").rpartition(":")
+    if colon and direction in get_args(Direction):
+        return name or None, cast(Direction, direction)
+    return written, None
 
 
 def _is_asked() -> bool:
@@ -203,34 +332,7 @@ def as_study(found: Imported, url: str = "") -> StoredStudy:
     return StoredStudy(url, spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
 
 
-@main.command("import", epilog=epilog("bsearch import runs.csv --study old.db\n  bsearch show sqlite:///old.db"))
-@click.argument("source", metavar="SOURCE")
-@click.option(
-    "--study",
-    "target",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The database to write, a SQLite file; default: NAME.db here, by the source's name.",
-)
-@source_options
-def import_(
-    source: str, target: Path | None, mapped: tuple[str, ...], metric: str | None, minimize: bool | None, same: bool
-) -> None:
-    """Make a study of runs that you already have, which `show`, `report`, `rules` and `export` then read.
-
-    Each group of runs that differ in task, data or model becomes a study of its own. A run without its seconds cannot be placed
-    on a front: `bsearch ask` reads those.
-    """
-    from ..search.sources.store import written
-
-    _, groups = _read(source, mapped, metric, minimize, same, terminal())
-    path = target or Path(f"{_study_name(source)}.db")
-    names = written(path, source, groups)
-    for one, name in zip(groups, names, strict=True):
-        click.echo(plain(f"study {name}: {plural(len(one.records), 'run')}{f', {one.name}' if one.name else ''}"))
-    click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
-
-
-def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimize: bool | None, same: bool) -> dict[str, str]:
+def files_of_runs(source: str, mapped: Sequence[str], metric: str | None) -> dict[str, str]:
     """A study file of a source's runs, its tasks.py, and the runs in bsearch's own words: of several groups, the largest."""
     import yaml
 
@@ -238,7 +340,7 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimi
     from ..search.sources.task_file import task_file
     from ..spaces.study.file import parse_study
 
-    _, groups = _read(source, mapped, metric, minimize, same, terminal(as_json=True))
+    _, groups = _read(source, mapped, metric, terminal(as_json=True))
     spec, records = groups[0].spec, groups[0].records
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
@@ -250,19 +352,3 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None, minimi
     except StudyFileError as error:
         click.echo(plain(f"study.yaml needs editing before it can run:\n{error}"), err=True)
     return {"study.yaml": study, "tasks.py": task_file(spec, source), OLD_RUNS: "\n".join(rows) + "\n"}
-
-
-def _write_report(path: Path, group: Imported) -> None:
-    """The page of runs, as of a study: from a database that is made for it."""
-    from ..search.laws.best_rate import with_rates
-    from ..search.report.page.page import report_page
-    from ..search.report.page.study_data import StudyData
-    from ..search.sources.store import written
-    from ..search.store.stored import StoredStudy
-    from ..spaces.boundary.files import write_file
-
-    with TemporaryDirectory() as folder:
-        database = Path(folder) / "runs.db"
-        (name,) = written(database, "runs", [group])
-        page = report_page(StudyData.of(with_rates(StoredStudy.open(sqlite_url(database), name))))
-    click.echo(f"wrote {from_here(write_file(path, page).absolute())}", err=True)

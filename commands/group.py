@@ -26,45 +26,45 @@ FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 # What `bsearch --help` says of each command, by what it is for.
 SECTIONS: dict[str, dict[str, str]] = {
-    "Old runs": {
-        "ask": "What runs that you already have can tell.",
-        "import": "A study made of them.",
-    },
     "Start": {
+        "ask": "What runs that you already have can tell, a study's too.",
         "init": "Write a commented study.yaml and tasks.py.",
-        "check": "Validate a study and forecast its trials.",
+        "check": "Validate a study and forecast it; or check this machine.",
         "run": "Run a study, or resume it, and print its front.",
     },
     "Look": {
         "show": "The front, all trials, or one; --watch follows a run.",
         "report": "One HTML page with all results.",
         "dashboard": "The study in optuna-dashboard.",
-        "track": "Send trials to MLflow, W&B or TensorBoard.",
-        "rules": "Learning-rate rules, and which ones a study supports.",
     },
     "Decide": {
-        "export": "Fronts and trials as tables, settings for other libraries.",
         "train": "Train a point of the front, and keep the model.",
+        "export": "Tables, settings for other libraries, trials for trackers.",
         "retime": "Redraw a front for other devices.",
-        "fit-batch": "Samples to target by batch, fitted to your runs.",
-        "scale-up": "Settings of a training too large to search.",
     },
-    "Measure and plan": {
-        "profile": "Predict memory and step time.",
-        "bench": "Time batch sizes against each other.",
-        "plan": "How a step of a batch is split.",
+    "Measure": {
+        "profile": "Predict memory and step time; time batch sizes.",
         "port": "A fine-tuning recipe's batch on other devices.",
+        "verify": "Measure here what bsearch claims.",
     },
     "Your cluster": {
         "submit": "Send a study to a cluster as a batch job.",
         "jobs": "List, follow and stop those jobs.",
     },
-    "Your machine": {
-        "doctor": "Check for what keeps studies from running.",
-        "verify": "Measure here what bsearch claims.",
-        "schema": "JSON Schema of study files, for editors.",
-        "completion": "Completion of commands in your shell.",
-    },
+}
+
+# Commands of earlier versions, and what to type now.
+MOVED = {
+    "bench": "bsearch profile STUDY --batches around:128",
+    "completion": "_BSEARCH_COMPLETE=bash_source bsearch (or zsh_source, fish_source)",
+    "doctor": "bsearch check, without a study; bsearch check STUDY --machine with one",
+    "fit-batch": "bsearch ask TABLE, or bsearch ask STUDY --until VALUE",
+    "import": "bsearch ask SOURCE --save FILE.db",
+    "plan": "bsearch check STUDY --batch N, or bsearch.plan_batch in Python",
+    "rules": "bsearch ask STUDY; docs/reference/rules.md lists all rules",
+    "scale-up": "bsearch ask STUDY... --scale data=10x,model=4x",
+    "schema": "bsearch check --schema",
+    "track": "bsearch export STUDY --to mlflow, wandb or tensorboard",
 }
 
 
@@ -75,6 +75,12 @@ class _Commands(click.Group):
         for section, commands in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl(list(commands.items()), col_max=12)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] in MOVED and not ctx.resilient_parsing:
+            click.echo(f"bsearch {args[0]} is now: {MOVED[args[0]]}", err=True)
+            ctx.exit(BAD_INPUT)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with handled_signals(), _said_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -15,40 +16,44 @@ from ..search.report.completion import launchers, study_files
 from ..search.report.stdio.console import terminal
 from ..search.report.stdio.streams import ends_with_reader
 from ..spaces.boundary.secrets import masked
+from ..spaces.boundary.storage import storage_of
 from ..spaces.errors import NoStudyError, StorageError, plain
 from ..spaces.readable import shell_word
 from ..spaces.study.file import read_study
 from .group import epilog, located_faults, main
-from .options import json_option, storage_option
+from .options import json_option, set_option, study_keys
 
 if TYPE_CHECKING:
     from ..cluster.submit.submitter import Submitter
 
 
-@main.command(epilog=epilog("bsearch submit study.yaml --launcher slurm --nodes 2 --gpus-per-node 4 --hours 8 --dry-run"))
-@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
-@click.option(
+_launcher_option = click.option(
     "--launcher",
     metavar="NAME",
     shell_complete=launchers,
-    help="ray, ray@http://host:8265 (its dashboard), slurm, kuberay, kuberay@NAMESPACE or a plug-in; instead of "
+    help="ray, ray@http://host:8265 (its dashboard), slurm, kuberay, kuberay@NAMESPACE or a plug-in; default: the study's "
     "submit.launcher.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="Machines, instead of submit.nodes.")
-@click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs per machine.")
-@click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores per machine.")
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Time limit of the job.")
+
+
+@main.command(epilog=epilog("bsearch submit study.yaml --launcher slurm --set submit.nodes=2 --set submit.hours=8 --dry-run"))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@_launcher_option
+@set_option
 @click.option("--dry-run", is_flag=True, help="Print the script, manifest or request, and submit nothing.")
-@storage_option
-def submit(study: Path, dry_run: bool, storage: str | None, **common: Any) -> None:
+def submit(study: Path, launcher: str | None, settings: tuple[str, ...], dry_run: bool) -> None:
     """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
 
     Submitting again resumes the study, however the job ended. docs/clusters.md lists what each launcher needs.
     """
     from ..cluster.submit.submitter import Submission, open_submitter
 
+    keys = study_keys(settings)
+    if other := next((section for section in keys if section != "submit"), None):
+        raise click.UsageError(f"--set: expected keys of submit, since the job runs the study's file; got one of {other}")
     with located_faults(study):
-        submission = Submission.read(study, storage, common)
+        changes = keys.get("submit", {}) | ({} if launcher is None else {"launcher": launcher})
+        submission = Submission.read(study, storage_of(os.environ), changes)
         submitter = open_submitter(submission.settings)
         plan = submitter.plan(submission)
         for note in plan.notes:
@@ -85,12 +90,7 @@ def _launcher_options(command: Any) -> Any:
             shell_complete=study_files,
             help="Study file whose submit section holds these settings.",
         ),
-        click.option(
-            "--launcher",
-            metavar="NAME",
-            shell_complete=launchers,
-            help="ray, ray@http://host:8265, slurm, kuberay, kuberay@NAMESPACE or a plug-in.",
-        ),
+        _launcher_option,
     ):
         command = option(command)
     return command
@@ -103,10 +103,11 @@ def _submitter(launcher: str | None, study_file: Path | None) -> Submitter:
         return open_submitter(submit_settings(study_file, {"launcher": launcher}))
 
 
-def _progress(names: set[str], study_file: Path | None, storage: str | None) -> dict[str, dict[str, Any]]:
+def _progress(names: set[str], study_file: Path | None) -> dict[str, dict[str, Any]]:
     """The progress of these studies, by name; of none where no storage is known, or it cannot be read here."""
     from ..search.report.terminal.watch import progress_facts, studies_now
 
+    storage = storage_of(os.environ)
     if storage is None and study_file is not None:
         storage = read_study(study_file).storage
     if storage is None or not names:
@@ -123,21 +124,20 @@ def _progress(names: set[str], study_file: Path | None, storage: str | None) -> 
 @jobs.command("status", epilog=epilog("bsearch jobs status --launcher slurm\n  bsearch jobs status 4711 --study study.yaml"))
 @click.argument("id", required=False)
 @_launcher_options
-@storage_option
 @json_option
-def job_status(id: str | None, as_json: bool, storage: str | None, **where: Any) -> None:
+def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     """Print the state of job ID, or of all bsearch's jobs that the cluster knows, newest first; and their studies' progress.
 
     States are pending, running, succeeded, failed, stopped and unknown. Progress is read from the storage of the study file in
-    --study, or from --storage.
+    --study, or from that in BSEARCH_STORAGE.
     """
     if id is not None:
-        _print_job(id, as_json, storage, where)
+        _print_job(id, as_json, where)
         return
     from ..spaces.readable import count, number, seconds
 
     found = _submitter(**where).jobs()
-    progress = _progress({job.study for job in found}, where["study_file"], storage)
+    progress = _progress({job.study for job in found}, where["study_file"])
     if as_json:
         click.echo(json.dumps([{**job.to_dict(), "progress": progress.get(job.study)} for job in found], indent=2))
         return
@@ -161,11 +161,11 @@ def _at(time: datetime | None) -> str:
     return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _print_job(id: str, as_json: bool, storage: str | None, where: Mapping[str, Any]) -> None:
+def _print_job(id: str, as_json: bool, where: Mapping[str, Any]) -> None:
     from ..spaces.readable import count, number, seconds
 
     job = _submitter(**where).job(id)
-    facts = _progress({job.study}, where["study_file"], storage).get(job.study)
+    facts = _progress({job.study}, where["study_file"]).get(job.study)
     if as_json:
         click.echo(json.dumps({**job.to_dict(), "progress": facts}, indent=2))
         return

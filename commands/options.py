@@ -7,30 +7,92 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..search.report.completion import study_names
-from ..spaces.boundary.storage import storage_of
+from ..spaces.boundary.storage import is_url, sqlite_parts, storage_of
 from ..spaces.domain import share
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.study.file import changed_study, plain_value, read_study, resolve_study, study_from_dict
 from ..spaces.study.space import Space
 from ..spaces.study.spec import StudySpec
 
+if TYPE_CHECKING:
+    from ..search.store.stored import StoredStudy
+
+# One definition for each option that several commands have: no name means two things (tests/test_cli.py).
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
-storage_option = click.option(
-    "--storage",
-    metavar="URL",
-    callback=lambda ctx, option, url: url or storage_of(os.environ),
-    help="Database of the results, instead of the study's own.",
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the study for this command, such as training.precision=bf16. In space: one value (space.width=32), "
+    "several (32,64) or a range (0:0.3).",
 )
+
+
+def out_option(what: str) -> Callable[[Any], Any]:
+    """Where a command writes its result."""
+    return click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help=f"Where to write: {what}")
+
+
+def keep_option(default: str) -> Callable[[Any], Any]:
+    """Where a trained model is kept."""
+    return click.option(
+        "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help=f"Folder for the trained model; default: {default}."
+    )
+
+
+def serial_option(what: str) -> Callable[[Any], Any]:
+    """Not using Ray."""
+    return click.option("--serial", is_flag=True, help=f"Without Ray: {what}")
+
+
+def batch_option(what: str) -> Callable[[Any], Any]:
+    """Effective batches that are asked about."""
+    return click.option(
+        "--batch",
+        "batches",
+        type=click.IntRange(min=1),
+        metavar="N",
+        multiple=True,
+        help=f"Only this batch: {what}",
+    )
+
+
+def batches_option(what: str) -> Callable[[Any], Any]:
+    """Effective batches that are tried."""
+    return click.option("--batches", metavar="BATCHES", help=f"Effective batches to try: {what}")
+
+
+def until_option(what: str) -> Callable[[Any], Any]:
+    """A value of the metric that training has to reach."""
+    return click.option("--until", type=VALUE, metavar="VALUE", help=f"A value of the metric to reach: {what}")
 
 
 def study_in(path: Path, settings: tuple[str, ...] = ()) -> StudySpec:
     """The study in a file, with the storage that the environment names, if it names one, and what `--set` gives."""
     return with_settings(read_study(path, storage=storage_of(os.environ)), settings)
+
+
+def named(study: str) -> tuple[str, str | None]:
+    """A study's file or URL, and which study of its database, written STUDY#NAME.
+
+    >>> named("sqlite:///old.db#runs-2"), named("study.yaml")
+    (('sqlite:///old.db', 'runs-2'), ('study.yaml', None))
+    """
+    source, mark, name = study.rpartition("#")
+    path = (sqlite_parts(study) or (study,))[0] if is_url(study) else study
+    return (source, name) if mark and name and not os.path.lexists(path) else (study, None)
+
+
+def opened(study: str) -> StoredStudy:
+    """The study that a file, or a URL, names."""
+    from ..search.store.stored import StoredStudy
+
+    return StoredStudy.open(*named(study))
 
 
 class _Share(click.ParamType[float]):
@@ -61,106 +123,98 @@ class _Value(click.ParamType[float]):
         return number
 
 
-class _Times(click.ParamType[float]):
-    """A factor, written 10x or 10."""
+class _Scale(click.ParamType[tuple[float, float]]):
+    """How much larger a training is, in data and in model, written data=10x,model=4x."""
 
-    name = "times"
+    name = "scale"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            factor = float(value.strip().removesuffix("x"))
-        except ValueError:
-            factor = math.nan
-        if not 1 <= factor < 1e9:
-            self.fail(f"expected a factor of 1 or more, such as 10x, got {cut(value, 60)!r}", param, ctx)
-        return factor
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        if isinstance(value, tuple):
+            return value
+        times = {"data": 1.0, "model": 1.0}
+        for text in value.split(","):
+            name, _, factor = text.strip().partition("=")
+            try:
+                times[name] = float(factor.removesuffix("x")) if name in times else math.nan
+            except ValueError:
+                times[name] = math.nan
+            if not 1 <= times[name] < 1e9:
+                self.fail(f"expected factors of 1 or more, such as data=10x,model=4x; got {cut(value, 60)!r}", param, ctx)
+        return times["data"], times["model"]
 
 
-class _Trial(click.ParamType[int | Literal["best", "knee"]]):
-    """A trial's number, or what it is on the front."""
+class _Pick(click.ParamType[dict[str, Any]]):
+    """Which trial of a study, as the arguments of a `Choice`."""
 
-    name = "trial"
+    name = "pick"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["best", "knee"]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        kind, colon, text = value.partition(":")
+        if colon and kind == "within":
+            return {"within": SHARE.convert(text, param, ctx)}
+        if colon and kind in ("reaches", "cheapest"):
+            return {"target" if kind == "reaches" else "cheapest_to": VALUE.convert(text, param, ctx)}
         if value in ("best", "knee"):
-            return cast(Literal["best", "knee"], value)
+            return {"trial": value}
         if not value.isdecimal():
-            self.fail(f"expected a trial's number, best or knee; got {cut(value, 60)!r}", param, ctx)
-        return int(value)
+            self.fail(f"expected a trial's number or one of {_PICKS}; got {cut(value, 60)!r}", param, ctx)
+        return {"trial": int(value)}
 
 
-SHARE, VALUE, TIMES, TRIAL = _Share(), _Value(), _Times(), _Trial()
+class _Profile(click.ParamType[tuple[Path, float | None]]):
+    """A file of `bsearch profile --out`, and what such a device costs in an hour, written a100.json@1.80."""
 
-set_option = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the study for this command, such as training.precision=bf16. In space: one value (space.width=32), "
-    "several (32,64) or a range (0:0.3).",
+    name = "profile"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Path, float | None]:
+        if isinstance(value, tuple):
+            return value
+        file, at, text = value.rpartition("@")
+        if not at or os.path.lexists(value):
+            return Path(value), None
+        price = VALUE.convert(text, param, ctx)
+        if price < 0:
+            self.fail(f"expected a price of 0 or more, got {text}", param, ctx)
+        return Path(file), price
+
+
+_PICKS = "best, knee, within:1%, reaches:.9, cheapest:.9"
+SHARE, VALUE, PROFILE = _Share(), _Value(), _Profile()
+
+# A larger training than any that was tried.
+scale_option = click.option(
+    "--scale",
+    type=_Scale(),
+    metavar="data=10x,model=4x",
+    help="The best settings of a training that is this much larger than the largest tried, in samples and in parameters.",
 )
 
 
-def choice_options(before: str = "") -> Callable[[Any], Any]:
-    """Options that choose a point of the front, for a `Choice`."""
-
-    def add(command: Any) -> Any:
-        within = "the fastest trial whose metric is within this share of the best: 1% or 0.01; default: 1%."
-        for option in (
-            click.option("--within", type=SHARE, metavar="SHARE", help=_sentence(before + within)),
-            click.option(
-                "--target",
-                type=VALUE,
-                metavar="VALUE",
-                help=_sentence(before + "the fastest trial whose metric reaches this value."),
-            ),
-            click.option(
-                "--cheapest-to",
-                type=VALUE,
-                metavar="VALUE",
-                help=_sentence(before + "of all trials, the one of least cost whose metric reaches this value."),
-            ),
-            click.option(
-                "--trial",
-                type=TRIAL,
-                metavar="N|best|knee",
-                help=_sentence(before + "this trial of the front, the one with the best metric, or the one where it bends."),
-            ),
-        ):
-            command = option(command)
-        return command
-
-    return add
+def pick_option(more: str = "") -> Callable[[Any], Any]:
+    """Which trial of a study."""
+    return click.option(
+        "--pick",
+        type=_Pick(),
+        metavar="PICK",
+        help="Which trial: its number, best, knee, within:1% (the fastest within 1% of the best metric), reaches:.9 (the "
+        f"fastest that reaches .9) or cheapest:.9 (of all trials that reach it, the one of least cost){more}.",
+    )
 
 
-def device_options(text: str, *, required: bool = False) -> Callable[[Any], Any]:
-    """Options for other devices' profiles and prices."""
-
-    def add(command: Any) -> Any:
-        price = click.option(
-            "--price",
-            "prices",
-            type=VALUE,
-            multiple=True,
-            metavar="VALUE",
-            help="What one such device costs in an hour, in any currency: one for each --profile, in the same order; default: "
-            "the study's devices.prices.",
-        )
-        profile = click.option(
-            "--profile", "profile_files", type=click.Path(path_type=Path), required=required, multiple=True, help=text
-        )
-        return profile(price(command))
-
-    return add
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-name_option = click.option(
-    "--name", metavar="NAME", shell_complete=study_names, help="Which study, if the storage holds several."
-)
+def profile_option(text: str, *, required: bool = False, priced: bool = True) -> Callable[[Any], Any]:
+    """Profiles of other devices."""
+    price = "; several are compared. PRICE: of one such device for an hour; default: the study's devices.prices"
+    return click.option(
+        "--profile",
+        "profiles",
+        type=PROFILE,
+        metavar="FILE[@PRICE]",
+        required=required,
+        multiple=True,
+        help=f"A profile of another device, from `bsearch profile STUDY --out FILE` there: {text}{price if priced else ''}.",
+    )
 
 
 def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -180,7 +234,7 @@ def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             raise click.UsageError(
                 f"--set: expected SECTION.KEY=VALUE such as training.precision=bf16, got {cut(text, 60)!r}.{hint}"
             )
-        if (option := {"space.effective_batch": "--batch", "space.reference_rate": "--rate"}.get(key)) is not None:
+        if (option := {"space.effective_batch": "--batches", "space.reference_rate": "--rate"}.get(key)) is not None:
             raise click.UsageError(
                 f"--set: expected a key other than {key}. Change it in the study file, or with {option} if STUDY is a task."
             )

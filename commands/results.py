@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -24,81 +23,76 @@ from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
+from ..spaces.study.goals import Objectives, Speed
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
-from .options import VALUE, choice_options, json_option, name_option
+from .options import json_option, named, opened, out_option, pick_option, profile_option
 
 if TYPE_CHECKING:
+    from ..search.analysis.retime import Retimed
     from ..search.store.stored import StoredStudy
 
-# What a study is exported to: tables of its trials, and settings of one for these frameworks.
-_TABLES, _FRAMEWORKS = ("csv", "json"), get_args(Framework)
+# What a study is exported to: tables of its trials, settings of one for these frameworks, and runs of these trackers.
+_TABLES, _FRAMEWORKS, _TRACKERS = ("csv", "json"), get_args(Framework), get_args(Tracker)
+_open_option = click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+_all_option = click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 
 
 @main.command(
     epilog=epilog(
-        "bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7\n  bsearch show study.yaml --watch"
+        "bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --pick 7\n  bsearch show study.yaml --watch"
     )
 )
-@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@name_option
-@click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
-@click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
-@click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
-@click.option("--target", type=VALUE, metavar="VALUE", help="Settings whose metric reaches this value, fastest first.")
+@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
+@_all_option
+@pick_option(": its settings, its learning curve, its traceback; with reaches:.9 every setting that does, fastest first")
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
 @json_option
 @click.pass_context
-def show(
-    ctx: click.Context,
-    study: str,
-    name: str | None,
-    every: bool,
-    outcome: str | None,
-    trial: int | None,
-    target: float | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
+def show(ctx: click.Context, study: str, every: bool, pick: dict[str, Any] | None, watch: bool, as_json: bool) -> None:
     """Print what a study has found so far: its front, its trials, one trial, or the settings that reach a target.
 
     With --watch, waits up to a minute for the study to begin; exits with 0 when it has met its budget, and with 1 if no driver
     runs it.
     """
     if watch:
-        if as_json or every or outcome or trial is not None or target is not None:
-            raise click.UsageError(
-                "--watch cannot be combined with --all, --outcome, --trial, --target or --json; programs can poll `show --json`"
-            )
-        ctx.exit(_watch(study, name))
-    if trial is not None and (every or outcome or target is not None):
-        raise click.UsageError("--trial shows one trial: it cannot be combined with --all, --outcome or --target")
-    if target is not None and (every or outcome):
-        raise click.UsageError("--target shows the settings that reach it: it cannot be combined with --all or --outcome")
-    from ..search.report.export import json_text, study_document, trial_document
-    from ..search.report.terminal.tables import trials_table
-    from ..search.store.stored import StoredStudy
+        if as_json or every or pick is not None:
+            raise click.UsageError("--watch cannot be combined with --all, --pick or --json; programs can poll `show --json`")
+        ctx.exit(_watch(study))
+    if pick is not None and every:
+        raise click.UsageError("expected --all or --pick, got both")
+    stored, console = opened(study), terminal(as_json)
+    if pick is not None and "target" in pick:
+        _show_target(stored, pick["target"], console, as_json)
+    elif pick is not None:
+        _show_trial(stored, _number(stored, pick), as_json)
+    elif as_json:
+        click.echo(_trials_json(stored, every), nl=False)
+    elif every:
+        from ..search.report.terminal.tables import trials_table
 
-    stored = StoredStudy.open(study, name)
-    front, records = stored.front, stored.records
-    console = terminal(as_json)
-    if trial is not None:
-        _show_trial(stored, trial, as_json)
-        return
-    if target is not None:
-        _show_target(stored, target, console, as_json)
-        return
-    chosen = [record for record in records if outcome in (None, record.outcome)]
-    if as_json:
-        document = study_document(stored.name, shown_url(stored.url), front, records)
-        if every or outcome:
-            document["all"] = [trial_document(record, front) for record in chosen]
-        click.echo(json_text(document), nl=False)
-        return
-    if every or outcome:
-        console.print(trials_table(chosen, front))
-        return
-    _print_study(stored, console)
+        console.print(trials_table(stored.records, stored.front))
+    else:
+        _print_study(stored, console)
+
+
+def _number(stored: StoredStudy, pick: dict[str, Any]) -> int:
+    """The picked trial's number; one that is given need not be on the front."""
+    from ..search.analysis.choice import Choice, chosen_trial
+
+    if isinstance(number := pick.get("trial"), int):
+        return number
+    return chosen_trial(stored.name, stored.front, Choice(**pick), stored.records).number
+
+
+def _trials_json(stored: StoredStudy, every: bool) -> str:
+    """The front, and every trial where that is wanted."""
+    from ..search.report.export import json_text, study_document, trial_document
+
+    document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
+    if every:
+        document |= {"all": [trial_document(record, stored.front) for record in stored.records]}
+    return json_text(document)
 
 
 def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
@@ -119,22 +113,21 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     console.print(target_sentence(stored, target))
 
 
-def _watch(study: str, name: str | None) -> int:
+def _watch(study: str) -> int:
     from ..search.report.stdio.streams import ends_with_reader
     from ..search.report.terminal.live import LiveView
     from ..search.report.terminal.watch import begun_study, watch_study
-    from ..search.store.stored import StoredStudy
 
-    console = terminal()
+    console, file = terminal(), named(study)[0]
     try:
         with ends_with_reader(), LiveView(console) as view:
-            begun = begun_study(lambda: StoredStudy.open(study, name), view.say)
-            budget = 0 if is_url(study) else read_study(Path(study)).budget.trials
+            begun = begun_study(lambda: opened(study), view.say)
+            budget = 0 if is_url(file) else read_study(Path(file)).budget.trials
             end = watch_study(begun, view, budget)
     except KeyboardInterrupt:
         console.print("stopped watching; the study keeps running", style="dim")
         return INTERRUPTED
-    _print_study(StoredStudy.open(study, name), console)
+    _print_study(opened(study), console)
     console.print(end.why)
     return 0 if end.done else FAILED
 
@@ -197,80 +190,83 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
             console.print(attempt["traceback"])
 
 
-@main.command(epilog=epilog("bsearch export study.yaml --out front.csv\n  bsearch export study.yaml --to hf --within 1%"))
-@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@name_option
-@click.option(
-    "--what", type=click.Choice(["front", "trials"]), default="front", help="Rows of a table in csv or json.", show_default=True
+@main.command(
+    epilog=epilog(
+        "bsearch export study.yaml --out front.csv\n  bsearch export study.yaml --to hf --pick within:1%\n"
+        "  bsearch export study.yaml --to mlflow"
+    )
 )
+@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
+@_all_option
 @click.option(
     "--to",
-    type=click.Choice([*_TABLES, *_FRAMEWORKS, "optuna"]),
+    type=click.Choice([*_TABLES, *_FRAMEWORKS, *_TRACKERS, "optuna"]),
     default="csv",
     show_default=True,
-    help="csv or json: a table. A framework: the settings of one trial of the front, to paste into its code. optuna: all "
-    "trials, for its dashboard.",
+    metavar="NAME",
+    help=f"{', '.join(_TABLES)}: a table. {', '.join(_FRAMEWORKS)}: the settings of one trial of the front, to paste into its "
+    f"code. {', '.join(_TRACKERS)}: a run for each trial, with settings, curve and outcome, unless it is there already. "
+    "optuna: all trials, for its dashboard.",
 )
-@choice_options("For a framework: ")
-@click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
+@pick_option("; for a framework, default: within:1%")
+@out_option("a file; default: stdout.")
 @click.pass_context
-def export(
-    ctx: click.Context,
-    /,
-    study: str,
-    name: str | None,
-    what: str,
-    to: str,
-    out: Path | None,
-    **choice: Any,
-) -> None:
-    """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework.
+def export(ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[str, Any] | None, out: Path | None) -> None:
+    """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework; or send its trials to
+    a tracker.
 
-    docs/export.md lists the columns, and what each framework can express.
+    docs/export.md lists the columns, and what each framework can express. With `tracking` in the study file, `bsearch run`
+    sends trials to trackers as they train.
     """
-    from ..search.report.export import csv_text, json_text, study_document, trial_document
-    from ..search.store.stored import StoredStudy
     from ..spaces.boundary.files import write_file
 
-    _check_export(ctx, to)
-    stored = StoredStudy.open(study, name)
+    if every and to not in _TABLES:
+        raise click.UsageError("--all is for tables: with --to csv or json")
+    if pick is not None and to not in _FRAMEWORKS:
+        raise click.UsageError(f"--pick chooses a trial for a framework; add --to {', '.join(_FRAMEWORKS)}")
+    if out is not None and to in _TRACKERS:
+        raise click.UsageError(f"--out: expected csv, json, a framework or optuna with it, got --to {to}")
+    stored = opened(study)
+    if to in _TRACKERS:
+        ctx.exit(_track(stored, cast(Tracker, to), results_beside(study)))
     if to == "optuna":
-        from ..search.report.optuna_view import copy_now
-
-        url = stored.url if out is None else sqlite_url(out.absolute())
-        copy_now(stored, None if out is None else url).close()
-        click.echo(
-            f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}", err=True
-        )
+        _copy_for_optuna(stored, out)
         return
-    front, records = stored.front, stored.records
     if to in _FRAMEWORKS:
-        text = _exported(stored, cast(Framework, to), choice, out)
+        text = _exported(stored, cast(Framework, to), pick or {}, out)
     else:
-        rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
-        if to == "csv":
-            text = csv_text(rows)
-        else:
-            document = study_document(stored.name, shown_url(stored.url), front, records)
-            text = json_text(document if what == "front" else document | {"all": rows})
+        text = _trials_json(stored, every) if to == "json" else _trials_csv(stored, every)
     if out is None:
         click.echo(text, nl=False)
     else:
         click.echo(f"wrote {write_file(out, text)}", err=True)
 
 
-def _check_export(ctx: click.Context, to: str) -> None:
-    given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
-    if to not in _TABLES and "what" in given:
-        raise click.UsageError("--what is for tables: with --to csv or json")
-    if to not in _FRAMEWORKS and given & {"trial", "within", "target", "cheapest_to"}:
-        raise click.UsageError(
-            "--trial, --within, --target and --cheapest-to choose a trial for a framework; add --to "
-            f"{', '.join(_FRAMEWORKS[:-1])} or {_FRAMEWORKS[-1]}"
-        )
+def _trials_csv(stored: StoredStudy, every: bool) -> str:
+    from ..search.report.export import csv_text, trial_document
+
+    return csv_text([trial_document(record, stored.front) for record in (stored.records if every else stored.front.trials)])
 
 
-def _exported(stored: StoredStudy, framework: Framework, choice: dict[str, Any], out: Path | None) -> str:
+def _copy_for_optuna(stored: StoredStudy, out: Path | None) -> None:
+    from ..search.report.optuna_view import copy_now
+
+    url = stored.url if out is None else sqlite_url(out.absolute())
+    copy_now(stored, None if out is None else url).close()
+    click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}", err=True)
+
+
+def _track(stored: StoredStudy, to: Tracker, results: Path) -> int:
+    """Send a study's trials to a tracker; the exit code."""
+    from ..search.report.tracking.follow import tell
+
+    tracked = tell(stored, [to], results / file_name(stored.name))
+    for status in tracked:
+        click.echo(status.sentence)
+    return FAILED if any(status.left for status in tracked) else 0
+
+
+def _exported(stored: StoredStudy, framework: Framework, pick: dict[str, Any], out: Path | None) -> str:
     """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr.
 
     What the text reads is written beside it.
@@ -279,7 +275,7 @@ def _exported(stored: StoredStudy, framework: Framework, choice: dict[str, Any],
     from ..search.report.frameworks import FRAMEWORKS
     from ..search.report.frameworks.settings import settings_to_export
 
-    chosen = settings_to_export(stored, Choice(**choice))
+    chosen = settings_to_export(stored, Choice(**pick))
     exported = FRAMEWORKS[framework](chosen)
     click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
     if exported.beside is not None and out is None:
@@ -293,58 +289,14 @@ def _exported(stored: StoredStudy, framework: Framework, choice: dict[str, Any],
     return exported.text
 
 
-@main.command(epilog=epilog("bsearch track study.yaml\n  bsearch track study.yaml --to mlflow"))
-@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@click.option(
-    "--to",
-    "trackers",
-    multiple=True,
-    type=click.Choice(get_args(Tracker)),
-    help="Tracker to send trials to; default: the study's `tracking`. May be repeated.",
-)
-@name_option
-@json_option
-@click.pass_context
-def track(ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name: str | None, as_json: bool) -> None:
-    """Send a study's trials to MLflow, Weights & Biases or TensorBoard: a run each, with settings, curve and outcome.
-
-    Trials that a tracker already has are not sent again. With `tracking` in the study file, `bsearch run` does this as trials
-    train.
-    """
-    from ..extras.tracking.follow import tell
-    from ..search.store.stored import StoredStudy
-
-    stored = StoredStudy.open(study, name)
-    chosen = trackers or stored.spec.tracking
-    if not chosen:
-        raise StudyFileError(
-            "tracking: expected mlflow, wandb or tensorboard, got none. Pass --to mlflow, or write "
-            "tracking: mlflow in the study file."
-        )
-    tracked = tell(stored, chosen, results_beside(study) / file_name(stored.name))
-    if as_json:
-        click.echo(json.dumps([asdict(status) for status in tracked], indent=2))
-    else:
-        for status in tracked:
-            click.echo(status.sentence)
-    ctx.exit(FAILED if any(status.left for status in tracked) else 0)
-
-
 @main.command(epilog=epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
-@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
+@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
+@out_option("an HTML file; default: results/STUDY/report.html.")
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
 )
-@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
-@name_option
-def report(
-    study: str,
-    out: Path | None,
-    figures: Path | None,
-    opened: bool,
-    name: str | None,
-) -> None:
+@_open_option
+def report(study: str, out: Path | None, figures: Path | None, opens: bool) -> None:
     """Write a study's results as one self-contained HTML page.
 
     The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves.
@@ -353,47 +305,89 @@ def report(
     from ..search.report.page.figures import figures_of
     from ..search.report.page.page import report_page, write_figures
     from ..search.report.page.study_data import StudyData
-    from ..search.store.stored import StoredStudy
     from ..spaces.boundary.files import write_file
 
-    stored = with_rates(StoredStudy.open(study, name))
+    stored = with_rates(opened(study))
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
     for figure in write_figures(figures_of(drawn), figures) if figures else ():
         click.echo(f"wrote {plain(from_here(figure.absolute()))}")
-    if opened:
+    if opens:
         click.launch(str(path.absolute()))
 
 
-@main.command(epilog=epilog("bsearch dashboard study.yaml\n  bsearch dashboard sqlite:///study.db --port 0 --no-open"))
-@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@name_option
+def _retimed_on(
+    stored: StoredStudy, profiles: Sequence[tuple[Path, float | None]], objectives: Objectives
+) -> dict[str, Retimed]:
+    """A study's trials on other devices, by the devices' names."""
+    from ..search.analysis.retime import read_devices, retimed
+
+    devices = read_devices([file for file, _ in profiles])
+    setups = stored.tables().setups(stored.name) if devices else {}
+    return {
+        name: retimed(stored.spec, stored.identity["task"], stored.records, setups, device, price, objectives=objectives)
+        for (name, device), (_, price) in zip(devices.items(), profiles, strict=True)
+    }
+
+
+@main.command(
+    epilog=epilog(
+        "bsearch retime study.yaml --profile a100.json\n"
+        "  bsearch retime study.yaml --profile a100.json@1.80 --profile h100.json@2.50"
+    )
+)
+@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
+@profile_option("its step times replace the study's own", required=True)
+@click.option(
+    "--second-speed",
+    type=click.Choice(get_args(Speed)),
+    help="A second measure of speed, as a third objective; default: the study's objectives.second_speed.",
+)
+@json_option
+def retime(study: str, profiles: tuple[tuple[Path, float | None], ...], second_speed: Speed | None, as_json: bool) -> None:
+    """Recompute a study's front with other devices' step times, without training.
+
+    Accuracies stay; on a device with less memory the same effective batch accumulates more. With several profiles, or with
+    prices: one front over all devices, and what its most accurate setting takes on each.
+    """
+    from ..search.report.export import json_text
+    from ..search.report.terminal.retime import retimed_document, retimed_parts
+
+    stored = opened(study)
+    if second_speed == stored.spec.objectives.speed:
+        raise click.UsageError(f"--second-speed: expected another measure than the study's own, which is {second_speed}")
+    objectives = stored.spec.objectives.with_second_speed(second_speed)
+    each = _retimed_on(stored, profiles, objectives)
+    priced = any(price is not None for _, price in profiles)
+    console = terminal(as_json)
+    if as_json:
+        click.echo(json_text(retimed_document(stored, each, objectives, together=priced or len(each) > 1)), nl=False)
+        return
+    for part in retimed_parts(stored, each, objectives, console.width, together=priced or len(each) > 1):
+        console.print(part)
+
+
+@main.command(epilog=epilog("bsearch dashboard study.yaml --open\n  bsearch dashboard sqlite:///study.db --port 0"))
+@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
-@click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: if there is a display.")
-def dashboard(study: str, name: str | None, port: int, opens: bool | None) -> None:
+@_open_option
+def dashboard(study: str, port: int, opens: bool) -> None:
     """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
 
     For this machine only, since it has no login. Ctrl-C stops it. docs/dashboard.md explains its pages, and how to view it
     from another machine.
     """
     from ..search.report.dashboard import dashboard_server
-    from ..search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name)
+    stored = opened(study)
     with dashboard_server(stored, port) as (address, serve), suppress(KeyboardInterrupt):
         click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C stops it)")
         click.echo(f"summary: {address}/note")
         if "SSH_CONNECTION" in os.environ:
             own = address.split(":")[2].split("/")[0]
             click.echo(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
-        if _has_screen() if opens is None else opens:
+        if opens:
             # Some browsers run in the terminal until they are closed.
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         serve()
-
-
-def _has_screen() -> bool:
-    """Whether a browser opened here would be seen."""
-    display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    return sys.stdout.isatty() and display and "SSH_CONNECTION" not in os.environ

@@ -1,9 +1,10 @@
-"""Commands that train: a study, its check, a point of its front; and the first files of a new one."""
+"""Commands that train: a study, and a point of its front; and the first files of a new one."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..search.store.url import shown_url
+from ..spaces.boundary.storage import storage_of
 from ..spaces.deadline import checked_deadline, duration_of
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here, shell_word
@@ -22,13 +24,16 @@ from ..spaces.study.spec import StudySpec
 from .ask import OLD_RUNS, files_of_runs, source_options
 from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
-    choice_options,
+    batches_option,
     json_option,
-    name_option,
+    keep_option,
+    named,
+    out_option,
+    pick_option,
+    serial_option,
     set_option,
-    storage_option,
-    study_in,
     study_of_task,
+    until_option,
     with_settings,
 )
 from .results import print_front
@@ -38,62 +43,53 @@ if TYPE_CHECKING:
     from ..search.run.study_run import StudyRun
 
 
-@main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batch 16:4096 --rate 1e-3:1 --trials 20"))
-@click.argument("study", shell_complete=study_files)
-@click.option("--batch", metavar="LOW:HIGH", help="Effective batch, if STUDY is a task.")
+@main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"))
+@click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
+@batches_option("LOW:HIGH, if STUDY is a task.")
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
-@click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, if STUDY is a task; default: 5.")
-@click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, if STUDY is a task; default: sqrt.")
 @set_option
-@click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
 @click.option("--within", metavar="DURATION", help="The same, counted from the first run with this deadline: 2h, 90m.")
 @click.option("--spend", type=click.FloatRange(min=0, min_open=True), help="The same, for this amount at devices.prices.")
-@click.option("--until", type=float, metavar="VALUE", help="Stop as soon as the metric reaches this, and keep the model.")
-@click.option("--keep", metavar="FOLDER", help="Folder for that model; default: results/STUDY/model.")
+@until_option("then the study stops, and keeps the model.")
+@keep_option("results/STUDY/model, with a deadline or --until")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option(
     "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
 )
-@click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
+@serial_option("trials one after the other, in this process.")
+@out_option("a folder for front.csv, front.json and front.png; default: results/STUDY.")
 @click.option(
     "--metrics", metavar="HOST:PORT", help="Serve numbers for Prometheus there while it runs, such as 127.0.0.1:9100."
 )
-@storage_option
 @json_option
 @click.pass_context
 def run(
     ctx: click.Context,
     study: str,
-    batch: str | None,
+    batches: str | None,
     rate: str | None,
-    epochs: str | None,
-    rule: str | None,
     settings: tuple[str, ...],
-    name: str | None,
     trials: int | None,
     by: str | None,
     within: str | None,
     spend: float | None,
     until: float | None,
-    keep: str | None,
+    keep: Path | None,
     new: bool,
     same_experiment: bool,
     serial: bool,
     out: Path | None,
     metrics: str | None,
-    storage: str | None,
     as_json: bool,
 ) -> None:
     """Run the study in STUDY, or resume it, and print its front.
 
-    STUDY is a study file, or a task as module:name or path/file.py:name with --batch and --rate.
+    STUDY is a study file, or a task as module:name or path/file.py:name with --batches and --rate.
     The same command again resumes the study.
     """
-    options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
-    file, spec = _study(study, options, trials, storage, settings)
+    file, spec = _study(study, batches, rate, trials, settings)
     spec = _with_deadline(spec, by, within, spend, until, keep)
     out = out and out.absolute()  # a task may change the working directory
     console = terminal(as_json)
@@ -106,16 +102,16 @@ def run(
 
 
 def _study(
-    study: str, options: dict[str, str | None], trials: int | None, storage: str | None, settings: tuple[str, ...]
+    study: str, batches: str | None, rate: str | None, trials: int | None, settings: tuple[str, ...]
 ) -> tuple[Path | None, StudySpec]:
     """The study that a file or the options describe."""
-    given = [key for key, value in options.items() if value is not None]
+    storage = storage_of(os.environ)
     if ":" in study and not os.path.lexists(study):
-        spec = _study_of_options(study, options, storage, settings)
-        file = None
+        file, spec = None, _study_of_options(study, batches, rate, storage, settings)
     else:
-        if given:
-            raise click.UsageError(f"--{given[0]} is for a task; a study file has its own setting. Edit {study}.")
+        for option, value in (("--batches", batches), ("--rate", rate)):
+            if value is not None:
+                raise click.UsageError(f"{option} is for a task; a study file has its own setting. Edit {study}.")
         file = Path(study)
         spec = with_settings(read_study(file, storage=storage), settings)
     if trials is not None:
@@ -124,7 +120,7 @@ def _study(
 
 
 def _with_deadline(
-    spec: StudySpec, by: str | None, within: str | None, spend: float | None, until: float | None, keep: str | None
+    spec: StudySpec, by: str | None, within: str | None, spend: float | None, until: float | None, keep: Path | None
 ) -> StudySpec:
     """The study with what the options say of its end."""
     if by is not None and within is not None:
@@ -140,7 +136,7 @@ def _with_deadline(
         if (duration_of(text) is not None) != is_length:
             other = "--by" if is_length else "--within"
             raise click.UsageError(f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}.")
-    folder = None if keep is None else str(Path(keep).absolute())
+    folder = None if keep is None else str(keep.absolute())
     if spend is not None and folder is None and spec.budget.keep is None:
         folder = str(_results(spec, spec.study) / "model")
     budget = {"by": by or within, "cost": spend, "until": until, "keep": folder}
@@ -148,21 +144,18 @@ def _with_deadline(
     return spec.changed({"budget": given}) if given else spec
 
 
-def _study_of_options(task: str, options: dict[str, str | None], storage: str | None, settings: tuple[str, ...]) -> StudySpec:
-    if options["batch"] is None or options["rate"] is None:
-        raise click.UsageError("a task needs --batch LOW:HIGH and --rate LOW:HIGH, such as --batch 16:4096 --rate 1e-3:1")
-    rate, _, at_batch = options["rate"].partition("@")
-    space: dict[str, Any] = {"effective_batch": _span("--batch", options["batch"]), "reference_rate": _span("--rate", rate)}
+def _study_of_options(
+    task: str, batches: str | None, rate: str | None, storage: str | None, settings: tuple[str, ...]
+) -> StudySpec:
+    if batches is None or rate is None:
+        raise click.UsageError("a task needs --batches LOW:HIGH and --rate LOW:HIGH, such as --batches 16:4096 --rate 1e-3:1")
+    rate, _, at_batch = rate.partition("@")
+    space: dict[str, Any] = {"effective_batch": _span("--batches", batches), "reference_rate": _span("--rate", rate)}
     if at_batch:
         reference = space["reference_rate"]
         reference = reference if isinstance(reference, dict) else {"value": reference}
         space["reference_rate"] = reference | {"at_batch": _number("--rate", at_batch)}
-    if options["epochs"]:
-        space["epochs"] = _span("--epochs", options["epochs"])
-    if options["rule"]:
-        space["rule"] = options["rule"].split(",")
-    name = options["name"] or task.rpartition(":")[2].lower()
-    return study_of_task(name, task, space, settings, storage)
+    return study_of_task(task.rpartition(":")[2].lower(), task, space, settings, storage)
 
 
 def _span(option: str, text: str) -> Any:
@@ -205,17 +198,11 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from ..search.report.page.draw import picture
     from ..search.report.page.figures import front_figure
     from ..search.report.page.study_data import StudyData
-    from ..search.report.sentences import outcome_counts
-    from ..search.report.terminal.deadline import model_lines
-    from ..search.run.study_run import gain_sentence
-    from ..spaces.readable import UNLIMITED, count, seconds
-    from ..spaces.record import counted
 
     stored = result.study
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
     document |= {"model": None if result.model is None else str(result.model)} if spec.budget.keeps_model else {}
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
-    done = counted(stored.records)
     console.print()
     if stored.front.trials:
         print_front(stored, sum(record.counts > 0 for record in stored.records), console)
@@ -223,34 +210,13 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
         console.print(f"{stored.name} has no finished trial yet, so there is no front.")
-    others = outcome_counts(record for record in stored.records if record.outcome != "complete")
-    if others:
-        console.print(f"Other trials: {others}")
-    again = f"bsearch run {shell_word(study)}" if study.suffix in (".yaml", ".yml") else "the same command again"
-    if result.failure:
-        console.print(f"The study stopped: {result.failure}")
-        failed = [record for record in stored.records if record.outcome == "error"]
-        if failed:
-            console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
-    elif result.stopped:
-        lower = result.stopped.startswith("budget.min_gain")
-        more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
-        if spec.budget.keeps_model:
-            more, again = "", f"{again} with another deadline or target"
-        after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
-        console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
-    elif done < spec.budget.trials != UNLIMITED:
-        console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
-    if result.gain is not None and not result.stopped.startswith("budget.min_gain"):
-        sentence = gain_sentence(result.gain)
-        console.print(f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high).")
-    for line in model_lines(result):
-        console.print(line)
+    for sentence in _end_sentences(result, spec, study):
+        console.print(sentence)
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",
         f"bsearch show {shown} --all": "every trial",
-        f"bsearch train {shown} --within 1%": "train the fastest point within 1% of the best, and keep the model",
+        f"bsearch train {shown} --pick within:1%": "train the fastest point within 1% of the best, and keep the model",
         f"bsearch export {shown} --to hf": "that point's settings for a trainer",
         f"bsearch dashboard {shown}": "in the browser",
     }
@@ -261,45 +227,51 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         click.echo(json_text(document), nl=False)
 
 
+def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterator[str]:
+    """How a run ended, and what resumes it."""
+    from ..search.report.terminal.deadline import model_lines
+    from ..search.report.terminal.tables import outcome_counts
+    from ..search.run.study_run import gain_sentence
+    from ..spaces.readable import UNLIMITED, count, seconds
+    from ..spaces.record import counted
+
+    records = result.study.records
+    done = counted(records)
+    if others := outcome_counts(record for record in records if record.outcome != "complete"):
+        yield f"Other trials: {others}"
+    again = f"bsearch run {shell_word(study)}" if study.suffix in (".yaml", ".yml") else "the same command again"
+    if result.failure:
+        yield f"The study stopped: {result.failure}"
+        failed = [record for record in records if record.outcome == "error"]
+        if failed:
+            yield f"`bsearch show {_shown(study, spec)} --pick {failed[-1].number}` shows its traceback."
+    elif result.stopped:
+        lower = result.stopped.startswith("budget.min_gain")
+        more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
+        if spec.budget.keeps_model:
+            more, again = "", f"{again} with another deadline or target"
+        after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
+        yield f"Stopped{after}: {result.stopped}. To resume: {more}{again}"
+    elif done < spec.budget.trials != UNLIMITED:
+        yield f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}"
+    if result.gain is not None and not result.stopped.startswith("budget.min_gain"):
+        sentence = gain_sentence(result.gain)
+        yield f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high)."
+    yield from model_lines(result)
+
+
 def _shown(study: Path, spec: StudySpec) -> str:
     """The study as an argument for other commands."""
     return shell_word(study if study.suffix in (".yaml", ".yml") else shown_url(spec.storage or ""))
 
 
-@main.command(epilog=epilog("bsearch check study.yaml"))
-@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
-@click.option("--by", metavar="TIME", help="Forecast with this deadline, as for `bsearch run`.")
-@click.option("--within", metavar="DURATION", help="The same, counted from now.")
-@set_option
-@json_option
-def check(study: Path, by: str | None, within: str | None, settings: tuple[str, ...], as_json: bool) -> None:
-    """Validate the study in STUDY and forecast it: a few timed steps, no training.
-
-    Prints how a few batch sizes would be trained, the fastest and slowest trial, the duration of the study,
-    the range of training times on the front, and advice.
-    """
-    spec = _with_deadline(study_in(study, settings), by, within, None, None, None)
-    from ..search.preview.check import check_study
-    from ..search.report.terminal.forecast import check_document, forecast_parts
-
-    console = terminal(as_json)
-    with located_faults(study), documents_only(as_json):
-        checked = check_study(spec)
-    if as_json:
-        click.echo(json.dumps(check_document(spec.study, checked), indent=2))
-        return
-    for part in forecast_parts(shell_word(study), spec, checked):
-        console.print(part)
-
-
 @main.command(
     epilog=epilog(
-        "bsearch train study.yaml --within 1% --out model\n  bsearch train study.yaml --trial best --epochs 50 --seeds 3"
+        "bsearch train study.yaml --pick within:1% --keep model\n  bsearch train study.yaml --pick best --epochs 50 --seeds 3"
     )
 )
-@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@name_option
-@choice_options()
+@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
+@pick_option("; default: within:1%")
 @click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="Epochs to train for; default: the trial's.")
 @click.option(
     "--seeds",
@@ -308,21 +280,20 @@ def check(study: Path, by: str | None, within: str | None, settings: tuple[str, 
     show_default=True,
     help="Number of seeds: 1 uses the trial's own seed, more use new seeds.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write; default: results/STUDY/trial-N.")
-@click.option("--serial", is_flag=True, help="Train in this process, without Ray.")
+@keep_option("results/STUDY/trial-N")
+@serial_option("train in this process.")
 @json_option
 @click.pass_context
 def train(
     ctx: click.Context,
     /,
     study: str,
-    name: str | None,
+    pick: dict[str, Any] | None,
     epochs: float | None,
     seeds: int,
-    out: Path | None,
+    keep: Path | None,
     serial: bool,
     as_json: bool,
-    **choice: Any,
 ) -> None:
     """Train a point of the front with the study's own task, and keep the model.
 
@@ -333,10 +304,10 @@ def train(
     from ..search.analysis.choice import Choice
     from ..search.report.terminal.train import result_lines, train_document
 
-    opened, console = Study.open(study, name), terminal(as_json)
-    how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": out, "serial": serial, "say": console.print}
+    study_opened, console = Study.open(*named(study)), terminal(as_json)
+    how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": keep, "serial": serial, "say": console.print}
     with documents_only(as_json):
-        stored, record, trainings = train_point(opened, Choice(**choice), **how)
+        stored, record, trainings = train_point(study_opened, Choice(**(pick or {})), **how)
     for line in result_lines(record, trainings):
         console.print(line)
     if as_json:
@@ -350,9 +321,7 @@ def train(
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.option("--from", "source", metavar="SOURCE", help="Make study.yaml of runs that you have, as `bsearch ask` reads them.")
 @source_options
-def init(
-    folder: Path, source: str | None, mapped: tuple[str, ...], metric: str | None, minimize: bool | None, same: bool
-) -> None:
+def init(folder: Path, source: str | None, mapped: tuple[str, ...], metric: str | None) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit.
 
     With --from: the space, the scaling rule, your best setting and what to expect are those of your runs, and the search learns
@@ -367,7 +336,7 @@ def init(
             f"{folder}: already contains {' and '.join(existing)}; nothing was written. Choose another folder."
         )
     starter = {name: resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8") for name in names}
-    written = {} if source is None else files_of_runs(source, mapped, metric, minimize, same)
+    written = {} if source is None else files_of_runs(source, mapped, metric)
     for name, content in {**starter, **written}.items():
         click.echo(f"wrote {write_file(folder / name, content)}")
     if written:

@@ -1,7 +1,7 @@
 """Learning-rate rules: how the optimizer's settings scale with the batch, kappa = B / reference_batch.
 
 Every rule is a plain function that returns the reference settings at kappa = 1. To add one, write the
-function and add it to `RATE_RULES`. `bsearch rules` prints the `Formula:` and `Source:` lines of the docstrings.
+function and add it to `RATE_RULES`. docs/reference/rules.md shows the `Formula:` and `Source:` lines of the docstrings.
 """
 
 from __future__ import annotations

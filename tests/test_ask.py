@@ -106,7 +106,7 @@ def test_one_batch_or_one_rate_alone_says_why_it_is_silent(column: str, tmp_path
 @pytest.mark.slow
 def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
     path, database = written(tmp_path / "runs.csv", 40), tmp_path / "old.db"
-    done = typed("import", str(path), "--study", str(database))
+    done = typed("ask", str(path), "--save", str(database))
     assert done.exit_code == 0, done.output
     assert "study runs: 40 runs" in done.output
     url = f"sqlite:///{database}"
@@ -117,8 +117,8 @@ def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
     for row, trial in zip(rows, document["all"], strict=True):
         assert (trial["effective_batch"], trial["learning_rate"]) == (int(row["bs"]), float(row["lr"]))
         assert (trial["val_acc"], trial["train_s"]) == (float(row["val_acc"]), pytest.approx(60 * float(row["runtime (min)"])))
-    assert "exponent 0." in typed("rules", url).output
-    again = typed("import", str(path), "--study", str(database))
+    assert "It grows as the batch to the power of 0." in typed("ask", url).output
+    again = typed("ask", str(path), "--save", str(database))
     assert (again.exit_code, "exists already; name another" in again.output) == (2, True), again.output
     # The study answers as its runs did.
     answer = typed("ask", str(path), "--batch", "300").output
@@ -128,18 +128,11 @@ def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
 def test_nothing_is_written_where_times_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("bs,lr,val_acc\n8,0.1,0.5\n16,0.2,0.6\n")
-    done = typed("import", str(path), "--study", str(tmp_path / "old.db"))
+    done = typed("ask", str(path), "--save", str(tmp_path / "old.db"))
     assert done.exit_code == 2
     assert "expected the seconds of every complete run" in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
     assert "front: unknown: not all runs have their seconds" in typed("ask", str(path)).output
-
-
-@pytest.mark.slow
-def test_a_page_is_written_of_runs(tmp_path: Path) -> None:
-    done = typed("ask", str(written(tmp_path / "runs.csv", 40)), "--report", str(tmp_path / "page.html"))
-    assert done.exit_code == 0, done.output
-    assert "<html" in (tmp_path / "page.html").read_text()[:200]
 
 
 def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +264,7 @@ def test_python_reads_them_too(tmp_path: Path) -> None:
 def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("bs,lr,val_acc,val_f1\n8,0.1,0.5,0.1\n16,0.2,0.6,0.7\n")
-    for words in (("ask", str(path)), ("import", str(path)), ("init", str(tmp_path / "new"), "--from", str(path))):
+    for words in (("ask", str(path)), ("init", str(tmp_path / "new"), "--from", str(path))):
         done = typed(*words)
         assert done.exit_code == 2
         assert "expected one metric, got val_acc, val_f1. Write --metric val_acc or --metric val_f1." in done.output
@@ -302,8 +295,9 @@ def test_all_metrics_are_named_as_they_are_typed_with_the_best_of_their_curves(t
         "'val_gap (highest)'."
     ) in done.output
     unclear = typed("ask", folder, "--metric", "val_gap")
-    assert re.search(r"val_gap +metric +lower or higher is better\?", unclear.output.partition("Write --minimize")[0])
+    assert re.search(r"val_gap +metric +lower or higher is better\?", unclear.output.partition("Write --metric")[0])
     assert typed("ask", folder, "--metric", "val_loss (lowest)").exit_code == 0
+    assert typed("ask", folder, "--metric", "val_gap:minimize").exit_code == 0
     document = typed("ask", folder, "--json")
     assert (document.exit_code, document.stdout) == (2, "")
 

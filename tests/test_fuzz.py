@@ -115,7 +115,13 @@ def _everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """So that no import is taken for what was asked."""
     path = tmp_path_factory.mktemp("first") / "study.yaml"
     path.write_text(TEXTS[0])
-    for arguments in (["check", path], ["run", path, "--serial"], ["show", path], ["plan", "8"], ["bench", "nowhere.py:A"]):
+    for arguments in (
+        ["check", path],
+        ["run", path, "--serial"],
+        ["show", path],
+        ["check", "--schema"],
+        ["profile", "nowhere.py:A", "--batches", "8"],
+    ):
         CliRunner().invoke(main, list(map(str, arguments)))
 
 
@@ -298,7 +304,7 @@ def test_aliases_and_merge_keys_stand_for_what_they_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "/dev/zero", "/dev/stdin", "loop"])
-@pytest.mark.parametrize("command", [["check"], ["run"], ["show"], ["plan", "8", "--profile"]])
+@pytest.mark.parametrize("command", [["check"], ["run"], ["show"], ["ask"]])
 def test_what_is_no_plain_file_is_not_read(tmp_path: Path, what: str, command: list[str]) -> None:
     path = tmp_path / "study.yaml"
     if what == "folder":
@@ -389,16 +395,16 @@ _options |= st.sampled_from(
 
 
 @fuzz(120)
-@given(st.sampled_from(["--batch", "--rate", "--epochs", "--rule", "--name"]), _options)
+@given(st.sampled_from(["--batches", "--rate", "--set", "--trials"]), _options)
 def test_no_option_of_run_ends_in_a_traceback(option: str, value: str) -> None:
-    given_options = {"--batch": "8:16", "--rate": "1e-3:1", option: value}
+    given_options = {"--batches": "8:16", "--rate": "1e-3:1", option: value}
     bsearch("run", "nowhere.py:Mine", "--serial", *(part for pair in given_options.items() for part in pair))
 
 
 @fuzz(80)
-@given(st.sampled_from(["--sizes", "--set", "--repeats"]), _options)
-def test_no_option_of_bench_ends_in_a_traceback(option: str, value: str) -> None:
-    bsearch("bench", "nowhere.py:Mine", option, value)
+@given(st.sampled_from(["--batches", "--set"]), _options)
+def test_no_option_of_profile_ends_in_a_traceback(option: str, value: str) -> None:
+    bsearch("profile", "nowhere.py:Mine", "--batches", "8", option, value)
 
 
 @fuzz(100)

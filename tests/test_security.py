@@ -177,10 +177,10 @@ def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[...
         tables.save_trial("small", replace(trial, facts=trial.facts | hostile))
     with tables.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE bsearch_attempt SET traceback = ?", ("\x1b]0;owned\x07[bold]line",))
-    one = CliRunner().invoke(main, ["show", str(path), "--trial", "1"]).output
+    one = CliRunner().invoke(main, ["show", str(path), "--pick", "1"]).output
     for shown in (r"\x1b[31mred", "[red]", "[/nothing]", "<script>", r"\u009b2J", ":boom:", r"\x1b]0;owned\x07[bold]line"):
         assert shown in one
-    outputs = [CliRunner().invoke(main, ["show", str(path), *more]) for more in ([], ["--all"], ["--trial", "1"], ["--json"])]
+    outputs = [CliRunner().invoke(main, ["show", str(path), *more]) for more in ([], ["--all"], ["--pick", "1"], ["--json"])]
     outputs += [CliRunner().invoke(main, ["export", str(path), "--to", kind]) for kind in ("csv", "json")]
     for result in outputs:
         assert result.exit_code == 0, result.output

@@ -23,15 +23,12 @@ AGENT_PORT = 52365
 HEAVY = {"torch", "ray", "scipy.stats"}
 COMMANDS = {
     "show": ["show", "{study}"],
-    "show a trial": ["show", "{study}", "--trial", "0"],
+    "show a trial": ["show", "{study}", "--pick", "0"],
     "show all": ["show", "{study}", "--all"],
     "export": ["export", "{study}"],
     "export to a trainer": ["export", "{study}", "--to", "pytorch"],
     "report": ["report", "{study}", "--out", "{folder}/report.html"],
-    "rules": ["rules"],
-    "plan": ["plan", "500", "--cap", "200", "--rate", "0.1"],
-    "schema": ["schema"],
-    "completion": ["completion", "bash"],
+    "schema": ["check", "--schema"],
     "jobs": ["jobs", "list", "--launcher", "slurm"],
     "help": ["--help"],
 }

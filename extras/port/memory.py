@@ -56,9 +56,9 @@ def target_of(text: str) -> Target:
             card = card_named(what)
         except StudyFileError as error:
             known = str(error).partition("expected ")[2]
-            raise StudyFileError(Fault("--to", f"expected devices such as '1x 24GiB', or {known}")) from None
+            raise StudyFileError(Fault("--onto", f"expected devices such as '1x 24GiB', or {known}")) from None
     if devices < 1 or card.usable_bytes <= 0:
-        raise StudyFileError(Fault("--to", f"expected at least one device, with more than 500 MiB, got {text!r}"))
+        raise StudyFileError(Fault("--onto", f"expected at least one device, with more than 500 MiB, got {text!r}"))
     return Target(devices, card.name, card.usable_bytes)
 
 

@@ -106,7 +106,7 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
         least = memory.points[0][1]
         raise StudyFileError(
             Fault(
-                "--to",
+                "--onto",
                 f"expected devices that hold one row, which takes {readable_bytes(least)} with activations recomputed; got "
                 f"{target.name}, of which {readable_bytes(memory.limit_bytes)} can be used. Shorten {recipe.key('length')}, or "
                 "train adapters.",
@@ -117,7 +117,7 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
     if plan is None and near is None:
         raise StudyFileError(
             Fault(
-                "--to",
+                "--onto",
                 f"expected at most as many devices as the batch has rows, {before.effective_batch}; got {target.devices}",
             )
         )
@@ -138,13 +138,13 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
         )
     differs, warned = tuple(_differences(recipe, before, written)), tuple(_warnings(recipe, before, written))
     if devices is None and recipe.devices is None:
-        warned = ("the recipe does not state its number of devices: 1 is assumed (set it with --from N)", *warned)
+        warned = ("the recipe does not state its number of devices: 1 is assumed (set it with --written-for N)", *warned)
     return Ported(recipe, target, before, plan, near, memory, differs, warned, known)
 
 
 def _batch_of(recipe: Recipe, devices: int | None) -> BatchPlan:
     if devices is not None and recipe.devices not in (None, devices):
-        raise StudyFileError(Fault("--from", f"expected the recipe's own {recipe.devices} devices, got {devices}"))
+        raise StudyFileError(Fault("--written-for", f"expected the recipe's own {recipe.devices} devices, got {devices}"))
     count = devices or recipe.devices or 1
     micro_batch = recipe.count("micro_batch", 1)
     total = recipe.count("total_batch", 0)

@@ -1,7 +1,7 @@
 """Sends a study's trials to trackers: once, or while it runs, from a separate process that trials never wait for.
 
 That process only reads the database. What a tracker that was down has missed is sent later: by the same process, by the next
-run, or by `bsearch track`.
+run, or by `bsearch export --to`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Tracked:
         if not self.left:
             return f"{self.to}: {self.trials} trials in {self.where}"
         because = f" ({self.error})" if self.error else ""
-        return f"{self.to}: {self.left} of {self.trials + self.left} trials not sent{because}. `bsearch track` sends them."
+        return (
+            f"{self.to}: {self.left} of {self.trials + self.left} trials not sent{because}. `bsearch export --to {self.to}` "
+            "sends them."
+        )
 
 
 class _Telling:
@@ -202,14 +205,14 @@ def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return [f"tracking: some trials were not sent within {_LAST_S:.0f} s; `bsearch track` sends the rest"]
+        return [f"tracking: some trials were not sent within {_LAST_S:.0f} s; `bsearch export --to` sends the rest"]
     with contextlib.suppress(ValueError, KeyError, TypeError):
         document = json.loads(output.splitlines()[-1]) if output.strip() else {}
         if "tracked" in document:
             return [Tracked(**status) for status in document["tracked"]]
         if "error" in document:
             return [str(document["error"])]
-    return ["tracking: the tracking process exited without a report; `bsearch track` sends what is missing"]
+    return ["tracking: the tracking process exited without a report; `bsearch export --to` sends what is missing"]
 
 
 def main() -> None:

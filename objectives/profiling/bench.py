@@ -1,4 +1,4 @@
-"""What `bsearch bench` measures besides time: the input shape, the device's parallelism, and memory by micro-batch."""
+"""What `bsearch profile --batches` measures besides time: input shape, the device's parallelism, memory by micro-batch."""
 
 from __future__ import annotations
 

@@ -111,7 +111,8 @@ def read_profile(path: Path, *, timed: bool = True) -> KnownDevice:
     profiles = tuple((entry.parameters, entry.profile) for entry in document.profiles)
     if not profiles or (timed and not all(profile.step_times for _, profile in profiles)):
         raise StudyFileError(
-            f"{path}: expected step times, got none. Write bsearch profile STUDY --seconds 30 --out {path} on the device."
+            f"{path}: expected step times, got none. Write bsearch profile STUDY --out {path} on the "
+            "device, with budget.profile_s above 0."
         )
     return KnownDevice(document.device, document.task, document.training, profiles)
 
@@ -166,13 +167,13 @@ def retimed(
     if price is None:
         price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
     if price is None and "cost" in objectives.speeds:
-        raise StudyFileError(f"retime: expected a price for {device.name}, since the front is of costs. Write --price.")
+        raise StudyFileError(f"retime: expected a price for {device.name}, since the front is of costs. Write FILE@PRICE.")
     if "energy_j" in objectives.speeds and any(
         law.power is None for _, profile in device.profiles for law in profile.all_step_times
     ):
         raise StudyFileError(
             f"retime: expected a profile of {device.name} with its power, since the front is of energy. Run bsearch profile "
-            "STUDY --energy --out FILE there."
+            "STUDY --set objectives.second_speed=energy_j --out FILE there."
         )
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(

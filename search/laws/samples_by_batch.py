@@ -99,7 +99,7 @@ def study_samples(
     if not faults:
         low, high = space[BATCH].low, space[BATCH].high  # type: ignore[attr-defined]
         faults += [
-            Fault("--at", f"expected a batch in the study's range, {low} to {high}; got {batch}")
+            Fault("--batch", f"expected a batch in the study's range, {low} to {high}; got {batch}")
             for batch in batches
             if not low <= batch <= high
         ]

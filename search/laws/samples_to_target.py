@@ -81,10 +81,6 @@ class BatchLaw:
     growth: Array
     spread: Array
 
-    def floor(self, group: str | None = None) -> Estimate:
-        """The number of samples however small the batch."""
-        return Estimate.of(np.exp(self.levels[group]))
-
     def critical_batch(self) -> Estimate:
         """The batch that needs twice as many samples as the smallest."""
         return Estimate.of(self.knee * (2.0 ** (self.sharpness / self.growth) - 1) ** (1 / self.sharpness))

@@ -1,4 +1,4 @@
-"""Running `bsearch bench`: the sizes become plans, the plans are timed round by round."""
+"""Running `bsearch profile --batches`: the sizes become plans, the plans are timed round by round."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from ...spaces.profile_request import profile_request
 from ...spaces.study.spec import StudySpec
 from ..run.serial import SerialRunner
 
+# Rounds that count, after one for warm-up; each times every size.
+ROUNDS = 8
 
-def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Callable[[str], None]) -> dict[str, Any]:
-    """Time the sizes, and those that the rule suggests among them; the document of `bsearch bench`.
+
+def run_bench(spec: StudySpec, sizes: Sequence[int], notify: Callable[[str], None]) -> dict[str, Any]:
+    """Time the sizes, and those that the rule suggests among them; the document of `bsearch profile --batches`.
 
     Args:
         sizes: effective batches, ascending.
-        repeats: rounds that count, after one for warm-up.
         notify: gets progress messages.
 
     Raises:
@@ -53,12 +55,38 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Calla
         raise StudyFileError(f"sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
     facts = bench_facts(probe)
     suggested = some_suggestions(facts, sizes)
-    beside = [
-        near
-        for suggestion in suggested
-        for near in (suggestion - 1, suggestion, suggestion + 1)
-        if near <= profile.training_set
-    ]
+    plans, left_out = _plans(spec, profile, sizes, suggested)
+    with user_code_errors(spec.task, f"measuring the memory of batches of up to {max(plans)}"):
+        peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
+    del probe
+    setup = replace(
+        request.setup,
+        plan=next(iter(plans.values())),
+        smallest_micro_batch=profile.smallest_micro_batch,
+        memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
+    )
+    rounds: list[Round] = []
+    release_memory(profile.kind)  # ranks have this process's device among theirs
+    timed = timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)
+    with user_code_errors(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
+        for seen in islice(timing, ROUNDS + 1):
+            rounds.append(seen)
+            notify(f"timing {len(plans)} sizes: round {len(rounds)} of {ROUNDS + 1}")
+    about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
+    return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)
+
+
+def _plans(
+    spec: StudySpec, profile: DeviceProfile, sizes: Sequence[int], suggested: Sequence[int]
+) -> tuple[dict[int, BatchPlan], list[str]]:
+    """The plans of the sizes, and of the suggestions with their neighbours; and why some have none.
+
+    Raises:
+        StudyFileError: none has one.
+    """
+    assert profile.training_set is not None
+    devices = max(spec.devices.counts)
+    beside = {near for size in suggested for near in (size - 1, size, size + 1) if near <= profile.training_set}
     limits: dict[str, Any] = {
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
@@ -74,24 +102,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Calla
             left_out.append(f"{size} is left out: {error}")
     if not plans:
         raise StudyFileError(f"sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
-    with user_code_errors(spec.task, f"measuring the memory of batches of up to {max(plans)}"):
-        peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
-    del probe
-    setup = replace(
-        request.setup,
-        plan=next(iter(plans.values())),
-        smallest_micro_batch=profile.smallest_micro_batch,
-        memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
-    )
-    rounds: list[Round] = []
-    release_memory(profile.kind)  # ranks have this process's device among theirs
-    timed = timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)
-    with user_code_errors(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
-        for seen in islice(timing, repeats + 1):
-            rounds.append(seen)
-            notify(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
-    about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
-    return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)
+    return plans, left_out
 
 
 # MobileNetV3-large on CIFAR-10 at 224 pixels, V100, mixed precision, minutes of 10 epochs, one run each.
@@ -216,7 +227,7 @@ def bench_document(
     suggested: Sequence[int],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The JSON document of `bsearch bench`.
+    """The JSON document of `bsearch profile --batches`.
 
     Args:
         plans: by size, in the order of the rounds' figures.
@@ -225,20 +236,18 @@ def bench_document(
         rounds: those that count, without the warm-up round.
     """
     assert profile.training_set is not None and profile.validation_set is not None
-    rows, per_sample_s = [], {}
     comparable = tuple(facts.image or ()) == PUBLISHED_IMAGE
+    rows, per_sample_s = [], {}
     for index, (size, plan) in enumerate(plans.items()):
         steps = [timed_round.steps[index][0] for timed_round in rounds]
-        inference = [timed_round.evaluations[index] * profile.validation_set for timed_round in rounds]
-        epochs = [step_s * profile.training_set / size for step_s in steps]
         per_sample_s[size] = [step_s / size for step_s in steps]
         rows.append(
             {
                 "size": size,
                 "micro_batch": plan.largest_micro_batch,
                 "accumulation": plan.accumulation,
-                "epoch_s": _mean_and_std(epochs),
-                "inference_s": _mean_and_std(inference),
+                "epoch_s": _mean_and_std([step_s * profile.training_set / size for step_s in steps]),
+                "inference_s": _mean_and_std([each.evaluations[index] * profile.validation_set for each in rounds]),
                 "samples_per_s": _mean_and_std([size / step_s for step_s in steps]),
                 "peak_bytes": peaks.get(plan.largest_micro_batch),
                 "published_minutes": PUBLISHED.get(plan.devices, {}).get(size) if comparable else None,
@@ -246,12 +255,7 @@ def bench_document(
             }
         )
     near = neighbours({*asked} & {*plans})
-    beside = [
-        (suggestion, other)
-        for suggestion in suggested
-        for other in (suggestion - 1, suggestion + 1)
-        if {suggestion, other} <= {*plans}
-    ]
+    beside = [(size, other) for size in suggested for other in (size - 1, size + 1) if {size, other} <= {*plans}]
     compared = differences(per_sample_s, near + beside)
     return {
         **about,

@@ -28,7 +28,7 @@ from .forecast import Forecast, forecast
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
-# Seconds that `profile` spends on measuring memory by default.
+# Seconds that `profile` spends on measuring memory, at most.
 _MEMORY_S = 5.0
 # Complete trials of an earlier study, at least, from which the overhead around training is estimated.
 _ENOUGH = 3
@@ -122,42 +122,36 @@ def _span(started_at: str, ended_at: str, trial: TrialRecord) -> Span:
     return Span(started, ended, known_s, facts.measured_train_s or 0.0, share=1.0, counts=True)
 
 
-def profile_study(
-    spec: StudySpec,
-    seconds: float | None = None,
-    card: Card | None = None,
-    *,
-    energy: bool = False,
-) -> ProfiledStudy:
-    """Predict memory and step time on this machine, and measure what the time allows; or predict memory on another card.
+def profile_study(spec: StudySpec, card: Card | None = None) -> ProfiledStudy:
+    """Predict memory and step time on this machine, and measure for `budget.profile_s`; or predict memory on another card.
 
     Args:
         card: not here; then nothing is measured, and step times are not known.
-        seconds: for real steps; None: as `budget.profile_s` says for speed, and 5 for memory.
-        energy: measure the device's power too, as where energy is an objective.
 
     Raises:
-        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or its power cannot be measured.
+        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or the energy that its objectives name cannot be
+            measured.
     """
+    task = study_identity(spec, task_code_hash(spec.task))["task"]
     if card is not None:
         key = cost_keys(spec)[0]
         known, memory = profile_like(spec.task, profile_request(spec, "cpu", key), card)
-        return ProfiledStudy(study_identity(spec, task_code_hash(spec.task))["task"], {key: known}, memory)
-    timing_s = float(spec.budget.profile_s) if seconds is None else seconds
+        return ProfiledStudy(task, {key: known}, memory)
+    timing_s = float(spec.budget.profile_s)
     runner = SerialRunner(spec.devices)
-    profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True, energy=energy)
-    if energy and (why := next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")):
-        raise ProfilingError(f"--energy: expected a device whose energy can be read; {why}")
+    profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True)
+    unread = next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")
+    if unread and "energy_j" in spec.objectives.speeds:
+        raise ProfilingError(f"energy_j: expected a device whose energy can be read; {unread}")
     request, profile = next(iter(profiled.values()))
-    rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
-    task = study_identity(spec, task_code_hash(spec.task))["task"]
+    rows = memory_rows(spec.task, request, profile, min(_MEMORY_S, timing_s))
     return ProfiledStudy(task, {key: measured for key, (_, measured) in profiled.items()}, rows)
 
 
 def _profiles(
-    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False, energy: bool = False
+    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False
 ) -> dict[CostKey, tuple[ProfileRequest, DeviceProfile]]:
     """The request and the profile of every combination of parameters that change cost."""
     requests = {key: profile_request(spec, runner.device, key, traces=traces) for key in cost_keys(spec)}
-    requests = {key: replace(request, timing_s=timing_s, energy=energy or request.energy) for key, request in requests.items()}
+    requests = {key: replace(request, timing_s=timing_s) for key, request in requests.items()}
     return {key: (request, runner.profile(spec.task, request)) for key, request in requests.items()}

@@ -1,4 +1,4 @@
-"""The checks of `bsearch doctor` on this machine: one function per common problem, each with advice."""
+"""What `bsearch check` examines on this machine: one function per common problem, each with advice."""
 
 from __future__ import annotations
 
@@ -403,6 +403,6 @@ def finding_line(finding: Finding) -> Text:
 
 
 def doctor_document(findings: Sequence[Finding]) -> Mapping[str, Any]:
-    """The JSON document of `bsearch doctor --json`."""
+    """The JSON document of a check of the machine."""
     counts = {state: sum(finding.state == state for finding in findings) for state in ("ok", "warning", "problem")}
     return {"counts": counts, "findings": [finding.to_dict() for finding in findings]}

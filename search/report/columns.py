@@ -60,7 +60,7 @@ def front_columns(
     trials = front.trials if members is None else members
     columns = _results(front, trials)
     repeated = any(trial.interval is not None for trial in trials)
-    # Columns of confidence replace those that `show --trial` shows as well, so that lines fit a terminal.
+    # Columns of confidence replace those that `show --pick` shows as well, so that lines fit a terminal.
     if repeated:
         columns += [
             _column("+/-", trials, lambda trial: f"{trial.half_interval or 0.0:.2g}"),

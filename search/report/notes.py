@@ -85,13 +85,13 @@ def _study_parts(
 ) -> Iterator[str]:
     yield f"## {escaped(name)}: {out_of(done, spec.budget.trials, ' of ')} trials, {len(front.trials)} on the front"
     following = {
-        f"bsearch show {study} --trial N": "a trial with its learning curve and traceback",
+        f"bsearch show {study} --pick N": "a trial with its learning curve and traceback",
         f"bsearch report {study}": "everything on one page",
     }
     if best := best_sentence(front):
         yield _front_table(front, page)
         yield "\n".join(f"- {escaped(sentence)}" for sentence in [best, *summary])
-        choice = "--trial knee" if front.knee is not None else "--within 1%"
+        choice = "--pick knee" if front.knee is not None else "--pick within:1%"
         to_export = "the settings of a point of the front, for a trainer"
         following = {f"bsearch export {study} --to hf {choice}": to_export, **following}
     else:
@@ -138,7 +138,7 @@ def trial_note(record: TrialRecord, front: ParetoFront, *, study: str, traceback
         differs = f"{record.facts.train_s_error or 0.0:+.0%}"
         lines.append(f"Measured training time differs by {differs} from the predicted time: {delay_words([record.facts])}.")
     if record.number in [trial.number for trial in front.trials]:
-        lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")
+        lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --pick {record.number}')}")
     note = "  \n".join(lines)
     if traceback:
         shown = traceback if len(traceback) <= _TRACEBACK_CHARACTERS else "...\n" + traceback[-_TRACEBACK_CHARACTERS:]

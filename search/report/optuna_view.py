@@ -48,7 +48,7 @@ class OptunaView:
 
     def __init__(self, url: str, name: str, spec: StudySpec, to: str | None = None) -> None:
         self._name, self._spec = name, spec
-        self._study = f"{shell_word(shown_url(url))} --name {name}"  # as commands name it
+        self._study = shell_word(f"{shown_url(url)}#{name}")  # as commands name it
         self._tables = Tables(url, create=False)
         self._copy = OptunaDatabase(to or url, name, spec.objectives, SearchSpace.of(spec.domains()))
         self._front: ParetoFront | None = None  # as of the last update

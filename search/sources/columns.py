@@ -335,7 +335,7 @@ def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]
         return told.pop()  # type: ignore[return-value]
     if (known := direction_of(metric)) is not None:
         return known
-    message = f"expected to know whether a lower {cut(metric, 60)} is better. Write --minimize or --maximize."
+    message = f"expected to know whether a lower {cut(metric, 60)} is better. Write --metric NAME:minimize or NAME:maximize."
     raise UnclearColumnsError(where, "direction", ("minimize", "maximize"), message, columns)
 
 

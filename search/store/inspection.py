@@ -1,4 +1,4 @@
-"""The state of a database, read without changing it; `bsearch doctor` reports it."""
+"""The state of a database, read without changing it; `bsearch check --machine` reports it."""
 
 from __future__ import annotations
 

@@ -169,5 +169,5 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
         )
     if base is None and len({row.base_name for row in rows}) > 1:
         names = ", ".join(row.name for row in rows)
-        raise StudyFileError(f"storage {shown_url(url)}: holds several studies, so give a name: {names}")
+        raise StudyFileError(f"storage {shown_url(url)}: holds several studies, so give a name, as URL#NAME: {names}")
     return url, next((row for row in rows if row.name == name), rows[-1])

@@ -226,7 +226,7 @@ class Devices(Section):
             fewer = of_ray is not None and of_ray < gpus
             return "gpu", f"Trials run on {_gpus(of_ray or gpus)}{f', of {gpus} that torch can use' * fewer}."
         if self.kind == "gpu":
-            message = f"expected a GPU that trials can use; {counts}. `bsearch doctor` says more; or write kind: cpu or auto."
+            message = f"expected a GPU that trials can use; {counts}. `bsearch check` says more; or write kind: cpu or auto."
             raise StudyFileError(Fault("devices.kind", message))
         return "cpu", f"Trials run on the CPU: {counts}."
 

@@ -74,14 +74,17 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     )
 
 
-def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], kube: Path, tmp_path: Path) -> None:
+def test_jobs_show_how_far_their_studies_are(
+    study_file: Callable[..., Path], kube: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = study_file(submit=SETTINGS, storage="sqlite:////data/small.db")
     id = bsearch("submit", path).stdout.splitlines()[0].removeprefix("submitted study small to kuberay as job ")
     tell(kube, id, "", jobDeploymentStatus="Running", jobStatus="RUNNING")
-    where = ["--launcher", "kuberay", "--storage", f"sqlite:///{tmp_path}/here.db"]
+    where = ["--launcher", "kuberay"]
+    monkeypatch.setenv("BSEARCH_STORAGE", f"sqlite:///{tmp_path}/here.db")
     before = bsearch("jobs", "status", *where)
     assert (before.exit_code, "trials" in before.output) == (0, False)  # the job has not begun
-    run = ["run", study_file(task=f"{TASKS}:Points", budget={"trials": 3}), "--serial", "--storage", where[-1]]
+    run = ["run", study_file(task=f"{TASKS}:Points", budget={"trials": 3}), "--serial"]
     assert bsearch(*run).exit_code == 0
     (listed,) = json.loads(bsearch("jobs", "status", *where, "--json").stdout)
     facts = listed["progress"]
@@ -90,7 +93,8 @@ def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], ku
     assert "  3/3     accuracy " in bsearch("jobs", "status", *where).output
     assert "\n3 of 3 trials are done, the best accuracy is " in bsearch("jobs", "status", id, *where).output
     # A database that cannot be reached is said, and does not hide the jobs.
-    closed = bsearch("jobs", "status", "--launcher", "kuberay", "--storage", "postgresql+psycopg://127.0.0.1:9/none")
+    monkeypatch.setenv("BSEARCH_STORAGE", "postgresql+psycopg://127.0.0.1:9/none")
+    closed = bsearch("jobs", "status", "--launcher", "kuberay")
     assert closed.exit_code == 0
     assert f"{id}  small  running" in closed.output
     assert "progress is unknown: " in closed.output

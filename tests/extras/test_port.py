@@ -164,7 +164,7 @@ def test_the_batch_stays_wherever_devices_can_share_it(devices: int, micro_batch
 )
 def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], part: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(json.dumps({**json.loads((RECIPES / "training_args.json").read_text()), **change}))
-    result = CliRunner().invoke(main, ["port", str(tmp_path / "recipe.json"), "--to", "1x 24GiB"])
+    result = CliRunner().invoke(main, ["port", str(tmp_path / "recipe.json"), "--onto", "1x 24GiB"])
     assert result.exit_code == 2
     assert part in result.output
     assert next(iter(change)) in result.output
@@ -237,20 +237,20 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
     (tmp_path / "recipe.sh").write_text(text)
     for name in ("recipe.yaml", "recipe.sh", "missing.yaml"):
-        result = CliRunner().invoke(main, ["port", str(tmp_path / name), "--to", "1x 24GiB"])
+        result = CliRunner().invoke(main, ["port", str(tmp_path / name), "--onto", "1x 24GiB"])
         assert result.exit_code == 2, result.output
         assert name in result.output
 
 
 @pytest.mark.parametrize("to", ["", "0x 24GiB", "24", "2x Voodoo 3", "1x 100MiB"])
 def test_other_devices_are_refused(to: str) -> None:
-    with pytest.raises(StudyFileError, match="--to"):
+    with pytest.raises(StudyFileError, match="--onto"):
         target_of(to)
 
 
 def test_the_command_prints_and_writes(here: Path) -> None:
     out = here / "ported.yaml"
-    line = ["port", str(here / "axolotl-qlora.yaml"), "--to", "2x 24GiB", "--from", "8", "--out", str(out)]
+    line = ["port", str(here / "axolotl-qlora.yaml"), "--onto", "2x 24GiB", "--written-for", "8", "--out", str(out)]
     result = CliRunner().invoke(main, line)
     assert result.exit_code == 0, result.output
     for part in (
@@ -282,10 +282,10 @@ def test_a_profile_of_the_same_rows_tells_what_a_step_takes(here: Path) -> None:
     }
     (here / "study.yaml").write_text(yaml.safe_dump(study))
     profile = here / "profile.json"
-    made = CliRunner().invoke(main, ["profile", str(here / "study.yaml"), "--seconds", "1", "--out", str(profile)])
+    made = CliRunner().invoke(main, ["profile", str(here / "study.yaml"), "--set", "budget.profile_s=1", "--out", str(profile)])
     assert made.exit_code == 0, made.output
     (here / "rows.yaml").write_text("model_name_or_path: model-1b\ncutoff_len: 64\nfinetuning_type: full\n")
-    line = ["port", str(here / "rows.yaml"), "--to", "1x 24GiB", "--profile", str(profile), "--json"]
+    line = ["port", str(here / "rows.yaml"), "--onto", "1x 24GiB", "--profile", str(profile), "--json"]
     document = json.loads(CliRunner().invoke(main, line).stdout)
     assert document["plan"]["effective_batch"] == 8
     assert 0 < document["step_s"] < 60

@@ -71,10 +71,8 @@ def test_an_unknown_tracker_is_told(tracking: Any, message: str) -> None:
 def test_one_that_is_not_installed_is_told(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 1, "profile_s": 0})
     assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
-    nothing = CliRunner().invoke(main, ["track", str(path)])
-    assert (nothing.exit_code, "tracking: expected mlflow, wandb or tensorboard" in nothing.output) == (2, True)
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    told = CliRunner().invoke(main, ["track", str(path), "--to", "mlflow"])
+    told = CliRunner().invoke(main, ["export", str(path), "--to", "mlflow"])
     assert told.exit_code == 2
     assert "tracking: mlflow is not installed. Run pip install mlflow" in told.output
 
@@ -201,7 +199,7 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
     assert ran.returncode == 0, ran.stdout
     assert "trials not sent (MlflowException" in ran.stdout
     # Later everything is there, each trial once.
-    assert CliRunner().invoke(main, ["track", str(path)]).exit_code == 0
+    assert CliRunner().invoke(main, ["export", str(path), "--to", "mlflow"]).exit_code == 0
     known = StoredStudy.open(str(path))
     numbers = sorted(int(run.data.tags["bsearch.trial"]) for run in mlflow_runs(database.parent))
     assert numbers == [record.number for record in known.records]

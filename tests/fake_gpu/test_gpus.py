@@ -60,7 +60,7 @@ def test_every_combination_of_counts_is_a_sentence(torch: Any, of_ray: int, kind
             assert kind == "gpu"
             because = expected.removeprefix("Trials run on the CPU: ")
             assert fault.message == (
-                f"expected a GPU that trials can use; {because[:-1]}. `bsearch doctor` says more; or write kind: cpu or auto."
+                f"expected a GPU that trials can use; {because[:-1]}. `bsearch check` says more; or write kind: cpu or auto."
             )
         return
     if kind == "cpu":
@@ -200,7 +200,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["run", "--serial"], pytest.param(["check"], marks=pytest.mark.long), ["doctor", "--no-ray"]]
+    "command", [["run", "--serial"], pytest.param(["check"], marks=pytest.mark.long), ["check", "--machine", "--serial"]]
 )
 def test_commands_work_without_what_linux_alone_has(command: list[str], tmp_path: Path) -> None:
     done = subprocess.run(

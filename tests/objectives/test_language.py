@@ -378,7 +378,7 @@ def test_a_study_ends_with_adapters_that_load_elsewhere(language: dict[str, Any]
     path.write_text(json.dumps(study))
     ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert ran.exit_code == 0, ran.output
-    trained = CliRunner().invoke(main, ["train", str(path), "--trial", "best", "--serial", "--out", str(tmp_path / "model")])
+    trained = CliRunner().invoke(main, ["train", str(path), "--pick", "best", "--serial", "--keep", str(tmp_path / "model")])
     assert trained.exit_code == 0, trained.output
     told = json.loads((tmp_path / "model" / "training.json").read_text())
     elsewhere = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "model"))

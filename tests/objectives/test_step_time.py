@@ -349,7 +349,7 @@ def test_an_error_while_timing_says_so_and_what_to_do(study_file: Callable[..., 
 
 def test_devices_that_the_machine_lacks_are_refused_at_once(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", devices={"per_trial": 999, "kind": "cpu"})
-    for command in (["check"], ["run", "--serial"], ["bench"], ["profile"]):
+    for command in (["check"], ["run", "--serial"], ["profile", "--batches", "8"], ["profile"]):
         result = CliRunner().invoke(main, [*command, str(path)])
         assert result.exit_code == 2
         assert "devices.per_trial: expected at most the " in result.output
@@ -404,7 +404,7 @@ def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callab
         r"2 of 2 trials .*took \d+ % more time than predicted",
         result.output,
     )
-    document = json.loads(CliRunner().invoke(main, ["export", str(path), "--to", "json", "--what", "trials"]).output)
+    document = json.loads(CliRunner().invoke(main, ["export", str(path), "--to", "json", "--all"]).output)
     for trial in document["all"]:
         assert trial["contended"]
         assert trial["measured_train_s"] > 2.4
@@ -416,7 +416,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 6, "profile_s": 0.4})
     result = run(path)
     profile = tmp_path / "other.json"
-    profiled = CliRunner().invoke(main, ["profile", str(path), "--out", str(profile), "--seconds", "0.3"])
+    profiled = CliRunner().invoke(main, ["profile", str(path), "--out", str(profile)])
     assert profiled.exit_code == 0, profiled.output
     document = json.loads(profile.read_text())
     law = document["profiles"][0]["profile"]["step_times"][0]
@@ -441,7 +441,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     quick = profile.with_name("quick.json")
     law["update_s"], document["device"] = 0.25, "Quick"
     quick.write_text(json.dumps(document))
-    both = ["retime", str(path), "--profile", str(profile), "--price", "3600", "--profile", str(quick), "--price", "18000"]
+    both = ["retime", str(path), "--profile", f"{profile}@3600", "--profile", f"{quick}@18000"]
     compared = json.loads(CliRunner().invoke(main, [*both, "--json"]).output)
     assert [one["price"] for one in compared["devices"]] == [3600, 18000]
     assert {trial["trial"] for trial in compared["front"]} == {trial["trial"] for trial in retimed["front"]}
@@ -451,21 +451,16 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     assert "1.25 times the least" in words
     by_time = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile), "--profile", str(quick), "--json"])
     assert {one["device"] for one in json.loads(by_time.output)["front"]} == {"Quick"}
-    refused = CliRunner().invoke(main, both[:-2])
-    assert (refused.exit_code, "expected a --price for each of 2 profiles, got 1" in refused.output) == (2, True)
+    refused = CliRunner().invoke(main, [*both[:-1], f"{quick}@-1"])
+    assert (refused.exit_code, "expected a price of 0 or more, got -1" in refused.output) == (2, True)
     law["update_s"], document["device"] = 1.0, "Steady"
-    known = CliRunner().invoke(main, ["plan", "100", "--profile", str(profile), "--epochs", "2"])
-    assert "training time: 2 x 400 samples / 100 per step = 8 steps x 1 s; with a smaller last step: 8 s" in known.output
-    too_large = CliRunner().invoke(main, ["plan", "401", "--profile", str(profile)])
-    assert (too_large.exit_code, "at most the 400 samples there are" in too_large.output) == (2, True)
     document["task"]["name"] = "Other"
     profile.write_text(json.dumps(document))
     other = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
     assert (other.exit_code, "expected a profile of the task Points, got one of Other" in other.output) == (2, True)
-    for arguments in (["retime", str(path)], ["plan", "100"]):
-        refused = CliRunner().invoke(main, [*arguments, "--profile", str(path)])
-        assert refused.exit_code == 2
-        assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output
+    refused = CliRunner().invoke(main, ["retime", str(path), "--profile", str(path)])
+    assert refused.exit_code == 2
+    assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64, 257])

@@ -113,7 +113,7 @@ def test_an_error_of_five_megabytes_is_cut_where_it_is_stored_and_shown(attack, 
         assert len(done.stdout + done.stderr) < 100_000
     with attack("stored"):
         assert (tmp_path / "small.db").stat().st_size < 2 * MIB
-    for more in (["--all"], ["--json"], ["--trial", "1"]):
+    for more in (["--all"], ["--json"], ["--pick", "1"]):
         with attack(f"show {more}"):
             done = bsearch("show", path, *more)
             assert len(done.stdout + done.stderr) < 200_000

@@ -78,7 +78,7 @@ def test_no_stored_name_leads_out_of_the_results(attack, finished: Path, tmp_pat
             for column in {"name", "study", "base_name"} & columns if table.startswith("bsearch_") else ():
                 connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = 'small'", (name,))  # noqa: S608
     before, url = set(folder.rglob("*")), f"sqlite:///{folder}/small.db"
-    for command in (["report", url], ["track", url, "--to", "tensorboard"], ["train", url, "--trial", "best", "--serial"]):
+    for command in (["report", url], ["export", url, "--to", "tensorboard"], ["train", url, "--pick", "best", "--serial"]):
         with attack(f"{command[0]}: a stored study {name!r}"), pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             said = CliRunner().invoke(main, command).output

@@ -103,7 +103,7 @@ def test_folders(attack, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         printed("report", "study.yaml")
         assert (folder / "results" / "small" / "report.html").is_file()
     with attack(f"{name!r}: train"):
-        printed("train", "--serial", "study.yaml", "--trial", "best")
+        printed("train", "--serial", "study.yaml", "--pick", "best")
         assert list((folder / "results" / "small").glob("trial-*/*"))
     monkeypatch.chdir(tmp_path)
     with attack(f"{name!r}: nothing elsewhere"):

@@ -179,7 +179,7 @@ def test_ray(attack: Callable[..., Any], tmp_path: Path) -> None:
     temporary.mkdir()
     (stands / "data").mkdir(parents=True)
     (stands / "data" / "words.txt").write_text("words")
-    for command in (["check"], ["run"], ["train", "--serial", "--trial", "best"]):
+    for command in (["check"], ["run"], ["train", "--serial", "--pick", "best"]):
         with attack(f"relative data, a long TMPDIR: {' '.join(command)}"):
             done = subprocess.run(
                 [BSEARCH, *command, file],

@@ -104,8 +104,12 @@ def test_no_place_shows_a_secret(attack, places: Path, number: int) -> None:  # 
     ]
     if url.startswith("sqlite"):  # with results
         commands += [["check", "study.yaml"], ["export", "study.yaml", "--to", "json"], ["report", "study.yaml"]]
-        commands += [["doctor", "study.yaml"], ["rules", "study.yaml"], ["track", "study.yaml", "--to", "tensorboard"]]
-        commands += [["show", "study.yaml", "--trial", "1"], ["export", "study.yaml", "--to", "optuna"]]
+        commands += [
+            ["check", "study.yaml", "--machine"],
+            ["ask", "study.yaml"],
+            ["export", "study.yaml", "--to", "tensorboard"],
+        ]
+        commands += [["show", "study.yaml", "--pick", "1"], ["export", "study.yaml", "--to", "optuna"]]
     for command in commands:
         with attack(f"{command[0]} {url!r}"):
             assert HIDDEN not in CliRunner().invoke(main, command).output

@@ -80,13 +80,13 @@ def test_no_cell_begins_a_formula_whatever_a_parameter_is_called(attack: Any, fi
     for place, name in enumerate(NAMES):
         path = renamed(finished, tmp_path / str(place), **{name: name})
         with attack(f"CSV: {name!r}"):
-            text = in_words(run("export", path, "--what", "trials"), 0)
+            text = in_words(run("export", path, "--all"), 0)
             rows = list(csv.reader(io.StringIO(text)))
             assert len({len(row) for row in rows}) == 1 and len(rows) == 4
             assert not [cell for cell in rows[0] if cell.startswith(("=", "+", "-", "@", "\t"))]
             assert not CONTROL & set(text)
         with attack(f"YAML: {name!r}"):
-            text = in_words(run("export", path, "--to", "yaml", "--trial", "best"), 0)
+            text = in_words(run("export", path, "--to", "yaml", "--pick", "best"), 0)
             assert not CONTROL & set(text), text
             assert yaml.safe_load(text[text.index("study:") :])["parameters"][name] == name
 
@@ -141,7 +141,7 @@ def dashboard(finished: Path, tmp_path: Path) -> Iterator[tuple[int, Path, Path]
     folder = shutil.copytree(finished, tmp_path / "served", ignore=shutil.ignore_patterns("results", "__pycache__"))
     said = tmp_path / "said"
     with said.open("w") as errors:
-        command = [BSEARCH, "dashboard", folder / "study.yaml", "--port", "0", "--no-open"]
+        command = [BSEARCH, "dashboard", folder / "study.yaml", "--port", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ))
         assert process.stdout is not None
         line = process.stdout.readline()

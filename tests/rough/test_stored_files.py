@@ -128,11 +128,11 @@ def test_a_colleagues_read_only_folder_is_shown(attack: Any, finished: Path, tmp
     commands: dict[str, list[object]] = {
         "show": ["show", study, "--all", "--json"],
         "show by URL": ["show", url],
-        "show --trial": ["show", url, "--trial", 3],
+        "show --pick": ["show", url, "--pick", 3],
         "export": ["export", study, "--to", "csv"],
-        "export --to yaml": ["export", study, "--to", "yaml", "--within", "5%"],
+        "export --to yaml": ["export", study, "--to", "yaml", "--pick", "within:5%"],
         "report": ["report", study, "--out", tmp_path / "report.html"],
-        "rules": ["rules", study],
+        "ask": ["ask", study],
     }
     commands = commands if journal == "wal" else {name: commands[name] for name in ("show", "export")}
     walked = read_only(folder, *([str(part) for part in command] for command in commands.values()))

@@ -168,11 +168,11 @@ def walk(path: Path, number: int) -> dict[str, Result]:
     return {
         "show": run("show", path),
         "show --all": run("show", path, "--all"),
-        "show --all --json": run("show", url, "--name", "small", "--all", "--json"),
-        "show --trial": run("show", path, "--trial", number),
-        "export --to csv": run("export", path, "--what", "trials"),
+        "show --all --json": run("show", f"{url}#small", "--all", "--json"),
+        "show --pick": run("show", path, "--pick", number),
+        "export --to csv": run("export", path, "--all"),
         "export --to json": run("export", path, "--to", "json"),
-        "rules": run("rules", path),
+        "ask": run("ask", path),
     }
 
 
@@ -203,9 +203,9 @@ def test_a_holder_of_any_form_holds_until_its_lock_expires(attack: Any, finished
         for alive in (True, False):
             change = f"UPDATE bsearch_study SET holder = ?, heartbeat_at = {now if alive else 'NULL'}"
             sql(database, change, holder)
-            with attack(f"{name}, {'alive' if alive else 'long gone'}: show and doctor"):
+            with attack(f"{name}, {'alive' if alive else 'long gone'}: show and check"):
                 in_words(run("show", path), 0)
-                in_words(run("doctor", "--no-ray", "--storage", f"sqlite:///{database}"))
+                in_words(run("check", path, "--machine", "--serial"))
             with attack(f"{name}, {'alive' if alive else 'long gone'}: run"):
                 said = in_words(run("run", path, "--serial", "--trials", 7 if alive else 8))
                 if not alive:
@@ -227,7 +227,7 @@ def test_any_row_may_be_altered(attack: Any, finished: Path, tmp_path: Path, par
             for command, result in walked.items():
                 try:
                     # A study's results outlive any other row: only its own may end a command that shows them.
-                    in_words(result, *(() if "bsearch_study" in what or command in ("show --trial", "rules") else (0,)))
+                    in_words(result, *(() if "bsearch_study" in what or command in ("show --pick", "ask") else (0,)))
                 except AssertionError as error:
                     raise AssertionError(f"{command}: {error}") from None
             if (shown := walked["show --all --json"]).exit_code == 0:

@@ -150,7 +150,7 @@ def test_tables_and_csv_of_a_metric_with_another_name(attack: Any, tmp_path: Pat
         assert all(float(row["f1"]) >= 0.5 for row in front)
         assert all(row.get("accuracy", "0.25") in ("0.25", "") for row in front)
     with attack("a trained point's log has both"):
-        ran = CliRunner().invoke(main, ["train", str(tmp_path / "study.yaml"), "--serial", "--out", str(tmp_path / "out")])
+        ran = CliRunner().invoke(main, ["train", str(tmp_path / "study.yaml"), "--serial", "--keep", str(tmp_path / "out")])
         assert ran.exit_code == 0, ran.output
         log = list(csv.DictReader((tmp_path / "out" / "log.csv").read_text().splitlines()))
         assert (float(log[-1]["accuracy"]), float(log[-1]["f1"]) >= 0.5) == (0.25, True)

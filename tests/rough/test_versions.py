@@ -52,9 +52,9 @@ def trials(path: Path) -> dict[int, tuple[Any, ...]]:
 LOOK = {
     "show": ("show", "study.yaml"),
     "show --all": ("show", "study.yaml", "--all", "--json"),
-    "show --trial": ("show", "study.yaml", "--trial", "3"),
-    "export --to csv": ("export", "study.yaml", "--what", "trials"),
-    "export --to yaml": ("export", "study.yaml", "--to", "yaml", "--within", "5%"),
+    "show --pick": ("show", "study.yaml", "--pick", "3"),
+    "export --to csv": ("export", "study.yaml", "--all"),
+    "export --to yaml": ("export", "study.yaml", "--to", "yaml", "--pick", "within:5%"),
     "report": ("report", "study.yaml"),
 }
 

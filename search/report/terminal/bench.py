@@ -1,4 +1,4 @@
-"""`bsearch bench`: do batch sizes have to be powers of two, on this model and this device?
+"""`bsearch profile --batches`: do batch sizes have to be powers of two, on this model and this device?
 
 Sizes are timed in rounds, in random order within each, so that two sizes compare as pairs under the same load. A difference
 counts as real only if its interval, corrected for the number of comparisons, excludes zero.
@@ -16,7 +16,7 @@ from .tables import column
 
 
 def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
-    """The text and tables of `bsearch bench`."""
+    """The text and tables of `bsearch profile --batches`."""
     devices = document["devices"]
     yield (
         f"{document['task']} on {devices} x {document['device']}, {document['precision']}; mean ± standard deviation over "
@@ -57,7 +57,7 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         )
     yield from _rule_sentences(document["rule"])
     if document["limit_bytes"] is None:
-        yield "No memory limit here; --memory 2GiB finds the largest micro-batch that fits it."
+        yield "No memory limit here; --set memory.limit=2GiB finds the largest micro-batch that fits it."
     elif document["largest_micro_batch"] == document["training_set"]:
         yield f"The whole training set of {document['training_set']} samples fits {readable_bytes(document['limit_bytes'])}"
     else:

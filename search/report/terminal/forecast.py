@@ -54,7 +54,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else "")
     if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
         yield (
-            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` shows which "
+            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch ask {study}` says which "
             "rules hold"
         )
     yield _plans_table(forecast.plans, profile)

@@ -1,31 +1,54 @@
-"""How one step is split, for `bsearch plan`: a document, and text for people."""
+"""How a step of one batch is split, for `bsearch check --batch`: a document, and text for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.domain import bounds, values_of
+from ....spaces.errors import InfeasiblePlanError, StudyFileError
+from ....spaces.laws.device import DeviceProfile
 from ....spaces.plan import BatchPlan
+from ....spaces.planning import optimizer_settings, plan_limits, planned
 from ....spaces.readable import readable_bytes, seconds
-from ...analysis.retime import KnownCost
+from ....spaces.study.spec import StudySpec
 
 
-def plan_document(plan: BatchPlan, rule: str, settings: OptimizerSettings | None, known: KnownCost | None) -> dict[str, Any]:
-    """The JSON document of `bsearch plan --json`."""
+def batch_document(spec: StudySpec, profile: DeviceProfile, batch: int, devices: int) -> dict[str, Any]:
+    """How a study trains one effective batch on so many devices: shares, micro-batches, weights, rates, time and memory.
+
+    Raises:
+        StudyFileError: the batch is larger than the training set.
+        InfeasiblePlanError: no plan.
+    """
+    samples = profile.training_set
+    if samples is not None and batch > samples:
+        raise StudyFileError(f"--batch: expected at most the {samples} training samples, got {batch}")
+    requested = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
+    plan = planned(spec, profile, batch, devices, requested)
+    used = profile.under(plan)
+    law, memory = used.step_time(devices), used.memory
+    limits = plan_limits(spec, used, devices, batch)
+    held_bytes = 0 if memory is None else memory.held_bytes * batch + used.extra_bytes(devices)
     return {
-        "effective_batch": plan.effective_batch,
+        "effective_batch": batch,
         "accumulation": plan.accumulation,
         "micro_batch": plan.largest_micro_batch,
         "activation_checkpointing": plan.activation_checkpointing,
         "devices": _shares(plan),
-        "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
-        "time": None if known is None or known.step_s is None else asdict(known),
-        "peak_bytes": None if known is None else known.peak_bytes,
+        "learning_rates": _rates(spec, batch),
+        "device": profile.device,
+        "training_set": samples,
+        "step_s": None if law is None else law.step_s(plan),
+        "epoch_s": None if law is None or samples is None else law.train_s(plan, samples, **limits),
+        "interval": None if law is None else law.interval,
+        "peak_bytes": None if memory is None else round(memory.peak_bytes(plan.largest_micro_batch) + held_bytes),
+        "limit_bytes": used.limit_bytes,
+        "caches_embeddings": used.embedding == "cached",
     }
 
 
@@ -41,65 +64,68 @@ def _shares(plan: BatchPlan) -> list[dict[str, Any]]:
     ]
 
 
-def plan_parts(
-    plan: BatchPlan,
-    requested: int | None,
-    scaled: tuple[str, float | None, int, OptimizerSettings] | None,
-    epochs: float,
-    known: KnownCost | None,
-) -> Iterator[str | Text | Table]:
-    """What `bsearch plan` prints for people.
+def _rates(spec: StudySpec, batch: int) -> list[dict[str, Any]]:
+    """The lowest and highest learning rate of the space at a batch, by rule; rules that are undefined there are left out."""
+    ends = {name: bounds(domain) for name, domain in spec.domains().items() if name in _OF_RATES}
+    epochs = bounds(spec.space.epochs)[1]
+    found = []
+    for rule in values_of(spec.space.rule):
+        corners = [
+            {"weight_decay": 0.0, "rule": rule, **dict(zip(ends, corner, strict=True))} for corner in product(*ends.values())
+        ]
+        try:
+            rates = [optimizer_settings(spec, batch, epochs, corner).learning_rate for corner in corners]
+        except InfeasiblePlanError:
+            continue
+        found.append({"rule": rule, "low": min(rates), "high": max(rates)})
+    return found
 
-    Args:
-        requested: the accumulation that was asked for; None where it was left to the plan.
-        scaled: a rule, its reference rate and batch, and the scaled settings.
-        epochs: of the training that `known` times.
-    """
-    raised = requested is not None and plan.accumulation > requested
+
+_OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent"})
+
+
+def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Table]:
+    """The same for people."""
+    batch, accumulation, count = document["effective_batch"], document["accumulation"], len(document["devices"])
+    recomputed = document["activation_checkpointing"]
     yield (
-        f"{plan.effective_batch} samples per step = {plan.devices} device{'s' * (plan.devices > 1)} x {plan.accumulation} "
-        f"micro-batch{'es' * (plan.accumulation > 1)} of at most {plan.largest_micro_batch} samples"
-        + (f" (raised from {requested}: fewer do not fit)" if raised else "")
-        + (f", with {plan.activation_checkpointing} activation checkpointing" * (plan.activation_checkpointing != "none"))
+        f"{batch} samples per step = {count} device{'s' * (count > 1)} x {accumulation} "
+        f"micro-batch{'es' * (accumulation > 1)} of at most {document['micro_batch']} samples"
+        + f", with {recomputed} activation checkpointing"
+        * (recomputed != "none")
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("device", "samples", "micro-batches", "weights"):
         table.add_column(column, justify="right")
-    for share in _shares(plan):
+    for share in document["devices"]:
         weights = _runs([f"{weight:.4g}" for weight in share["weights"]])
         table.add_row(str(share["device"]), str(share["samples"]), _runs(share["micro_batches"]), weights)
     yield table
-    if scaled is not None:
-        rule, rate, at_batch, settings = scaled
-        yield f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})"
-        if settings.betas != OptimizerSettings(1.0).betas:
-            yield f"betas {settings.betas}, eps {settings.eps:g}"
-        if settings.weight_decay:
-            yield f"weight decay {settings.weight_decay:.6g}"
-    if known is not None and known.peak_bytes is not None:
-        limit = "" if known.limit_bytes is None else f" of {readable_bytes(known.limit_bytes)}"
-        yield f"predicted peak memory of a step: {readable_bytes(known.peak_bytes)}{limit} per device, on {known.device}"
-    if known is not None and known.step_s is not None and known.train_s is not None:
-        # The rough figure first, then the exact one, whose last step has only the samples that are left.
-        steps = known.samples_budget / plan.effective_batch
-        trust = "" if known.interval is None else f" (±{known.interval:.1%})"
+    for rate in document["learning_rates"]:
+        to = "" if rate["low"] == rate["high"] else f" to {rate['high']:.6g}"
+        yield f"learning rate {rate['low']:.6g}{to} ({rate['rule']})"
+    if document["peak_bytes"] is not None:
+        limit = "" if document["limit_bytes"] is None else f" of {readable_bytes(document['limit_bytes'])}"
+        peak = readable_bytes(document["peak_bytes"])
+        yield f"predicted peak memory of a step: {peak}{limit} per device, on {document['device']}"
+    if document["epoch_s"] is not None:
+        steps = document["training_set"] / batch
+        trust = "" if document["interval"] is None else f" (±{document['interval']:.1%})"
         yield (
-            f"training time: {epochs:g} x {known.training_set} samples / {plan.effective_batch} per step = {steps:.4g} steps x "
-            f"{seconds(known.step_s)}; with a smaller last step: {seconds(known.train_s)}{trust} on {known.device}"
+            f"training time of an epoch: {document['training_set']} samples / {batch} per step = {steps:.4g} steps x "
+            f"{seconds(document['step_s'])}; with a smaller last step: {seconds(document['epoch_s'])}{trust} on "
+            f"{document['device']}"
         )
-    if plan.accumulation > 1 and known is not None and known.caches:
+    if accumulation > 1:
         yield Text(
             "All micro-batches are embedded first; the loss over the whole batch gives the embeddings' gradients, and each\n"
             "micro-batch runs again for its own (gradient caching), so the step equals one large batch.\n"
-            "BatchNorm is the exception: it sees the micro-batch, not the step.",
+            if document["caches_embeddings"]
+            else "Each micro-batch adds its summed loss over the step's denominator, so the step equals one large batch.\n",
             style="dim",
+            end="",
         )
-    elif plan.accumulation > 1:
-        yield Text(
-            "Each micro-batch adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
-            "BatchNorm is the exception: it sees the micro-batch, not the step.",
-            style="dim",
-        )
+        yield Text("BatchNorm is the exception: it sees the micro-batch, not the step.", style="dim")
 
 
 def _runs(values: Iterable[Any]) -> str:

@@ -1,16 +1,76 @@
-"""What `bsearch retime` prints of several devices: which of them gives a result for the least time or money."""
+"""What `bsearch retime` prints: a front on other devices, and which of them takes the least time or money."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from ....spaces.readable import number
 from ....spaces.study.goals import Objectives, Speed
-from ...analysis.retime import Placement, best_on_each, device_sentences
-from .tables import column
+from ...analysis.retime import (
+    Placement,
+    Retimed,
+    best_on_each,
+    device_sentences,
+    front_over_devices,
+    placements_over,
+    retimed_summary,
+)
+from ...store.stored import StoredStudy
+from ...store.url import shown_url
+from ..export import study_document, trial_document
+from .tables import column, front_plot, front_table, knee_sentence
+
+
+def retimed_document(
+    study: StoredStudy, each: Mapping[str, Retimed], objectives: Objectives, *, together: bool
+) -> dict[str, Any]:
+    """The JSON document of `bsearch retime --json`.
+
+    Args:
+        each: the study's trials on other devices, by their names.
+        together: one front over all devices.
+    """
+    if not together:
+        ((device, after),) = each.items()
+        document = study_document(study.name, shown_url(study.url), after.front, after.records)
+        return document | {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
+    front = front_over_devices(placements_over(each, objectives), objectives)
+    devices = [
+        {"device": name, "price": after.price, "left_out": after.left_out, "notes": after.notes} for name, after in each.items()
+    ]
+    on_front = [
+        {"device": placement.device, "cost": placement.trial.taken("cost"), **trial_document(placement.trial, study.front)}
+        for placement in front
+    ]
+    return {"study": study.name, "devices": devices, "front": on_front}
+
+
+def retimed_parts(
+    study: StoredStudy, each: Mapping[str, Retimed], objectives: Objectives, width: int, *, together: bool
+) -> Iterator[Table | Text | str]:
+    """The same for people.
+
+    Args:
+        width: of the terminal, in characters.
+    """
+    if together:
+        placements = placements_over(each, objectives)
+        yield from placements_parts(study.name, placements, front_over_devices(placements, objectives), objectives)
+        for name, after in each.items():
+            for sentence in (*after.notes, *after.left_out):
+                yield f"{name}: {sentence}"
+        return
+    ((device, after),) = each.items()
+    trials = len(after.records) + len(after.left_out)
+    yield Text(f"Front of {study.name} on {device}: {len(after.front.trials)} of {trials} trials", style="bold")
+    yield front_table(after.front)
+    yield front_plot(after.front, after.records, width)
+    yield knee_sentence(after.front) or ""
+    yield from (retimed_summary(study.front, after), *after.notes, *after.left_out)
 
 
 def placements_table(placements: Sequence[Placement], metric: str) -> Table:

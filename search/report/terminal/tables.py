@@ -10,9 +10,7 @@ from rich.table import Table
 from ....spaces.front import ParetoFront
 from ....spaces.readable import number
 from ....spaces.record import TrialRecord
-from ...analysis.rates import BestRates
 from ..columns import Column, front_columns, trial_columns
-from ..sentences import rule_verdict
 from .plot import scatter
 
 
@@ -44,7 +42,7 @@ def column(table: Table, name: str, justify: Literal["left", "right"] = "right")
 
 
 def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -> Iterator[str | Table]:
-    """What `bsearch show --trial` prints: every value, and what was measured while it trained.
+    """What `bsearch show --pick` prints: every value, and what was measured while it trained.
 
     Args:
         document: of `trial_document`, with its `curve`.
@@ -99,21 +97,3 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
         y_label=front.metric,
         log=True,
     )
-
-
-def rates_table(found: BestRates) -> Table:
-    """The fitted best rate at a few batches."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("effective_batch", "learning_rate", "from", "to"):
-        column(table, name, "right")
-    table.add_column("")
-    for rate in found.rates:
-        at = rate.learning_rate
-        note = "at the edge of the rates tried" if rate.edge else ""
-        table.add_row(str(rate.effective_batch), *(f"{end:.3g}" for end in (at.value, at.low, at.high)), note)
-    return table
-
-
-def rates_document(name: str, found: BestRates) -> dict[str, Any]:
-    """The JSON document of `bsearch rules STUDY --json`."""
-    return {"study": name, "verdict": rule_verdict(found), **found.to_dict()}

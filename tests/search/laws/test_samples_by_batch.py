@@ -80,16 +80,16 @@ def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) ->
         space=SPACE | {"epochs": {"low": 1, "high": 4}}, target=0.5, budget={"trials": 12, "profile_s": 0.3}, stopping="none"
     )
     assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
-    told = CliRunner().invoke(main, ["fit-batch", str(path), "--at", "50"])
+    told = CliRunner().invoke(main, ["ask", str(path), "--until", "0.5", "--batch", "50"])
     assert told.exit_code == 0, told.output
     assert "Samples to accuracy 0.5 in small: " in told.output
-    document = json.loads(CliRunner().invoke(main, ["fit-batch", str(path), "--target", "0.3", "--json"]).output)
+    document = json.loads(CliRunner().invoke(main, ["ask", str(path), "--until", "0.3", "--json"]).output)
     assert document["target"] == 0.3
     reached = [one["reached"] for one in document["predicted"]]
     assert all(0 <= one <= 1 for one in reached)
-    refused = CliRunner().invoke(main, ["fit-batch", str(path), "--at", "4097"])
+    refused = CliRunner().invoke(main, ["ask", str(path), "--until", "0.3", "--batch", "4097"])
     assert refused.exit_code == 2
-    assert "--at: expected a batch in the study's range" in refused.output
+    assert "--batch: expected a batch in the study's range" in refused.output
 
 
 def test_samples_double_between_two_batches_and_only_above_the_best_one() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.search.laws.runs_table import RunsToTarget, read_runs
+from bsearch.search.laws.runs_table import RunsToTarget
 from bsearch.search.laws.samples_to_target import SHAPES, fit_batch_law, shapes_with
-from conftest import BSEARCH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,24 +109,14 @@ def test_where_the_plain_law_holds_nothing_is_lost_by_the_other_shapes() -> None
     assert np.mean(errors["now"]) < 1.1 * np.mean(errors["plain"])
 
 
-@pytest.mark.slow
-def test_the_command_prints_what_it_found(tmp_path: Path) -> None:
-    points, truth = simulated(np.random.default_rng(3), spread=0.02)
-    table = tmp_path / "runs.csv"
-    table.write_text(
-        "effective_batch,to_target\n" + "".join(f"{p.effective_batch},{run}\n" for p in points for run in p.samples)
-    )
-    assert [len(point.samples) for point in read_runs(table)[""]] == [10] * len(points)
-    done = subprocess.run(
-        [BSEARCH, "fit-batch", table, "--at", "300", "--at", "9999", "--json"], capture_output=True, text=True
-    )
-    found = json.loads(done.stdout)[""]
-    predicted = {one["effective_batch"]: one for one in found["predicted"]}
-    assert predicted[300]["value"] == pytest.approx(at(truth, 300), rel=0.1)
-    assert (predicted[300]["within"], predicted[9999]["within"]) == (True, False)
-    text = subprocess.run([BSEARCH, "fit-batch", table, "--at", "9999"], capture_output=True, text=True).stdout
-    assert "outside" in text
-    assert "70 runs at 7 batches" in text
+def mlperf_runs(path: Path) -> dict[str, list[RunsToTarget]]:
+    """What the runs of each of MLPerf's workloads needed to reach its target, by batch and round."""
+    points: dict[str, list[RunsToTarget]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            samples = tuple(map(float, row["to_target"].split()))
+            points.setdefault(row["workload"], []).append(RunsToTarget(int(row["effective_batch"]), samples, row["round"]))
+    return points
 
 
 @pytest.mark.slow
@@ -137,7 +125,7 @@ def test_it_predicts_mlperfs_batches_that_it_has_not_seen() -> None:
     if not path.is_file():
         pytest.skip("mlperf/samples_to_target.csv is not in BSEARCH_DATA")
     errors, held = [], []
-    for points in read_runs(path).values():
+    for points in mlperf_runs(path).values():
         for batch in {point.effective_batch for point in points}:
             law = fit_batch_law([point for point in points if point.effective_batch != batch])
             for point in (one for one in points if one.effective_batch == batch):

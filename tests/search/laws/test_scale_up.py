@@ -268,24 +268,25 @@ def test_from_the_command_line_to_a_study_that_runs(
         path = study_file(study=f"of{epochs}", task=f"{TASKS}:Points", space=space, budget={"trials": 12}, stopping="none")
         files.append(path.rename(tmp_path / f"of{epochs}.yaml"))
         assert bsearch("run", files[-1], "--serial").exit_code == 0
-    told = bsearch("scale-up", *files, "--data", "30x", "--then-run", "next.yaml")
+    told = bsearch("ask", *files, "--scale", "data=30x", "--then-run", "next.yaml")
     assert told.exit_code == 0, told.output
     assert "of1, of2: 24 trials at 2 sizes" in told.output
     assert "Predicted for 24,000 samples and" in told.output
     assert "No trials differ in" not in told.output
     assert "Wrote next.yaml: 16 trials" in told.output
-    document = json.loads(bsearch("scale-up", *files, "--data", "30x", "--json").output)
+    document = json.loads(bsearch("ask", *files, "--scale", "data=30x", "--json").output)
     assert document["target"]["samples"] == 24000
     assert {setting["multiple"] for setting in document["settings"]} >= {1.0}
     ran = bsearch("run", "next.yaml", "--serial", "--trials", 2)
     assert ran.exit_code == 0, ran.output
-    of_three = bsearch("scale-up", *files, "next.yaml", "--data", "30x")
+    of_three = bsearch("ask", *files, "next.yaml", "--scale", "data=30x")
     assert "at 3 sizes" in of_three.output or "26 trials" in of_three.output
     for wrong, words in [
-        (["--data", "0.5x"], "expected a factor of 1 or more, such as 10x, got '0.5x'"),
-        (["--then-run", "next.yaml"], "next.yaml exists already"),
-        ([files[0]], "expected studies that differ in their size alone: each study once"),
+        (["--scale", "data=0.5x"], "expected factors of 1 or more, such as data=10x,model=4x; got 'data=0.5x'"),
+        (["--scale", "model=2", "--then-run", "next.yaml"], "next.yaml exists already"),
+        ([files[1]], "expected --scale, such as --scale data=10x,model=4x, with --then-run or several sources"),
+        ([files[0], "--scale", "data=2x"], "expected studies that differ in their size alone: each study once"),
     ]:
-        refused = bsearch("scale-up", files[0], *wrong)
+        refused = bsearch("ask", files[0], *wrong)
         assert refused.exit_code == 2
         assert words in refused.output

@@ -1,14 +1,14 @@
-"""`bsearch bench`: differences are told from noise, and every size is timed as it is asked for."""
+"""`bsearch profile --batches`: differences are told from noise, and every size is timed as it is asked for."""
 
 from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 from bsearch.cli import main
 from bsearch.objectives.profiling.bench import BenchFacts
+from bsearch.search.preview import bench
 from bsearch.search.preview.bench import PUBLISHED, differences, sizes_of, some_suggestions, suggested_sizes
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
@@ -65,8 +65,9 @@ def test_the_rule_speaks_of_images_alone() -> None:
 
 
 @pytest.mark.slow
-def test_bench_tells_every_size(tmp_path: Path) -> None:
-    arguments = ["bench", f"{TASKS}:NeedsTwo", "--sizes", "1,31,32,33,70", "--repeats", "3", "--set", "memory.limit=20KiB"]
+def test_every_size_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "ROUNDS", 3)
+    arguments = ["profile", f"{TASKS}:NeedsTwo", "--batches", "1,31,32,33,70", "--set", "memory.limit=20KiB"]
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -88,21 +89,21 @@ def test_bench_tells_every_size(tmp_path: Path) -> None:
     assert "The largest micro-batch that fits 20.0 KiB: " in result.output
 
 
-def test_bench_refuses_in_words() -> None:
+def test_sizes_that_cannot_be_timed_are_refused_in_words() -> None:
     runner = CliRunner()
-    nothing = runner.invoke(main, ["bench", f"{TASKS}:NeedsTwo", "--sizes", "1"])
+    nothing = runner.invoke(main, ["profile", f"{TASKS}:NeedsTwo", "--batches", "1"])
     assert (nothing.exit_code, "expected sizes that can be planned, got [1]" in nothing.output) == (2, True)
-    generator = runner.invoke(main, ["bench", f"{TASKS}:own_loop", "--sizes", "8", "--repeats", "2"])
+    generator = runner.invoke(main, ["profile", f"{TASKS}:own_loop", "--batches", "8"])
     assert (generator.exit_code, "got a generator" in generator.output) == (2, True)
-    memory = runner.invoke(main, ["bench", f"{TASKS}:Points", "--set", "memory.limit=much"])
+    memory = runner.invoke(main, ["profile", f"{TASKS}:Points", "--batches", "8", "--set", "memory.limit=much"])
     assert (memory.exit_code, "memory.limit: expected bytes such as 10GiB" in memory.output) == (2, True)
     for size in ("64,128", "401"):
-        large = runner.invoke(main, ["bench", f"{TASKS}:RaisesLarge", "--sizes", size, "--repeats", "2"])
+        large = runner.invoke(main, ["profile", f"{TASKS}:RaisesLarge", "--batches", size])
         assert large.exit_code == 2
         assert ("failed: ValueError: too many (" if size != "401" else "at most the training set's 400") in large.output
-    unread = runner.invoke(main, ["bench", f"{TASKS}:Points", "--sizes", "8", "--set", "space.widht=3"])
+    unread = runner.invoke(main, ["profile", f"{TASKS}:Points", "--batches", "8", "--set", "space.widht=3"])
     assert (unread.exit_code, "it never read widht" in unread.output) == (2, True)
-    setting = runner.invoke(main, ["bench", f"{TASKS}:Points", "--set", "width"])
+    setting = runner.invoke(main, ["profile", f"{TASKS}:Points", "--batches", "8", "--set", "width"])
     assert (setting.exit_code, "expected SECTION.KEY=VALUE such as training.precision=bf16, got 'width'" in setting.output) == (
         2,
         True,

@@ -1,4 +1,4 @@
-"""What `bsearch doctor` finds where things are in order, and where they are broken for real."""
+"""What `bsearch check` finds on a machine where things are in order, and where they are broken for real."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from conftest import BSEARCH
 
 
 def doctor(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["doctor", *map(str, arguments)])
+    return CliRunner().invoke(main, ["check", *map(str, arguments)])
 
 
 def the(findings: Iterator[Finding], name: str) -> Finding:
@@ -42,10 +42,10 @@ def the(findings: Iterator[Finding], name: str) -> Finding:
 
 def test_a_sound_machine_is_told_in_lines_and_in_a_document(study_file: Callable[..., Path]) -> None:
     path = study_file()
-    result = doctor(path, "--no-ray")
+    result = doctor(path, "--machine", "--serial")
     assert "does not exist yet; `bsearch run` creates it" in result.output
     assert not path.with_name("small.db").exists()  # nothing was made
-    document = json.loads(doctor(path, "--no-ray", "--json").output)
+    document = json.loads(doctor(path, "--machine", "--serial", "--json").output)
     names = {finding["name"] for finding in document["findings"]}
     assert {"packages", "cpu", "gpu", "files", "disk", "storage"} <= names
     assert document["counts"]["problem"] == 0
@@ -115,11 +115,12 @@ def test_a_holder_is_named_and_a_dead_one_too(tmp_path: Path) -> None:
     tables.close()
 
 
-def test_passwords_are_masked_and_a_server_that_is_not_there_is_told() -> None:
+def test_passwords_are_masked_and_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         url = f"postgresql+psycopg://ann:s3cret@127.0.0.1:{taken.getsockname()[1]}/db"
-        result = doctor("--no-ray", "--storage", url)
+        monkeypatch.setenv("BSEARCH_STORAGE", url)
+        result = doctor("--serial")
     assert (result.exit_code, "s3cret" in result.output) == (1, False)
     assert "problem  storage" in result.output
 
@@ -173,7 +174,7 @@ def session(group: int) -> list[int]:
 def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     with subprocess.Popen(
-        [BSEARCH, "doctor"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [BSEARCH, "check"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         output = process.communicate(timeout=400)[0]
     assert "starts and answers" in output
@@ -185,6 +186,6 @@ def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_an_address_where_nobody_listens_is_told_with_its_variable(tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
-    result = subprocess.run([BSEARCH, "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run([BSEARCH, "check"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "RAY_ADDRESS=127.0.0.1:1 is set: unset it" in result.stdout

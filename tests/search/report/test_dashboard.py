@@ -71,7 +71,7 @@ def study(begun: Path, tmp_path: Path) -> Path:
 @contextmanager
 def served(study: Path, *options: str) -> Iterator[str]:
     """The address of the study's page, while its dashboard runs."""
-    command = [sys.executable, "-m", "bsearch", "dashboard", str(study), "--port", "0", "--no-open", *options]
+    command = [sys.executable, "-m", "bsearch", "dashboard", str(study), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None and server.stderr is not None
@@ -120,8 +120,8 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
         assert notes[1].startswith("**Diverged**: `train_loss was not finite after 33 of")
         assert notes[2].startswith("**Failed**: ``") and "Traceback (most recent call last)" in notes[2]
         assert notes[3].startswith("**Infeasible**, not trained: `rule adam_sde: expected kappa")
-        url = f"sqlite:///{study.parent}/small.db --name small"
-        assert f"bsearch export {url} --to hf --trial {front[0]}`" in trials[front[0]]["note"]["body"]
+        url = f"'sqlite:///{study.parent}/small.db#small'"
+        assert f"bsearch export {url} --to hf --pick {front[0]}`" in trials[front[0]]["note"]["body"]
         note = document["note"]["body"]
         assert f"## small: 12 of 12 trials, {len(front)} on the front" in note
         assert "Best accuracy: " in note and "- Baseline (trial 0" in note

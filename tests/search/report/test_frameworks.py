@@ -269,7 +269,7 @@ def test_the_script_runs_on_two_devices_with_the_result_of_one(tmp_path: Path) -
 @pytest.mark.slow
 def test_the_script_of_a_trial_reaches_what_the_trial_reached(finished_study: Path, tmp_path: Path) -> None:
     best = StoredStudy.open(str(finished_study)).front.trials[-1]
-    exported = bsearch("export", finished_study, "--to", "pytorch", "--trial", "best")
+    exported = bsearch("export", finished_study, "--to", "pytorch", "--pick", "best")
     assert "bsearch train" in exported.stderr
     (tmp_path / "train.py").write_text(exported.stdout)
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
@@ -342,7 +342,7 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     assert bsearch("run", study, "--serial").exit_code == 0
     front = json.loads(bsearch("export", study, "--to", "json").stdout)
     member = front["front"][0]
-    result = bsearch("export", study, "--to", "yaml", "--trial", member["trial"])
+    result = bsearch("export", study, "--to", "yaml", "--pick", member["trial"])
     assert result.exit_code == 0, result.output
     settings = yaml.safe_load(result.stdout)
     same = ("trial", "effective_batch", "micro_batch", "accumulation", "devices", "learning_rate", "train_s", "steps", "rule")
@@ -354,8 +354,8 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     default = yaml.safe_load(bsearch("export", study, "--to", "yaml").stdout)
     within = [one["trial"] for one in front["front"] if one["accuracy"] >= 0.99 * best["accuracy"]]
     assert default["trial"] == within[0]
-    assert yaml.safe_load(bsearch("export", study, "--to", "yaml", "--trial", "best").stdout)["trial"] == best["trial"]
-    near = [bsearch("export", study, "--to", "yaml", "--within", share).stdout for share in ("90%", "0.9")]
+    assert yaml.safe_load(bsearch("export", study, "--to", "yaml", "--pick", "best").stdout)["trial"] == best["trial"]
+    near = [bsearch("export", study, "--to", "yaml", "--pick", f"within:{share}").stdout for share in ("90%", "0.9")]
     assert near[0] == near[1]
     assert yaml.safe_load(near[0])["trial"] == member["trial"]
     for framework in GENERAL:
@@ -396,13 +396,16 @@ def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--to", "hf", "--what", "trials"], "--what is for tables: with --to csv or json"),
-        (["--to", "optuna", "--what", "trials"], "--what is for tables: with --to csv or json"),
-        (["--trial", "1"], "choose a trial for a framework; add --to hf, lightning"),
-        (["--to", "json", "--within", "1%"], "choose a trial for a framework; add --to hf, lightning"),
-        (["--to", "hf", "--trial", "last"], "expected a trial's number, best or knee; got 'last'"),
-        (["--to", "hf", "--within", "110%"], "expected a share >= 0 and < 1, got '110%'"),
-        (["--to", "hf", "--within", "near"], "expected a share >= 0 and < 1, got 'near'"),
+        (["--to", "hf", "--all"], "--all is for tables: with --to csv or json"),
+        (["--to", "optuna", "--all"], "--all is for tables: with --to csv or json"),
+        (["--pick", "1"], "choose a trial for a framework; add --to hf, lightning"),
+        (["--to", "json", "--pick", "within:1%"], "choose a trial for a framework; add --to hf, lightning"),
+        (
+            ["--to", "hf", "--pick", "last"],
+            "one of best, knee, within:1%, reaches:.9, cheapest:.9; got 'last'",
+        ),
+        (["--to", "hf", "--pick", "within:110%"], "expected a share >= 0 and < 1, got '110%'"),
+        (["--to", "hf", "--pick", "within:near"], "expected a share >= 0 and < 1, got 'near'"),
         (["--to", "keras"], "'keras' is not one of"),
     ],
 )

@@ -341,7 +341,7 @@ def test_until_when_it_searches_is_said(ends_s: float | None, paid_s: float | No
 
 def test_a_check_says_how_many_trials_fit_before_a_deadline(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"trials": 12, "profile_s": 0.5})
-    said = " ".join(bsearch("check", path, "--within", "10m").output.split())
+    said = " ".join(bsearch("check", path, "--set", "budget.by=10m").output.split())
     assert re.search(r"about \d+ trials fit, \d+ at once; the best model of all is kept", said)
 
 

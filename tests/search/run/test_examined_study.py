@@ -184,7 +184,7 @@ def test_the_fronts_auroc_is_scikit_learns_of_the_kept_model(study_file: Callabl
     front = run(path).study.front
     best = front.best
     assert best is not None and best.accuracy is not None
-    kept = CliRunner().invoke(main, ["train", str(path), "--trial", "best", "--serial", "--out", str(tmp_path / "kept")])
+    kept = CliRunner().invoke(main, ["train", str(path), "--pick", "best", "--serial", "--keep", str(tmp_path / "kept")])
     assert kept.exit_code == 0, kept.output
     model = torch.nn.Sequential(torch.nn.Linear(30, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     (weights,) = (tmp_path / "kept").rglob("model.pt")

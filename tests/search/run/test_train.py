@@ -38,7 +38,7 @@ def finished(finished_study: Path, tmp_path: Path) -> Path:
 
 
 def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(finished: Path, tmp_path: Path) -> None:
-    result = bsearch("train", finished, "--trial", "best", "--serial", "--out", tmp_path / "model", "--json")
+    result = bsearch("train", finished, "--pick", "best", "--serial", "--keep", tmp_path / "model", "--json")
     assert result.exit_code == 0, result.output
     (trained,) = json.loads(result.stdout)["trainings"]
     best = Study.open(finished).best
@@ -61,10 +61,10 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
         rows = list(csv.DictReader(file))
     assert float(rows[-1]["accuracy"]) == best.accuracy
     assert int(rows[-1]["samples_seen"]) == setup.samples_budget
-    again = bsearch("train", finished, "--trial", "best", "--serial", "--out", tmp_path / "model")
+    again = bsearch("train", finished, "--pick", "best", "--serial", "--keep", tmp_path / "model")
     assert again.exit_code == 2
     assert "expected a folder without this trained model" in again.output
-    other = bsearch("train", finished, "--trial", "best", "--epochs", "3.5", "--serial", "--out", tmp_path / "model")
+    other = bsearch("train", finished, "--pick", "best", "--epochs", "3.5", "--serial", "--keep", tmp_path / "model")
     assert other.exit_code == 2
     assert "or one of this training" in other.output
 
@@ -115,8 +115,8 @@ def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
     )
     run(path)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert bsearch("train", path, "--trial", "best", "--serial", "--out", whole).exit_code == 0
-    command = [BSEARCH, "train", path, "--trial", "best", "--serial", "--out", cut]
+    assert bsearch("train", path, "--pick", "best", "--serial", "--keep", whole).exit_code == 0
+    command = [BSEARCH, "train", path, "--pick", "best", "--serial", "--keep", cut]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 400
     while not (cut / "checkpoint.pt").exists():
@@ -135,8 +135,8 @@ def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--trial", "99"], "trial 99 is not on its front"),
-        (["--trial", "best", "--within", "1%"], "expected one of trial, within, target and cheapest-to, got several"),
+        (["--pick", "99"], "trial 99 is not on its front"),
+        (["--pick", "within:110%"], "expected a share >= 0 and < 1, got '110%'"),
         (["--epochs", "0.0001"], "epochs: expected at least one step"),
         (["--seeds", "0"], "0 is not in the range"),
     ],
@@ -154,7 +154,7 @@ def test_over_ray_like_a_trial(finished: Path, tmp_path: Path) -> None:
     assert best is not None
     scores = []
     for seeds, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
-        command = [BSEARCH, "train", finished, "--trial", "best", "--seeds", str(seeds), "--out", folder, "--json"]
+        command = [BSEARCH, "train", finished, "--pick", "best", "--seeds", str(seeds), "--keep", folder, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, done.stderr
         trained = json.loads(done.stdout)["trainings"]

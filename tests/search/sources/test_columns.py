@@ -105,7 +105,7 @@ def test_the_same_column_twice_is_one() -> None:
 
 def test_a_metric_whose_direction_is_unknown_is_asked_about() -> None:
     rows = [{"bs": 8, "lr": rate, "val_score": rate} for rate in (0.1, 0.2)]
-    with pytest.raises(StudyFileError, match="Write --minimize or --maximize"):
+    with pytest.raises(StudyFileError, match="Write --metric NAME:minimize or NAME:maximize"):
         records(rows)
     assert records(rows, direction="minimize")
 

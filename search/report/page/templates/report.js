@@ -126,8 +126,8 @@
     const exports = data.exports[picked], name = document.getElementById("framework").value;
     document.getElementById("for-framework").hidden = !exports;
     document.getElementById("export").textContent = exports?.[name]?.text ?? `${name} cannot express these settings.`;
-    document.getElementById("train-command").textContent = `bsearch train STUDY --trial ${picked}`;
-    document.getElementById("picked-command").textContent = `bsearch export STUDY --to ${name} --trial ${picked}`;
+    document.getElementById("train-command").textContent = `bsearch train STUDY --pick ${picked}`;
+    document.getElementById("picked-command").textContent = `bsearch export STUDY --to ${name} --pick ${picked}`;
   }
   function download(name, text, type) {
     const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type })), download: name });

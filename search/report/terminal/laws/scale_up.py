@@ -1,4 +1,4 @@
-"""What `bsearch scale-up` prints: the best setting of a larger training, and what it rests on."""
+"""What `bsearch ask --scale` prints: the best setting of a larger training, and what it rests on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .....spaces.readable import number
 from ....analysis.rates import Estimate
-from ....laws.scaled_up import LAWS, ScaledUp
+from ....laws.scaled_up import LAWS, NextStudy, ScaledUp
 from ..tables import column
 
 _EXPONENTS = {
@@ -25,7 +25,7 @@ _FEW_DRAWS = 20
 
 
 def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
-    """The JSON document of `bsearch scale-up --json`."""
+    """The JSON document of `bsearch ask --scale --json`."""
     return {
         "study": study,
         "trials": found.trials,
@@ -81,6 +81,18 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
         yield "These trials pin the exponents down more tightly than could be sampled: treat the intervals as rough."
     yield from _unseen(found)
     yield "Intervals are 90 %."
+
+
+def next_sentence(file: str, found: NextStudy | None) -> str:
+    """What the study written to a file would tell, or why none was written."""
+    if found is None:
+        return "Wrote nothing: no study that costs up to two trainings of that size would narrow an interval by 5%."
+    batch, rate = (f"{1 - factor:.0%}" for factor in found.narrows)
+    return (
+        f"Wrote {file}: {found.trials} trials of {found.size.samples:,.0f} samples, in all {found.cost:.2g} trainings of the "
+        f"predicted size. It would narrow the interval of the batch by {batch} and that of the rate by {rate}. Run it, then "
+        "name it here too."
+    )
 
 
 def _unseen(found: ScaledUp) -> Iterator[str]:
