@@ -202,7 +202,7 @@ def _scale_up(sources: Sequence[str], data: float, model: float, then_run: Path 
     _check_alike(studies)
     names = ", ".join(study.name for study in studies)
     records = [record for study in studies for record in study.records]
-    found = scale_up(names, records, data, model, studies[0].front.direction)
+    found = scale_up(names, records, data, model)
     console = terminal(as_json)
     if as_json:
         click.echo(json_text(scale_up_document(names, found)), nl=False)

@@ -258,7 +258,7 @@ def _copy_for_optuna(stored: StoredStudy, out: Path | None) -> None:
 
 def _track(stored: StoredStudy, to: Tracker, results: Path) -> int:
     """Send a study's trials to a tracker; the exit code."""
-    from ..search.report.tracking.follow import tell
+    from ..extras.tracking.follow import tell
 
     tracked = tell(stored, [to], results / file_name(stored.name))
     for status in tracked:

@@ -229,8 +229,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
 
 def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterator[str]:
     """How a run ended, and what resumes it."""
+    from ..search.report.sentences import outcome_counts
     from ..search.report.terminal.deadline import model_lines
-    from ..search.report.terminal.tables import outcome_counts
     from ..search.run.study_run import gain_sentence
     from ..spaces.readable import UNLIMITED, count, seconds
     from ..spaces.record import counted

@@ -101,7 +101,7 @@ class SlurmSubmitter:
             "time": settings.hours and math.ceil(settings.hours * 60),  # minutes
             "signal": f"B:USR1@{STOP_S}",
         }
-        machines = {"nodes": settings.nodes, "cpus": settings.cpus_per_node, "gpus": gpus}
+        machines: dict[str, Any] = {"nodes": settings.nodes, "cpus": settings.cpus_per_node, "gpus": gpus}
         command = Template.of(None, submission.spec.folder, "slurm_command.sh").filled(
             machines
             | {"results": shlex.quote(str(results)), "file": shlex.quote(submission.file.name)}

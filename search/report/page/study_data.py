@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 from ....spaces.front import ParetoFront
 from ....spaces.laws.device import DeviceProfile
@@ -128,6 +128,6 @@ class StudyData:
         return "\n".join(lines)
 
 
-def finite(value: Any) -> bool:
+def finite(value: Any) -> TypeGuard[float]:
     """Whether a value is a number that has a place on an axis."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -22,7 +22,8 @@ from ...analysis.retime import (
 from ...store.stored import StoredStudy
 from ...store.url import shown_url
 from ..export import study_document, trial_document
-from .tables import column, front_plot, front_table, knee_sentence
+from ..sentences import knee_sentence
+from .tables import column, front_plot, front_table
 
 
 def retimed_document(
