@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.study.submit import Submit
