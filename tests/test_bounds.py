@@ -100,7 +100,7 @@ def sections(annotation: Any) -> set[type[BaseModel]]:
 MEASURED = {
     "lines": lambda: (lines(apart=False), ""),
     "lines_with_what_is_set_apart": lambda: (lines(apart=True), ""),
-    "commands": lambda: (len(list(commands())), ", ".join(sorted(command.name or "" for command in commands()))),
+    "commands": lambda: (len(main.commands), ", ".join(sorted(main.commands))),  # a group of them, `jobs`, is one
     "options": lambda: (options(), ""),
     "study_keys": lambda: (study_keys(), ""),
     "facts": lambda: (len(TrialFacts.__slots__) - 1, ""),  # without `extra`, the user's own
