@@ -93,9 +93,10 @@ class StudyRun:
         self.notify = notify
         self._suggester, self._space, self.tables = suggester, space, tables
         self.running = RunningAttempts(self._planner.expected_s)
-        self._early_stopping = early_stopping(
-            spec.stopping, spec.objectives.metric, partial(suggester.is_new_ground, trials) if spec.pauses else None
-        )
+        # A loop whose state nobody can save would begin anew.
+        can_resume = all(profile.optimizer is not None for each in profiles.values() for profile in each.values())
+        is_new_ground = partial(suggester.is_new_ground, trials) if spec.pauses and can_resume else None
+        self._early_stopping = early_stopping(spec.stopping, spec.objectives.metric, is_new_ground)
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self.running.ending)
         self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
@@ -249,6 +250,8 @@ class StudyRun:
         self._say_of_checkpoint(setup, str(measurement.facts.get("checkpoint", "")), host)
         fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, measurement.value(setup.metric))
+        if self._early_stopping.pauses and "checkpoint" in measurement.facts:
+            should_stop = False  # it could not be saved
         return (should_stop and not self.trials[number].is_repeat) or self.ending.stage is Stage.STOPPED
 
     def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:

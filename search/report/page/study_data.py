@@ -93,8 +93,9 @@ class StudyData:
         Args:
             x, y: of a trial; by default what it takes, and its metric.
         """
-        x, y = x or self.front.taken, y or (lambda record: record.accuracy)
-        placed = [(at, level, record) for record in records if finite(at := x(record)) and finite(level := y(record))]
+        place: Callable[[TrialRecord], Any] = x or self.front.taken
+        height: Callable[[TrialRecord], Any] = y or (lambda record: record.accuracy)
+        placed = [(at, level, r) for r in records if finite(at := place(r)) and finite(level := height(r))]
         return Layer(
             name,
             "points",

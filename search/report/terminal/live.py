@@ -156,8 +156,9 @@ def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> T
 
 def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
     """As many members of the front as fit: both ends, and evenly spaced ones between."""
-    shown: dict[str, str] = {"trial": "trial", **{speed: speed for speed in front.speeds}, front.metric: front.metric[:12]}
-    shown |= {"effective_batch": "batch", "learning_rate": "rate", "": ""}
+    shown: dict[str, str] = {"trial": "trial", front.metric: front.metric[:12], "": ""}
+    shown |= {"effective_batch": "batch", "learning_rate": "rate"}
+    shown |= {str(speed): speed for speed in front.speeds}
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
     columns = [column for column in front_columns(front, some_members(front, max(most, 1))) if column.name in shown]
     for column in columns:

@@ -16,6 +16,7 @@ from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import counted
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
+from conftest import TASKS
 from runner_contract import Run, Studies
 
 
@@ -92,6 +93,19 @@ class TestStudyRun(Studies):
         assert trials <= counted(result.study.records) < trials + 1
         assert {trial.state.name for trial in kept().trials} <= {"COMPLETE", "PRUNED"}
         assert go("Points", **changes).elapsed_s == 0
+
+    def test_a_loop_that_cannot_resume_is_not_paused(self, go: Run) -> None:
+        space = {
+            "effective_batch": {"low": 16, "high": 64},
+            "reference_rate": {"low": 0.01, "high": 1},
+            "epochs": 3,
+            "optimum": 0.01,
+            "curved": 1.0,
+        }
+        how = {"training": {"evaluations": 10, "samples": 1000}, "objectives": {"metric": "gain"}}
+        task = f"{TASKS.with_name('mirror_tasks.py')}:training"
+        result = go(task=task, space=space, budget={"trials": 5, "hours": 1}, **how)
+        assert [record.outcome for record in result.study.records] == ["complete"] * 5
 
     @pytest.mark.slow
     @pytest.mark.long

@@ -26,6 +26,8 @@ _MOST_LEFT_OUT = 15
 # The most members of a front that are shown.
 _MOST_MEMBERS = 12
 _LONGEST = 40
+# Cells of what runs do not say: the plan of a step, and the rule behind a rate.
+_UNKNOWN = ("", "? x ?", "constant")
 # What a meaning is called, where that is no name of its own.
 _MEANS = {"batch": "effective_batch", "nothing": "left out"}
 
@@ -105,7 +107,7 @@ def _front_table(study: StoredStudy) -> Table:
     names = [(member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] for member in members]
     runs = tuple(plain(cut(name or str(member.number), _LONGEST)) for name, member in zip(names, members, strict=True))
     _, *columns = front_columns(study.front, members)
-    known = [column for column in columns if any(cell not in ("", "? x ?") for cell in column.cells)]
+    known = [column for column in columns if any(cell not in _UNKNOWN for cell in column.cells)]
     return drawn([Column("run", runs, words=True), *known])
 
 
