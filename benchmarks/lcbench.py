@@ -68,7 +68,7 @@ class LCBench(Problem):
         self._session, self._code, self._fixed = session, code, fixed
         self.space = {name: domain for name, domain in SPACE.items() if name not in fixed}
         if fixed:
-            self.lowest = float(np.median(self._points(self._random(2000, np.random.default_rng(3)))[:, 1]))
+            self.lowest = float(np.median(self._surrogate(self._random(2000, np.random.default_rng(3)))[:, 1])) / 100
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
         parameters = {**self._fixed, **parameters}
@@ -107,8 +107,8 @@ class LCBench(Problem):
     def _moved(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Settings (n, 8), each with about three parameters moved by a twentieth of their range."""
         moved = rows.copy()
-        for name, domain in self.space.items():
-            place = list(SPACE).index(name)
+        for name in self.space:
+            place, domain = list(SPACE).index(name), SPACE[name]
             step = 0.05 * rng.standard_normal(len(rows)) * (rng.random(len(rows)) < 3 / len(self.space))
             column = rows[:, place]
             near = column * (domain.high / domain.low) ** step if domain.log else column + step * (domain.high - domain.low)
