@@ -46,21 +46,32 @@ GRID: dict[str, Sequence[float]] = {
     "units": (64, 102, 161, 256, 406, 645, 1024),
 }
 LOG_UNITS = np.log(GRID["units"])
+# What is fixed beside the epochs where those are: typical values.
+RECIPE: dict[str, float] = {"momentum": 0.9, "weight_decay": 0.01, "dropout": 0.2}
+SIZE: dict[str, float] = {"momentum": 0.9, "layers": 3, "units": 256}
 AVERAGED = tuple(name for name in SPACE if name not in GRID)
 ROUNDS = 15  # of neighbours; 35 more add .4 % to the hypervolume at most, on three tasks
 
 
 class LCBench(Problem):
-    """One task: a network's accuracy on its validation set, as a share."""
+    """One task: a network's accuracy on its validation set, as a share.
+
+    Args:
+        code: of the task, for the surrogate.
+        fixed: parameters that are not searched. The reference point is then the median of random settings: without epochs
+            to search, most settings are far above 0.
+    """
 
     lowest = 0.0
-    space = SPACE
 
-    def __init__(self, session: InferenceSession, code: int) -> None:
-        """Take the surrogate and the code that it has for the task."""
-        self._session, self._code = session, code
+    def __init__(self, session: InferenceSession, code: int, fixed: Mapping[str, float]) -> None:
+        self._session, self._code, self._fixed = session, code, fixed
+        self.space = {name: domain for name, domain in SPACE.items() if name not in fixed}
+        if fixed:
+            self.lowest = float(np.median(self._surrogate(self._random(2000, np.random.default_rng(3)))[:, 1])) / 100
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
+        parameters = {**self._fixed, **parameters}
         epochs, batch, layers = (parameters[name] - SPACE[name].low for name in list(GRID)[:3])
         logs = self._log_seconds_by_units[epochs, batch, layers]
         return math.exp(np.interp(math.log(parameters["units"]), LOG_UNITS, logs))
@@ -69,6 +80,7 @@ class LCBench(Problem):
         return float(self._surrogate(self._rows([parameters]))[0, 1]) / 100
 
     def curve(self, parameters: Mapping[str, Any], rng: np.random.Generator) -> list[float]:
+        parameters = {**self._fixed, **parameters}
         epochs = [max(1.0, parameters["epochs"] * tenth / FRACTIONS) for tenth in range(1, FRACTIONS + 1)]
         predicted = self._surrogate(self._rows([{**parameters, "epochs": each} for each in epochs]))
         return [float(percent) / 100 for percent in predicted[:, 1]]
@@ -76,13 +88,17 @@ class LCBench(Problem):
     def everything(self) -> list[tuple[float, float]]:
         """Random settings, and neighbours of the best: 40,000 random ones alone miss 7 to 20 % of the hypervolume."""
         rng = np.random.default_rng(1)
-        rows = self._rows([{name: random_value(one, rng) for name, one in self.space.items()} for _ in range(40_000)])
+        rows = self._random(40_000, rng)
         found = self._points(rows)
         for _ in range(ROUNDS):
             best = rows[_front(found)]
             near = self._moved(best[rng.integers(len(best), size=8000)], rng)
             rows, found = np.concatenate([rows, near]), np.concatenate([found, self._points(near)])
         return [(float(seconds), float(accuracy)) for seconds, accuracy in found]
+
+    def _random(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Random settings (count, 8)."""
+        return self._rows([{name: random_value(one, rng) for name, one in self.space.items()} for _ in range(count)])
 
     def _points(self, rows: np.ndarray) -> np.ndarray:
         """Seconds and accuracy of settings (n, 8), (n, 2)."""
@@ -91,8 +107,9 @@ class LCBench(Problem):
     def _moved(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Settings (n, 8), each with about three parameters moved by a twentieth of their range."""
         moved = rows.copy()
-        for place, domain in enumerate(SPACE.values()):
-            step = 0.05 * rng.standard_normal(len(rows)) * (rng.random(len(rows)) < 3 / len(SPACE))
+        for name in self.space:
+            place, domain = list(SPACE).index(name), SPACE[name]
+            step = 0.05 * rng.standard_normal(len(rows)) * (rng.random(len(rows)) < 3 / len(self.space))
             column = rows[:, place]
             near = column * (domain.high / domain.low) ** step if domain.log else column + step * (domain.high - domain.low)
             near = np.round(near) if isinstance(domain, IntDistribution) else near
@@ -132,7 +149,8 @@ class LCBench(Problem):
         return np.asarray(np.exp(self._log_seconds(np.log(rows[:, places]))))
 
     def _rows(self, settings: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        return np.array([[one[name] for name in SPACE] for one in settings], dtype=float)
+        whole = ({**self._fixed, **one} for one in settings)
+        return np.array([[one[name] for name in SPACE] for one in whole], dtype=float)
 
     def _surrogate(self, rows: np.ndarray) -> np.ndarray:
         """What the surrogate predicts for settings (n, 8), (n, 6): seconds, accuracy in percent, and four more."""
@@ -140,13 +158,13 @@ class LCBench(Problem):
         return np.asarray(self._session.run(None, {"x_cat": codes, "x_cont": rows.astype(np.float32)})[0])
 
 
-def lcbench_problems(folder: Path, tasks: Sequence[str] = TASKS) -> list[Problem]:
+def lcbench_problems(folder: Path, tasks: Sequence[str] = TASKS, fixed: Mapping[str, float] = {}) -> list[Problem]:
     """The tasks' problems, from the folder of the surrogate."""
     options = SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # the fastest, for single settings
     session = InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
     codes = json.loads((folder / "encoding.json").read_text())["OpenML_task_id"]
-    return [LCBench(session, codes[task]) for task in tasks]
+    return [LCBench(session, codes[task], fixed) for task in tasks]
 
 
 def _front(points: np.ndarray) -> np.ndarray:

@@ -12,6 +12,9 @@
   rule: seconds of one epoch against epochs to the paper's target, relative to the fewest. A trial gets a random run.
   Read from the folder `zeus` of $BSEARCH_DATA.
 - lcbench: networks on tabular data, eight parameters, by a surrogate (benchmarks/lcbench.py).
+
+`digits@16`, `cifar@8`, `lcbench@52` have that number of epochs in every trial. lcbench@52 has four parameters: batch, rate,
+weight decay and dropout, and lcbench-size@52 batch, rate, layers and units.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import math
 import os
 import statistics
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +92,12 @@ def random_value(distribution: Any, rng: np.random.Generator) -> float:
 class Table(Problem):
     """Measured trainings, looked up at their nearest neighbour."""
 
-    def __init__(self, name: str, lowest: float, least_batch: int = 0) -> None:
+    def __init__(self, name: str, lowest: float, least_batch: int = 0, epochs: str = "") -> None:
         self.lowest = lowest
         with gzip.open(DATA / f"{name}.csv.gz", "rt") as file:
             rows = [row for row in csv.DictReader(file) if int(row["effective_batch"]) >= least_batch]
+        if epochs:
+            rows = [row for row in rows if row.pop("epochs") == epochs]
         self.names = [key for key in rows[0] if key not in ("seed", "train_s", "curve")]
         self.curves: dict[tuple[float, ...], list[list[float]]] = {}
         taken: dict[tuple[float, ...], list[float]] = {}
@@ -102,6 +109,7 @@ class Table(Problem):
                 taken.setdefault(self._cost(key), []).append(float(row["train_s"]))
         self.taken = {key: statistics.median(values) for key, values in taken.items()}
         self.grid = [sorted({key[place] for key in self.curves}) for place in range(len(self.names))]
+        self._middles = [[math.sqrt(low * high) for low, high in pairwise(grid)] for grid in self.grid]
         self.space = {
             name: FloatDistribution(grid[0], grid[-1], log=True)
             if name == "reference_rate"
@@ -114,8 +122,8 @@ class Table(Problem):
 
     def _nearest(self, parameters: Mapping[str, Any]) -> tuple[float, ...]:
         return tuple(
-            min(grid, key=lambda one: abs(math.log(one / parameters[name])))
-            for name, grid in zip(self.names, self.grid, strict=True)
+            grid[bisect(middles, parameters[name])]
+            for name, grid, middles in zip(self.names, self.grid, self._middles, strict=True)
         )
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
@@ -297,11 +305,12 @@ def zeus_problems(folder: Path) -> list[Problem]:
 
 def problems(family: str) -> list[Problem]:
     """A family's problems; empty if its data are missing."""
-    match family:
+    name, _, epochs = family.partition("@")
+    match name:
         case "digits":
-            return [Table("digits", 0.5)]
+            return [Table("digits", 0.5, epochs=epochs)]
         case "cifar":
-            return [Table("cifar", 0.15)]
+            return [Table("cifar", 0.15, epochs=epochs)]
         case "late":
             # Of both tables, the batches where ranks at a third of a training and at its end disagree most.
             return [Table("digits", 0.5, least_batch=353), Table("cifar", 0.15, least_batch=1000)]
@@ -314,11 +323,12 @@ def problems(family: str) -> list[Problem]:
         case "zeus":
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "zeus"
             return zeus_problems(folder) if folder.is_dir() else []
-        case "lcbench":
-            from lcbench import lcbench_problems  # onnxruntime reads it, which the other problems do not need
+        case "lcbench" | "lcbench-size":
+            from lcbench import RECIPE, SIZE, lcbench_problems  # onnxruntime reads it, which the other problems do not need
 
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "lcbench"
-            return lcbench_problems(folder) if folder.is_dir() else []
+            fixed = {"epochs": int(epochs)} | (SIZE if name == "lcbench" else RECIPE) if epochs else {}
+            return lcbench_problems(folder, fixed=fixed) if folder.is_dir() else []
     raise ValueError(family)
 
 

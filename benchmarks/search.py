@@ -8,9 +8,10 @@
 Printed is the share of the true front's hypervolume (log seconds against accuracy) reached by the true values of the complete
 trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or with
 `--time` after the mean time of so many random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
-searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+pause` pauses
-and resumes them at `--restart` mean trainings each, `+time` divides improvements by time; `:4` takes four suggestions from each
-fit of the models, with `--workers` trials at once. `--noise` is added to times (a share) and accuracies.
+searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+time` divides improvements
+by time, `+time+stop` does both, and `+pause` pauses trials as well as dividing by time, and resumes them at `--restart` mean
+trainings each; `:4` takes four suggestions from each fit of the models, with `--workers` trials at once. `--noise` is added to
+times (a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SearchResult:
 
 def search_of(way: str, problem: Problem, seed: int) -> Search:
     """The search that a name such as `front/2+stop` stands for."""
-    sampler, _, stopping = way.partition("+")
+    sampler, *added = way.split("+")
     sampler, _, change = sampler.partition("/")
     space = problem.domains()
     batch, rate = space.get("effective_batch"), space.get("reference_rate")
@@ -61,8 +62,8 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     return Search(
         space,
         sampler="front" if sampler == "known" else sampler,
-        stopping={"": "none", "time": "none", "stop": "front"}.get(stopping, stopping),
-        by_time=stopping == "time",
+        stopping="front" if "stop" in added else "pause" if "pause" in added else "none",
+        by_time="time" in added,
         known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,
     )
@@ -205,6 +206,7 @@ def main() -> None:
     parser.add_argument("--restart", type=float, default=0.0, help="of a paused trial, in mean trainings")
     parser.add_argument("--workers", type=int, default=0, help="trials at once; each ends before the next is asked for")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--paired", action="store_true", help="also each way's difference from the first, search by search")
     parser.add_argument("--asks", nargs="*", type=int, help="only time an ask after these numbers of trials")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -224,6 +226,7 @@ def main() -> None:
         if not members:
             print(f"{family}: skipped, not found in BSEARCH_DATA")
             continue
+        first: list[list[float]] = []
         for way in options.ways:
             shares, asks, stopped, ended, risen = [], [], [], 0, 0
             for problem in members:
@@ -249,6 +252,10 @@ def main() -> None:
             wrong = f"{sum(stopped)} of the {sum(stopped) + risen} that would have risen above the front"
             more = f"   {ended} ended, {len(stopped)} stopped, {wrong}" if stopped else ""
             print(row(f"{family}, {way}", shares, asks, more), flush=True)
+            first = shares if way == options.ways[0] else first
+            if options.paired and way != options.ways[0]:
+                differences = (np.array(shares) - np.array(first)).tolist()
+                print(row(f"    less {options.ways[0]}", differences, asks), flush=True)
 
 
 if __name__ == "__main__":
