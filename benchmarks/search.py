@@ -62,7 +62,8 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     return Search(
         space,
         sampler="front" if sampler == "known" else sampler,
-        stopping="front" if "stop" in added else "pause" if "pause" in added else "none",
+        stopping="front" if {"stop", "pause"} & {*added} else "none",
+        pauses="pause" in added,
         by_time="time" in added,
         known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,
