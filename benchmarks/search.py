@@ -64,7 +64,7 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
         sampler="front" if sampler == "known" else sampler,
         stopping="front" if {"stop", "pause"} & {*added} else "none",
         pauses="pause" in added,
-        by_time="time" in added,
+        by_time=bool({"time", "pause"} & {*added}),
         known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,
     )
