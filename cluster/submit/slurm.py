@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.study.submit import Submit
@@ -102,14 +101,21 @@ class SlurmSubmitter:
             "time": settings.hours and math.ceil(settings.hours * 60),  # minutes
             "signal": f"B:USR1@{STOP_S}",
         }
-        machines: dict[str, Any] = {"nodes": settings.nodes, "cpus": settings.cpus_per_node, "gpus": gpus}
-        command = Template.of(None, submission.spec.folder, "slurm_command.sh").filled(
-            machines
-            | {"results": shlex.quote(str(results)), "file": shlex.quote(submission.file.name)}
-            | {"srun_gpus": f" --gpus-per-node={gpus}" if options["gpus-per-node"] else "", "stop_s": STOP_S, "join_s": JOIN_S}
-        )
-        named = {"study": submission.spec.study, "command": command.rstrip("\n"), "programs": shlex.quote(str(self._programs))}
-        first, *rest = template.filled(named | machines, required=("command",)).splitlines(keepends=True)
+        machines: dict[str, object] = {"nodes": settings.nodes, "cpus": settings.cpus_per_node, "gpus": gpus}
+        of_command: dict[str, object] = {
+            "results": shlex.quote(str(results)),
+            "file": shlex.quote(submission.file.name),
+            "srun_gpus": f" --gpus-per-node={gpus}" if options["gpus-per-node"] else "",
+            "stop_s": STOP_S,
+            "join_s": JOIN_S,
+        }
+        command = Template.of(None, submission.spec.folder, "slurm_command.sh").filled(machines | of_command)
+        values = machines | {
+            "study": submission.spec.study,
+            "command": command.rstrip("\n"),
+            "programs": shlex.quote(str(self._programs)),
+        }
+        first, *rest = template.filled(values, required=("command",)).splitlines(keepends=True)
         ours = [f"#SBATCH --{name}={shlex.quote(str(value))}\n" for name, value in options.items() if value is not None]
         return "".join([first, *ours, *rest])
 

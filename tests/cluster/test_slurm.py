@@ -171,7 +171,7 @@ def test_every_line_of_a_template_is_kept(study_file: Callable[..., Path], tmp_p
         ("#SBATCH -J mine", 3, "expected no --job-name, which bsearch adds itself; got one. Remove it"),
         ("true\n#SBATCH --mem=1G", 4, "expected --mem before the first command: sbatch ignores it here"),
         ("export GPUS={{ gpu }}", 3, "got {{ gpu }}. Did you mean 'gpus'?"),
-        ("#SBATCH --gres=gpu:{{ gpus_per_node }}", 3, "expected placeholders among {{ study }}, {{ command }}"),
+        ("#SBATCH --gres=gpu:{{ gpus_per_node }}", 3, "expected placeholders among {{ nodes }}, {{ cpus }}"),
     ],
 )
 def test_a_line_that_a_template_cannot_have_is_refused_by_name(
