@@ -117,14 +117,12 @@ def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Table]:
             f"{document['device']}"
         )
     if accumulation > 1:
-        yield Text(
+        summed = "Each micro-batch adds its summed loss over the whole step's denominator, so the step equals one large batch."
+        cached = (
             "All micro-batches are embedded first; the loss over the whole batch gives the embeddings' gradients, and each\n"
-            "micro-batch runs again for its own (gradient caching), so the step equals one large batch.\n"
-            if document["caches_embeddings"]
-            else "Each micro-batch adds its summed loss over the step's denominator, so the step equals one large batch.\n",
-            style="dim",
-            end="",
+            "micro-batch runs again for its own (gradient caching), so the step equals one large batch."
         )
+        yield Text(cached if document["caches_embeddings"] else summed, style="dim")
         yield Text("BatchNorm is the exception: it sees the micro-batch, not the step.", style="dim")
 
 
