@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .stepping import Stepping
 
     # A training with such a loss, ours or a library's loop, and what has the two functions that make one.
-    CachedTraining = Stepping | CoupledSteps
-    Embeds = Task | CoupledLoss
+    CachedTraining: TypeAlias = "Stepping | CoupledSteps"
+    Embeds: TypeAlias = "Task | CoupledLoss"
 
 
 class EmbeddingsOf(nn.Module):
