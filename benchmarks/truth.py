@@ -124,7 +124,7 @@ def _runs_of(problem: Problem, study: int, rng: np.random.Generator) -> Callable
 def _score(task: str, setup: TrialSetup) -> float:
     with closing(start_attempt(task, setup)) as reports:
         last = [one for one in reports if isinstance(one, Measurement)][-1]
-    return last.score(setup.metric)
+    return last.value(setup.metric)
 
 
 def _record(one: TrialRecord) -> dict[str, Any]:

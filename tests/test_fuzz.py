@@ -315,7 +315,10 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path, what: str, command: l
         path.symlink_to(path)
     else:
         path.symlink_to(what)
-    assert re.search("expected a (study file|profile), got a (folder|pipe)|cannot be read", bsearch(*command, str(path)))
+    assert re.search(
+        "expected a (study file|profile), got a (folder|pipe)|expected a folder that holds runs|cannot be read",
+        bsearch(*command, str(path)),
+    )
 
 
 def _profile() -> dict[str, Any]:

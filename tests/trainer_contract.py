@@ -232,7 +232,7 @@ def sgd(net: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
 def follow(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
     """A user's own code around a library's loop, which knows nothing but measurements."""
     for measurement in measurements:
-        yield replace(measurement, scores={**measurement.scores, "twice": 2 * measurement.score("accuracy")})
+        yield replace(measurement, scores={**measurement.scores, "twice": 2 * measurement.value("accuracy")})
     LOG.followed += 1
 
 
@@ -578,7 +578,7 @@ class TrainerContract:
         assert seconds == sorted(seconds) and 0 < seconds[-1] <= time.perf_counter() - begun - 4 * SLOW_EVALUATION_S
         for one in measurements:
             assert one.train_loss is not None and math.isfinite(one.train_loss)
-            assert 0 <= one.score("accuracy") <= 1 and set(one.scores) >= {"accuracy"}
+            assert 0 <= one.value("accuracy") <= 1 and set(one.scores) >= {"accuracy"}
         assert measurements[-1].facts["steps"] == 20
 
     def test_a_seed_repeats_and_another_differs(self) -> None:

@@ -44,7 +44,7 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., Path], kube: Path) -> None:
     path = study_file(submit=SETTINGS, storage="sqlite:////data/small.db")
-    dry = bsearch("submit", path, "--nodes", 3, "--dry-run")
+    dry = bsearch("submit", path, "--set", "submit.nodes=3", "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert "replicas: 3\n" in dry.output
     assert bsearch("jobs", "status", "--study", path).output == "no bsearch jobs there\n"
@@ -225,7 +225,7 @@ def test_the_package_that_travels_is_the_wheel_unpacked(tmp_path: Path) -> None:
     package, metadata = copy_package(tmp_path)
     sent = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
     tree = {"__init__.py", "__main__.py", "cli.py", "py.typed"}
-    for name in ("spaces", "objectives", "search", "cluster", "commands", "verify"):
+    for name in ("spaces", "objectives", "search", "cluster", "commands", "extras", "verify"):
         files = [path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         tree |= {str(path.relative_to(ROOT)) for path in files}
     assert sent == tree

@@ -118,7 +118,7 @@ class TestHuggingFace(TrainerContract):
         for size in (4, 16, 64, 512):
             sized = replace(made, parameters={"kind": kind, "per_device_eval_batch_size": size})
             [measurement] = self.trained(kind if kind.endswith("words") else "evaluated", sized)
-            assert measurement.score("loss") == pytest.approx(float(expected.detach()), rel=1e-6), size
+            assert measurement.value("loss") == pytest.approx(float(expected.detach()), rel=1e-6), size
 
     def test_the_evaluation_batch_never_follows_the_micro_batch(self) -> None:
         def sizes(micro_batches: int, **changes: object) -> list[int]:

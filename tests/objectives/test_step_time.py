@@ -309,7 +309,9 @@ def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> N
     assert {record.facts.train_s_source for record in later.study.records} == {"known"}
     spec = read_study(study_file(task=f"{TASKS}:Points"))
     assert spec.storage is not None
-    (laws,) = (Tables(spec.storage).step_times("small") or {}).values()
+    row = Tables(spec.storage).study("small")
+    assert row is not None
+    (laws,) = (row.step_times or {}).values()
     law = laws[0]
     for record in later.study.records:
         plan = BatchPlan(record.facts.effective_batch, record.facts.accumulation)

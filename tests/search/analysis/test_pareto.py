@@ -147,7 +147,8 @@ def test_the_end_compares_the_front_with_the_baseline() -> None:
 
 
 def test_a_metric_to_minimize_is_compared_with_the_baseline_too() -> None:
-    records = [record(0, 10.0, 0.10, baseline=0), record(1, 4.0, 0.10), record(2, 9.0, 0.05), record(3, 1.0, 0.5)]
+    made = [record(0, 10.0, 0.10, baseline=0), record(1, 4.0, 0.10), record(2, 9.0, 0.05), record(3, 1.0, 0.5)]
+    records = [replace(one, direction="minimize") for one in made]
     assert list(comparison(front_of(records, "val_loss", "minimize"), records)) == [
         "Baseline (trial 0: val_loss 0.1 in 10 s) -> trial 1 has at least its val_loss (0.1) in 4 s (-60% time); "
         "trial 2 has val_loss 0.05 (-0.05) in its time or less."

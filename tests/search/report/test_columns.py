@@ -26,6 +26,7 @@ def made(count: int, direction: Literal["minimize", "maximize"] = "maximize", **
             TrialFacts(learning_rate=0.1 * number, micro_batch=4, accumulation=2 * number, **facts),
             1.0 + number,
             sign * (0.5 + number / 100),
+            direction=direction,
         )
         for number in range(count)
     ]

@@ -398,8 +398,8 @@ def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
     [
         (["--to", "hf", "--all"], "--all is for tables: with --to csv or json"),
         (["--to", "optuna", "--all"], "--all is for tables: with --to csv or json"),
-        (["--pick", "1"], "choose a trial for a framework; add --to hf, lightning"),
-        (["--to", "json", "--pick", "within:1%"], "choose a trial for a framework; add --to hf, lightning"),
+        (["--pick", "1"], "chooses a trial for a framework; add --to hf, lightning"),
+        (["--to", "json", "--pick", "within:1%"], "chooses a trial for a framework; add --to hf, lightning"),
         (
             ["--to", "hf", "--pick", "last"],
             "one of best, knee, within:1%, reaches:.9, cheapest:.9; got 'last'",
