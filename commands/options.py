@@ -13,7 +13,7 @@ import click
 
 from ..spaces.boundary.storage import is_url, sqlite_parts, storage_of
 from ..spaces.domain import share
-from ..spaces.errors import StudyFileError, cut
+from ..spaces.errors import StudyFileError, cut, plain
 from ..spaces.study.file import changed_study, plain_value, read_study, resolve_study, study_from_dict
 from ..spaces.study.space import Space
 from ..spaces.study.spec import StudySpec
@@ -230,7 +230,7 @@ def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         section, dot, name = key.partition(".")
         if not (equals and dot and section and name) or "." in name:
             unknown = equals and section and not dot and section not in StudySpec.model_fields
-            hint = f" Write space.{cut(text, 60)} for a parameter of the task." if unknown else ""
+            hint = f" Write space.{plain(cut(text, 60))} for a parameter of the task." if unknown else ""
             raise click.UsageError(
                 f"--set: expected SECTION.KEY=VALUE such as training.precision=bf16, got {cut(text, 60)!r}.{hint}"
             )

@@ -368,7 +368,8 @@ revision, down_revision = "0007", "0006"
 def upgrade():
     op.add_column("bsearch_trial", sa.Column("dream", sa.Text))
     for number in range(400):
-        op.execute(sa.text("UPDATE bsearch_trial SET dream = :dream WHERE number = :number").bindparams(dream=f"of {number}", number=number))
+        changed = sa.text("UPDATE bsearch_trial SET dream = :dream WHERE number = :number")
+        op.execute(changed.bindparams(dream=f"of {number}", number=number))
 """
 OPEN = """
 import sys
