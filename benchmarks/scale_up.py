@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from bsearch.extras.scale_up.fit import scale_up
+from bsearch.extras.scale_up.scaled_up import LAWS, ScaledUp
 from bsearch.objectives.trial import start_attempt
 from bsearch.objectives.vision import small_cnn
-from bsearch.search.laws.scale_up import scale_up
-from bsearch.search.laws.scaled_up import LAWS, ScaledUp
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.record import TrialFacts, TrialRecord

@@ -22,7 +22,6 @@ from .options import batch_option, json_option, named, opened, scale_option, unt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..search.laws.scaled_up import NextStudy
     from ..search.sources.columns import Columns
     from ..search.sources.imported import Imported
     from ..search.store.stored import StoredStudy
@@ -142,7 +141,7 @@ def _answer(
     from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.export import json_text
-    from ..search.report.terminal.laws.verdicts import group_parts, verdict_document
+    from ..search.report.terminal.ask import group_parts, verdict_document
 
     console, documents = terminal(as_json), []
     for study, group in groups:
@@ -174,7 +173,7 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     """Print the samples that a study needs to reach a value of its metric, by batch."""
     from ..search.laws.samples_by_batch import study_samples
     from ..search.report.export import json_text
-    from ..search.report.terminal.laws.samples import samples_document, samples_parts
+    from ..search.report.terminal.ask import samples_document, samples_parts
 
     if not _is_study(source):
         raise click.UsageError(f"--until: expected a study, got {source}; a table of runs to a target says itself what it is")
@@ -189,54 +188,13 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
 
 
 def _scale_up(sources: Sequence[str], data: float, model: float, then_run: Path | None, as_json: bool) -> None:
-    """Print the best settings of a larger training, and write the study that would narrow their intervals most."""
-    from ..search.laws.scale_up import scale_up
-    from ..search.report.export import json_text
-    from ..search.report.terminal.laws.scale_up import next_sentence, scale_up_document, scale_up_parts
+    from ..spaces.boundary.plug_ins import plug_in
 
     if then_run is not None and then_run.exists():
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
     if other := next((source for source in sources if not _is_study(source)), None):
         raise click.UsageError(f"--scale: expected studies, got {other}. Make one of it first: --save FILE.db")
-    studies = [opened(source) for source in sources]
-    _check_alike(studies)
-    names = ", ".join(study.name for study in studies)
-    records = [record for study in studies for record in study.records]
-    found = scale_up(names, records, data, model)
-    console = terminal(as_json)
-    if as_json:
-        click.echo(json_text(scale_up_document(names, found)), nl=False)
-    else:
-        for part in scale_up_parts(names, found):
-            console.print(part)
-    if then_run is not None:
-        if found.next is not None:
-            _write_next(then_run, studies, found.next)
-        console.print(f"\n{next_sentence(from_here(then_run.absolute()), found.next)}")
-
-
-def _check_alike(studies: Sequence[StoredStudy]) -> None:
-    """Raise unless the studies are different ones of the same task and metric."""
-    faults = []
-    if len({(study.url, study.name) for study in studies}) < len(studies):
-        faults.append("each study once")
-    if len(metrics := {(study.front.metric, study.front.direction) for study in studies}) > 1:
-        faults.append(f"one metric, got {' and '.join(sorted(name for name, _ in metrics))}")
-    if len(tasks := {study.identity["task"]["name"] for study in studies}) > 1:
-        faults.append(f"one task, got {' and '.join(sorted(tasks))}")
-    if faults:
-        raise StudyFileError(f"expected studies that differ in their size alone: {'; '.join(faults)}")
-
-
-def _write_next(file: Path, studies: Sequence[StoredStudy], found: NextStudy) -> None:
-    import yaml
-
-    from ..search.laws.next_study import next_study
-    from ..spaces.boundary.files import write_file
-
-    widest = found.size.parameters
-    study = next(study for study in studies if any((trial.facts.model_parameters or 1) == widest for trial in study.records))
-    write_file(file, yaml.safe_dump(next_study(study.spec, study.records, found), sort_keys=False))
+    plug_in("bsearch.questions", "scale")([opened(source) for source in sources], data, model, then_run, as_json)
 
 
 def _columns_document(columns: Columns) -> list[dict[str, str]]:
@@ -260,7 +218,7 @@ def _read(
         targets: runs to a target are read as such.
     """
     from ..search.laws.runs_table import to_target
-    from ..search.report.terminal.laws.verdicts import columns_table
+    from ..search.report.terminal.ask import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
     from ..search.sources.read import runs_of
@@ -319,7 +277,7 @@ def _study_name(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "runs"
 
 
-def as_study(found: Imported, url: str = "") -> StoredStudy:
+def as_study(found: Imported) -> StoredStudy:
     """A group of runs as a study that no database holds."""
     from ..search.analysis.blow_ups import told_apart
     from ..search.analysis.pareto import study_front
@@ -329,7 +287,7 @@ def as_study(found: Imported, url: str = "") -> StoredStudy:
     # Slow ways to a target are no blow-ups.
     records = found.records if found.to_target else told_apart(found.records)
     identity = study_identity(spec, "imported")
-    return StoredStudy(url, spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
+    return StoredStudy("", spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
 
 
 def files_of_runs(source: str, mapped: Sequence[str], metric: str | None) -> dict[str, str]:

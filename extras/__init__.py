@@ -1,1 +1,1 @@
-"""What is rarely used. Nothing below `commands` imports it: its exporters and trackers are found by their entry points."""
+"""What is rarely used. Nothing below `commands` imports it: all but `port` is found by entry points."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...search.analysis.retime import KnownCost, planned_on, read_profile
+from ...search.analysis.retime import KnownDevice, read_profile
 from ...search.report.frameworks.settings import nearest_even_plan
 from ...spaces.errors import Fault, InfeasiblePlanError, StudyFileError
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import OptimizerSettings, scaled_settings
 from ...spaces.plan import BatchPlan, plan_batch
+from ...spaces.planning import best_plan
 from ...spaces.readable import readable_bytes
 from ..exporters.libraries import AXOLOTL
 from .memory import Memory, Target, memory_on, optimizer_of, parameters_of
@@ -42,7 +44,7 @@ class Ported:
         memory: or why it is not known.
         differs: how steps differ from the recipe's beyond rounding; none: they are identical.
         warned: what else has to be looked at.
-        known: step time, from a profile.
+        step_s: a step's time, from a profile.
     """
 
     recipe: Recipe
@@ -53,7 +55,7 @@ class Ported:
     memory: Memory | str
     differs: tuple[str, ...]
     warned: tuple[str, ...]
-    known: KnownCost | None = None
+    step_s: float | None = None
 
     @property
     def written(self) -> BatchPlan:
@@ -122,24 +124,46 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
             )
         )
     written = plan or (near.plan if near else before)
-    known = None
+    step_s = None
     if profile is not None:
-        timed = read_profile(profile)
         own, _ = parameters_of(recipe, str(model or recipe.get("model")))
-        _, known = planned_on(
-            timed,
-            written.effective_batch,
-            1.0,
-            devices=target.devices,
-            accumulation=written.accumulation,
-            largest_micro_batch=written.largest_micro_batch,
-            smallest_micro_batch=1,
-            parameters={key: own[key] for key in timed.profiles[0][0] if key in own},
-        )
+        step_s = _step_s(read_profile(profile), written, own)
     differs, warned = tuple(_differences(recipe, before, written)), tuple(_warnings(recipe, before, written))
     if devices is None and recipe.devices is None:
         warned = ("the recipe does not state its number of devices: 1 is assumed (set it with --written-for N)", *warned)
-    return Ported(recipe, target, before, plan, near, memory, differs, warned, known)
+    return Ported(recipe, target, before, plan, near, memory, differs, warned, step_s)
+
+
+def _step_s(device: KnownDevice, plan: BatchPlan, parameters: Mapping[str, Any]) -> float:
+    """The time of a plan's step by a profile, with as little activation checkpointing as fits.
+
+    Raises:
+        StudyFileError: the device was timed with another number of devices, or not one combination has these parameters.
+        InfeasiblePlanError: the micro-batch does not fit.
+    """
+    chosen = [
+        profile for key, profile in device.profiles if all(parameters.get(name, value) == value for name, value in key.items())
+    ]
+    if len(chosen) != 1:
+        there = "; ".join(" ".join(f"{name}={value}" for name, value in key.items()) for key, _ in device.profiles)
+        raise StudyFileError(f"the profile of {device.name}: expected one combination of the recipe's parameters, got {there}")
+    (profile,) = chosen
+
+    def plan_of(variant: DeviceProfile) -> BatchPlan:
+        return plan_batch(
+            plan.effective_batch,
+            devices=plan.devices,
+            accumulation=plan.accumulation,
+            largest_micro_batch=variant.cap_on(plan.devices, 0.0, plan.effective_batch),
+            activation_checkpointing=variant.activation_checkpointing,
+        )
+
+    used = best_plan(profile, plan_of)
+    law = profile.under(used).step_time(plan.devices)
+    if law is None:
+        there = ", ".join(str(step_time.devices) for step_time in profile.step_times)
+        raise StudyFileError(f"devices {plan.devices}: expected a number that the profile was timed on: {there}")
+    return law.step_s(used)
 
 
 def _batch_of(recipe: Recipe, devices: int | None) -> BatchPlan:

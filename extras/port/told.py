@@ -32,7 +32,7 @@ def port_document(ported: Ported) -> dict[str, Any]:
         "nearest": None
         if near is None
         else {**_split(near.plan), "rates": near.rates, "decays": near.decays, "steps": near.steps},
-        "step_s": None if ported.known is None else ported.known.step_s,
+        "step_s": ported.step_s,
         "changes": ported.changes,
     }
 
@@ -86,8 +86,8 @@ def port_lines(ported: Ported) -> Iterator[str]:
         if recipe.unknown:
             yield f"    unless one of these affects a step: {_listed(recipe.unknown)}"
     yield from (f"  note: {warning}" for warning in ported.warned)
-    if ported.known is not None and ported.known.step_s is not None:
-        yield f"  a step takes {seconds(ported.known.step_s)}, by the profile"
+    if ported.step_s is not None:
+        yield f"  a step takes {seconds(ported.step_s)}, by the profile"
     if ported.nearest is not None:
         yield from _nearest_lines(ported)
     yield ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,16 +14,7 @@ from ...spaces.boundary.files import text_of
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.front import ParetoFront, amount
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch
-from ...spaces.planning import (
-    best_plan,
-    known_train_s,
-    known_watts,
-    plan_limits,
-    planned,
-    training_cost,
-    with_fastest_accumulation,
-)
+from ...spaces.planning import known_train_s, known_watts, plan_limits, planned, training_cost
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Objectives, Speed
 from ...spaces.study.spec import StudySpec
@@ -316,99 +306,3 @@ def retimed_summary(before: ParetoFront, after: Retimed) -> str:
         return ", ".join(map(str, numbers)) or "none"
 
     return f"On both fronts: {named(stayed)}. Only on the new front: {named(joined)}. Only on the old front: {named(left)}."
-
-
-@dataclass(frozen=True, slots=True)
-class KnownCost:
-    """A plan's time on a device, of one step and of a training of `samples_budget` samples, and its memory; None: not known."""
-
-    device: str
-    training_set: int
-    samples_budget: int
-    step_s: float | None
-    train_s: float | None
-    interval: float | None
-    peak_bytes: int | None
-    limit_bytes: int | None
-    caches: bool = False
-
-
-def planned_on(
-    device: KnownDevice,
-    effective_batch: int,
-    epochs: float,
-    *,
-    devices: int,
-    accumulation: int | None,
-    largest_micro_batch: int | None,
-    smallest_micro_batch: int,
-    parameters: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[BatchPlan, KnownCost]:
-    """The plan of a batch on a known device, its training time and its memory.
-
-    Args:
-        parameters: choose one of several combinations of values that change cost.
-
-    Raises:
-        StudyFileError: the device was timed with another number of devices, or not one combination has these parameters.
-        InfeasiblePlanError: no plan.
-    """
-    chosen = [
-        profile
-        for key, profile in device.profiles
-        if all(key.get(name, value) == value for name, value in parameters.items()) and parameters.keys() <= key.keys()
-    ]
-    if len(chosen) != 1:
-        there = "; ".join(" ".join(f"--set space.{name}={value}" for name, value in key.items()) for key, _ in device.profiles)
-        raise StudyFileError(f"--set: expected one of the profile's combinations: {there or 'none'}")
-    (profile,) = chosen
-    if profile.step_times and profile.step_time(devices) is None:
-        there = ", ".join(str(step_time.devices) for step_time in profile.step_times)
-        raise StudyFileError(f"devices {devices}: expected a number that the profile was timed on: {there}")
-
-    def limits(variant: DeviceProfile) -> dict[str, Any]:
-        law = variant.step_time(devices)
-        cap = variant.cap_on(devices, 0.0, effective_batch)
-        caps = (largest_micro_batch, cap, None if law is None else law.largest_micro_batch)
-        return {
-            "largest_micro_batch": min((cap for cap in caps if cap is not None), default=None),
-            "smallest_micro_batch": max(smallest_micro_batch, variant.smallest_micro_batch),
-            "activation_checkpointing": variant.activation_checkpointing,
-            **accumulation_limits(variant.embedding, couples_samples=variant.couples_samples),
-        }
-
-    def plan_of(variant: DeviceProfile) -> BatchPlan:
-        plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits(variant))
-        if accumulation is not None or not variant.splits:
-            return plan
-        return with_fastest_accumulation(plan, replace(variant, smallest_micro_batch=limits(variant)["smallest_micro_batch"]))
-
-    plan = best_plan(profile, plan_of)
-    used = profile.under(plan)
-    law, memory = used.step_time(devices), used.memory
-    if profile.training_set is None:
-        raise StudyFileError(
-            f"the profile of {device.name}: expected the number of training samples, got none. Write training.samples in the "
-            "study, and profile it again."
-        )
-    samples = max(1, round(epochs * profile.training_set))
-    most = min(samples, profile.training_set)
-    if effective_batch > most:
-        raise StudyFileError(
-            f"effective_batch: expected at most the {most} samples there are to train on, got {effective_batch}"
-        )
-    return plan, KnownCost(
-        device=device.name,
-        training_set=profile.training_set,
-        samples_budget=samples,
-        step_s=None if law is None else law.step_s(plan),
-        train_s=None if law is None else law.train_s(plan, samples, **limits(used)),
-        interval=None if law is None else law.interval,
-        peak_bytes=None
-        if memory is None
-        else round(
-            memory.peak_bytes(plan.largest_micro_batch) + memory.held_bytes * effective_batch + used.extra_bytes(devices)
-        ),
-        limit_bytes=used.limit_bytes,
-        caches=used.embedding == "cached",
-    )

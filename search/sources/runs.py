@@ -48,6 +48,11 @@ def curve_results(name: str, values: Iterable[float]) -> dict[str, float]:
     return {name: last} if low > high else {name: last, f"{name} (lowest)": low, f"{name} (highest)": high}
 
 
+def curves_results(curves: Mapping[str, Iterable[float]]) -> dict[str, float]:
+    """The same of several curves, by their names."""
+    return {end: value for name, values in curves.items() for end, value in curve_results(name, values).items()}
+
+
 def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Scalar]]:
     """Nested settings by dotted names; what is neither number, text nor truth is left out.
 

@@ -16,12 +16,15 @@ import yaml
 from bsearch.cli import main
 from bsearch.extras.port.edit import rewritten
 from bsearch.extras.port.memory import Memory, target_of
-from bsearch.extras.port.ported import Ported, port
+from bsearch.extras.port.ported import Ported, _step_s, port
 from bsearch.extras.port.recipe import Recipe, read_recipe
 from bsearch.objectives.language.imagined import Imagined
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.task import Loss
+from bsearch.search.analysis.retime import KnownDevice
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner
@@ -342,3 +345,16 @@ def test_trl_takes_the_same_first_steps_on_other_devices(tmp_path: Path) -> None
     assert len(expected) == 5
     assert first_losses(tmp_path, "small.yaml", 1) == pytest.approx(expected, rel=1e-5)
     assert first_losses(tmp_path, "two.yaml", 2) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_is_that_of_the_profile_with_the_recipes_parameters(depth: int) -> None:
+    laws = {number: StepTime(((1, 1.0 * number), (100, 1.0 * number)), update_s=0.0) for number in (1, 2)}
+    profiles = tuple(({"depth": n}, DeviceProfile("cpu", "cpu", 1000, step_times=(law,))) for n, law in laws.items())
+    device, plan = KnownDevice("cpu", {"name": "Mine"}, {}, profiles), BatchPlan(100, 1, 1)
+    assert _step_s(device, plan, {"depth": depth, "width": 3}) == depth
+    for parameters in ({}, {"depth": 3}):
+        with pytest.raises(StudyFileError, match="one combination of the recipe's parameters, got depth=1; depth=2"):
+            _step_s(device, plan, parameters)
+    with pytest.raises(StudyFileError, match="expected a number that the profile was timed on: 1"):
+        _step_s(device, BatchPlan(100, 1, 2), {"depth": depth})

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ....spaces.errors import Fault, StudyFileError, cut
+from ..runs import Run
 
 
-def walked(source: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk`, which would skip a folder that cannot be read.
+def runs_below(source: str, run_of: Callable[[Path, list[str], list[str]], Run | None], expected: str) -> Iterator[Run]:
+    """The run of a folder and those of all folders below it.
+
+    Args:
+        run_of: the run of a folder with these folders and files, if it holds one; it may remove folders not to be entered.
+        expected: what the source should have been, for the message.
 
     Raises:
-        StudyFileError: a folder cannot be read.
+        StudyFileError: a folder cannot be read (which `os.walk` alone would skip), or none holds a run.
     """
-    return os.walk(Path(source).expanduser(), onerror=_refuse)
+    empty = True
+    for folder, folders, files in os.walk(Path(source).expanduser(), onerror=_refuse):
+        folders.sort()
+        if (run := run_of(Path(folder), folders, files)) is not None:
+            empty = False
+            yield run
+    if empty:
+        raise StudyFileError(Fault("", f"expected {expected}", source))
 
 
 def _refuse(error: OSError) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from ....spaces.errors import Fault, StudyFileError, cut
-from ..runs import Run, Scalar, curve_results, flat
+from ..runs import Run, Scalar, curves_results, flat
 from ..values import number
-from .folders import walked
+from .folders import runs_below
 
 _NUMBERS = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i"}  # NumPy's names, and those of `struct`
 _COUNTERS = ("epoch", "step")
@@ -26,15 +26,13 @@ def read(source: str) -> Iterator[Run]:
     Raises:
         StudyFileError: there is no such folder, or a file cannot be read.
     """
-    some = False
-    for folder, folders, files in walked(source):
-        folders.sort()
-        if "metrics.csv" in files or "hparams.yaml" in files:
-            some = True
-            yield Run(folder, _settings(Path(folder, "hparams.yaml")), _results(Path(folder, "metrics.csv")))
-    if not some:
-        message = "expected a folder of Lightning's, such as lightning_logs; got no metrics.csv and no hparams.yaml"
-        raise StudyFileError(Fault("", message, source))
+    return runs_below(source, _run, "a folder of Lightning's, such as lightning_logs; got no metrics.csv and no hparams.yaml")
+
+
+def _run(folder: Path, folders: list[str], files: list[str]) -> Run | None:
+    if not {"metrics.csv", "hparams.yaml"} & set(files):
+        return None
+    return Run(str(folder), _settings(folder / "hparams.yaml"), _results(folder / "metrics.csv"))
 
 
 class _Plain(yaml.SafeLoader):
@@ -93,5 +91,5 @@ def _results(path: Path) -> dict[str, float]:
                         curves[name].append(value)
     except (OSError, csv.Error) as error:
         raise StudyFileError(Fault("", f"expected a CSV table: {error}. Move it away.", str(path))) from None
-    ends = {end: value for name, values in curves.items() for end, value in curve_results(name, values).items()}
-    return {name: value for name, value in ends.items() if name.partition(" (")[0] not in _COUNTERS or name in _COUNTERS}
+    counters = {name: curves.pop(name)[-1] for name in _COUNTERS if name in curves}
+    return counters | curves_results(curves)

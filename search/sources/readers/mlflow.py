@@ -15,6 +15,7 @@ from typing import Any
 from ....spaces.boundary.storage import sqlite_parts, sqlite_url
 from ....spaces.errors import StudyFileError, cut, near_miss
 from ..runs import Run, Scalar, Status, curve_results
+from ..values import cell
 
 _STATUS: dict[str, Status] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "failed"}
 _MOST_WITH_CURVES = 200  # runs: each curve is a request of its own
@@ -99,17 +100,5 @@ def _run(run: Any, client: Any) -> Run:
         curve = sorted(history, key=lambda metric: (metric.step, metric.timestamp))
         results |= curve_results(name, (metric.value for metric in curve)) | {name: last}
     name = run.data.tags.get("mlflow.runName", "")
-    settings = {name: _number(text) for name, text in run.data.params.items()}
+    settings = {name: value for name, text in run.data.params.items() if (value := cell(text)) is not None}
     return Run(f"{name} ({info.run_id})".strip(), settings, results, status=_STATUS.get(info.status, "running"))
-
-
-def _number(text: str) -> Scalar:
-    """Text as MLflow keeps it, or the number that it says.
-
-    >>> _number("64"), _number("1e-3"), _number("adam")
-    (64, 0.001, 'adam')
-    """
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return text if "_" in text else kind(text)  # Python reads 2026_01 as a number too
-    return text

@@ -12,8 +12,8 @@ from typing import Any
 
 from ....spaces.boundary.secrets import is_secret
 from ....spaces.errors import Fault, StudyFileError, cut
-from ..runs import Run, Scalar, curve_results, flat
-from .folders import json_object, walked
+from ..runs import Run, Scalar, curves_results, flat
+from .folders import json_object, runs_below
 
 _STATE = "trainer_state.json"
 _LARGEST = 1 << 22  # bytes of pickled arguments, which are a few thousand
@@ -26,22 +26,19 @@ def read(source: str) -> Iterator[Run]:
     Raises:
         StudyFileError: the folder holds no such file, or one cannot be read.
     """
-    some = False
-    for folder, folders, _ in walked(source):
-        steps = {int(name[11:]): name for name in folders if re.fullmatch(r"checkpoint-\d+", name)}
-        folders[:] = sorted(set(folders) - set(steps.values()))
-        here = Path(folder)
-        states = (here, *(here / steps[step] for step in sorted(steps, reverse=True)))
-        if last := next((state for state in states if (state / _STATE).is_file()), None):
-            some = True
-            try:
-                run = _run(here, last, states)
-            except (RecursionError, TypeError, ValueError, AttributeError):
-                message = "expected a state as Trainer writes it, got other JSON. Move it away."
-                raise StudyFileError(Fault("", message, str(last / _STATE))) from None
-            yield run
-    if not some:
-        raise StudyFileError(Fault("", f"expected the output_dir of a Trainer, or a folder of them; got no {_STATE}", source))
+    return runs_below(source, _of_folder, f"the output_dir of a Trainer, or a folder of them; got no {_STATE}")
+
+
+def _of_folder(folder: Path, folders: list[str], files: list[str]) -> Run | None:
+    steps = {int(name[11:]): name for name in folders if re.fullmatch(r"checkpoint-\d+", name)}
+    folders[:] = [name for name in folders if name not in steps.values()]
+    states = (folder, *(folder / steps[step] for step in sorted(steps, reverse=True)))
+    last = next((state for state in states if (state / _STATE).is_file()), None)
+    try:
+        return None if last is None else _run(folder, last, states)
+    except (RecursionError, TypeError, ValueError, AttributeError):
+        message = "expected a state as Trainer writes it, got other JSON. Move it away."
+        raise StudyFileError(Fault("", message, f"{last}/{_STATE}")) from None
 
 
 def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
@@ -64,7 +61,7 @@ def _curves(state: dict[str, Any]) -> dict[str, Scalar]:
             totals[name] = value
         elif name not in _NO_CURVES and isinstance(value, int | float):
             curves[name].append(value)
-    return {**totals, **{end: value for name, values in curves.items() for end, value in curve_results(name, values).items()}}
+    return totals | curves_results(curves)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ....spaces.errors import Fault, StudyFileError
-from ..runs import Run, Status, curve_results, flat
+from ..runs import Run, Status, curves_results, flat
 from ..values import cell
-from .folders import json_object, walked
+from .folders import json_object, runs_below
 
 _STATUS: dict[str, Status] = {"TERMINATED": "finished", "ERROR": "failed", "RUNNING": "running"}
 # fmt: off
@@ -31,26 +31,23 @@ def read(source: str) -> Iterator[Run]:
     Raises:
         StudyFileError: the folder holds no trial, or a file cannot be read.
     """
-    some, states = False, dict[str, Status]()
-    for folder, folders, files in walked(source):
-        folders.sort()
-        here = Path(folder)
+    states = dict[str, Status]()
+
+    def run_of(folder: Path, folders: list[str], files: list[str]) -> Run | None:
         try:
             if saved := max((name for name in files if re.fullmatch(r"experiment_state-.*\.json", name)), default=""):
-                states = _states(here / saved)  # of its subfolders, which come next
-            run = _run(here, set(files), states.get(here.name, "")) if "params.json" in files else None
+                states.clear()
+                states.update(_states(folder / saved))  # of its subfolders, which come next
+            return _run(folder, set(files), states.get(folder.name, "")) if "params.json" in files else None
         except (OSError, csv.Error, TypeError, RecursionError) as error:
-            raise StudyFileError(Fault("", f"expected files of Tune's: {error}. Move the folder away.", folder)) from None
-        if run is not None:
-            some = True
-            yield run
-    if not some:
-        raise StudyFileError(Fault("", "expected the folder of a Tune experiment, got none with a params.json", source))
+            message = f"expected files of Tune's: {error}. Move the folder away."
+            raise StudyFileError(Fault("", message, str(folder))) from None
+
+    return runs_below(source, run_of, "the folder of a Tune experiment, got none with a params.json")
 
 
 def _run(folder: Path, files: set[str], status: Status) -> Run:
-    path = folder / "params.json"
-    settings = dict(flat(json_object(path)))
+    settings = dict(flat(json_object(folder / "params.json")))
     results, done = _results(folder)
     if not status:
         status = "failed" if files & {"error.txt", "error.pkl"} else "finished" if done else ""
@@ -76,7 +73,7 @@ def _results(folder: Path) -> tuple[dict[str, float], bool]:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 curves[name].append(value)
     counters = {name: curves.pop(name)[-1] for name in _COUNTERS if name in curves}
-    return counters | {end: value for name in curves for end, value in curve_results(name, curves[name]).items()}, done
+    return counters | curves_results(curves), done
 
 
 def _reports(folder: Path) -> Iterator[dict[str, Any]]:

@@ -18,13 +18,8 @@ from ....spaces.errors import StudyFileError, cut
 from ..runs import Run, Scalar, Status, curve_results, flat
 
 # The API's states that are an end.
-_ENDS: dict[str, Status] = {
-    "finished": "finished",
-    "failed": "failed",
-    "crashed": "failed",
-    "killed": "failed",
-    "preempted": "failed",
-}
+_ENDS: dict[str, Status] = {"finished": "finished"}
+_ENDS |= dict.fromkeys(("failed", "crashed", "killed", "preempted"), "failed")
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}  # as JSON has no such numbers
 _TIME = re.compile(r"run-(\d{8}_\d{6})-")
 # Logs are LevelDB's: a part's checksum, length, and kind (1 is a whole record, 2 its first part, 3 a middle one, 4 the last).

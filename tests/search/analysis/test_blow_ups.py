@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from bsearch.extras.scale_up.fit import scale_up
 from bsearch.search.analysis.blow_ups import FEWEST, told_apart
 from bsearch.search.analysis.cliff import Cliff
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.laws.best_rate import best_rates
-from bsearch.search.laws.scale_up import scale_up
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.goals import Objectives
 from hypothesis import example, given, settings

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 from bsearch.search.analysis.choice import Choice, chance_to_reach, chosen_trial, fastest_within, settings_reaching
 from bsearch.search.analysis.pareto import front_of
-from bsearch.search.analysis.retime import KnownDevice, planned_on
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.front import ParetoFront
-from bsearch.spaces.laws.device import DeviceProfile
-from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,15 +107,3 @@ def test_the_cheapest_may_be_slower_than_the_front():
 def test_an_empty_front_has_nothing_to_choose():
     with pytest.raises(StudyFileError, match="no finished trial"):
         chosen_trial("s", ParetoFront(()))
-
-
-@pytest.mark.parametrize(("depth", "train_s"), [(1, 10.0), (2, 20.0)])
-def test_a_plan_takes_the_profile_of_the_parameters_that_are_set(depth, train_s):
-    laws = {number: StepTime(((1, 1.0 * number), (100, 1.0 * number)), update_s=0.0) for number in (1, 2)}
-    profiles = tuple(({"depth": n}, DeviceProfile("cpu", "cpu", 1000, step_times=(law,))) for n, law in laws.items())
-    limits = {"devices": 1, "accumulation": None, "largest_micro_batch": None, "smallest_micro_batch": 1}
-    device = KnownDevice("cpu", {"name": "Mine"}, {}, profiles)
-    assert planned_on(device, 100, 1.0, **limits, parameters={"depth": depth})[1].train_s == train_s
-    for parameters in ({}, {"depth": 3}, {"width": 1}):
-        with pytest.raises(StudyFileError, match=r"--set space\.depth=1; --set space\.depth=2"):
-            planned_on(device, 100, 1.0, **limits, parameters=parameters)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...search.analysis.gaussian_process import Array
+from ...search.analysis.rates import Estimate
 from ...spaces.record import TrialRecord
-from ..analysis.gaussian_process import Array
-from ..analysis.rates import Estimate
 
 
 @dataclass(frozen=True, slots=True)

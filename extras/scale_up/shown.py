@@ -9,10 +9,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from .....spaces.readable import number
-from ....analysis.rates import Estimate
-from ....laws.scaled_up import LAWS, NextStudy, ScaledUp
-from ..tables import column
+from ...search.analysis.rates import Estimate
+from ...search.report.terminal.tables import column
+from ...spaces.readable import number
+from .scaled_up import LAWS, NextStudy, ScaledUp
 
 _EXPONENTS = {
     "batch_by_data": "batch by samples",

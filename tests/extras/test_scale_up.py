@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from bsearch.cli import main
-from bsearch.search.laws.next_study import next_study
-from bsearch.search.laws.scale_up import NEXT_TRIALS, scale_up
-from bsearch.search.laws.scaled_up import LAWS, ScaledUp, Size
-from bsearch.search.report.terminal.laws.scale_up import scale_up_parts
+from bsearch.extras.scale_up.fit import NEXT_TRIALS, scale_up
+from bsearch.extras.scale_up.next_study import next_study
+from bsearch.extras.scale_up.scaled_up import LAWS, ScaledUp, Size
+from bsearch.extras.scale_up.shown import scale_up_parts
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import read_study, study_from_dict

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...search.analysis.blow_ups import told_apart
+from ...search.analysis.cliff import Cliff
+from ...search.analysis.coordinates import other_coordinates
+from ...search.analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
+from ...search.analysis.rates import Estimate
+from ...search.analysis.score_scale import DEEPEST
+from ...search.suggest.priors.batch_rate_prior import BARE, BatchRate, ScorePrior
 from ...spaces.errors import StudyFileError
 from ...spaces.record import TrialRecord
-from ..analysis.blow_ups import told_apart
-from ..analysis.cliff import Cliff
-from ..analysis.coordinates import other_coordinates
-from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
-from ..analysis.rates import Estimate
-from ..analysis.score_scale import DEEPEST
-from ..suggest.priors.batch_rate_prior import BARE, BatchRate, ScorePrior
 from .scaled_up import EXPONENTS, NextStudy, ScaledUp, SettingAt, Size, follows_size, size_of
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.

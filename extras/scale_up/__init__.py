@@ -1,0 +1,1 @@
+"""What studies of small trainings say of a larger one: `bsearch ask STUDY... --scale`."""
