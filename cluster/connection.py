@@ -427,6 +427,3 @@ def _redirect_ray_logs(file: Path) -> None:
         ray_worker.print_to_stdstream = lambda data, *options, **named: logging.getLogger("ray").warning(
             "(%s) %s", data["pid"], "\n".join(data["lines"])
         )
-
-
-__all__ = ["RESTARTS", "RayConnection", "nodes", "start_local_ray"]

@@ -171,6 +171,3 @@ def _summed(each: Any) -> dict[str, float]:
         for name, amount in resources.items():
             total[name] = total.get(name, 0.0) + amount
     return total
-
-
-__all__ = ["KIND", "Others", "arrive", "depart", "other_studies", "profiling"]

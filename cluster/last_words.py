@@ -58,6 +58,3 @@ def last_words(folder: Path, process: int) -> str:
     if found := re.search(r"^Fatal Python error: (.+)$", text, re.MULTILINE):
         return f"its worker died of a fatal error of Python: {found[1]}"
     return "its worker was killed without a trace, as SIGKILL does, which the system sends when memory runs out"
-
-
-__all__ = ["last_words", "leave_last_words"]

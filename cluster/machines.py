@@ -136,6 +136,3 @@ class RayMachines:
 def machines_of(shares: tuple[int, ...]) -> RayMachines | None:
     """Those of this worker's placement group; None where all of a trial's ranks are on its own machine."""
     return RayMachines(shares) if len(shares) > 1 else None
-
-
-__all__ = ["RayMachines", "machines_of", "resources_of", "shares", "trials_that_fit"]

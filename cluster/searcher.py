@@ -344,6 +344,3 @@ def _cached_for(ask: Callable[[], _T], first: _T, seconds: float) -> Callable[[]
         return known
 
     return answer
-
-
-__all__ = ["LaunchOrder", "SilentReporter", "StartNotifier", "StudySearcher", "StudyStopper"]

@@ -520,6 +520,3 @@ def _share(value: str | float) -> float:
         return share(value)
     except ValueError:
         raise StudyFileError(f"within: expected a share >= 0 and < 1, such as '1%' or 0.01; got {value!r}") from None
-
-
-__all__ = ["ExportedText", "Study", "Trials", "run", "run_study_here", "train_point"]

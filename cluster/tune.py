@@ -534,6 +534,3 @@ def _words(resources: Mapping[str, float]) -> str:
     """The CPUs, GPUs and kind of device among a machine's resources, as text."""
     counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
     return ", ".join([*counted, *(name.removeprefix(KIND) for name in sorted(resources) if name.startswith(KIND))])
-
-
-__all__ = ["TuneRunner"]

@@ -111,6 +111,3 @@ class StoredDeadline:
     def over_at(self) -> float | None:
         """When its time or its money is over; None where neither is limited."""
         return min((moment for moment in (self.ends_at, self.paid_until) if moment is not None), default=None)
-
-
-__all__ = ["StoredDeadline", "checked_deadline", "duration_of", "moment_of", "names_zone"]

@@ -87,11 +87,6 @@ class BatchPlan:
         """Samples per micro-batch on one device, shape (accumulation,); those of 0 samples are skipped."""
         return even_parts(self.shares[device], self.accumulation)
 
-    def all_micro_batches(self) -> Iterator[int]:
-        """Sizes of all non-empty micro-batches, device by device."""
-        for device in range(self.devices):
-            yield from (size for size in self.micro_batches(device) if size)
-
     @property
     def largest_micro_batch(self) -> int:
         """ceil(ceil(B/d)/k): the size that has to fit memory."""

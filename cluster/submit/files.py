@@ -149,6 +149,3 @@ def copy_package(target: Path) -> list[Path]:
         if text := installed.read_text(name):
             (metadata / name).write_text(text, encoding="utf-8")
     return [package, metadata]
-
-
-__all__ = ["StudyFiles", "copy_package", "study_files"]

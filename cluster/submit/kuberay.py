@@ -243,6 +243,3 @@ def _job(details: dict[str, Any]) -> Job:
 
 def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
-
-
-__all__ = ["KubeRaySubmitter", "config_map", "job_name"]

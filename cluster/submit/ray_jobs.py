@@ -202,6 +202,3 @@ def _submit_with_retries(submit: Callable[[], str], limit_s: float = 60.0) -> st
 
 def _first_line(error: Exception) -> str:
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-__all__ = ["RaySubmitter"]

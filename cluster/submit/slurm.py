@@ -218,6 +218,3 @@ def _time(text: str) -> datetime | None:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
         return None
-
-
-__all__ = ["SlurmSubmitter"]

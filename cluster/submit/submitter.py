@@ -348,6 +348,3 @@ def output(arguments: Sequence[str], *, given: str | None = None, timeout_s: flo
         message = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
         raise ClusterError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {message}")
     return str(done.stdout)
-
-
-__all__ = ["OVER", "Job", "Plan", "State", "Submission", "Submitter", "followed", "open_submitter", "submit_settings"]

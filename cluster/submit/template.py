@@ -89,6 +89,3 @@ class Template:
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         return enumerate(self.text.splitlines(keepends=True), 1)
-
-
-__all__ = ["Template"]

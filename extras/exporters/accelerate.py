@@ -27,6 +27,3 @@ def accelerate(chosen: ChosenSettings) -> Exported:
         notes.append("the trial used synchronised BatchNorm: call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first")
     optimizer = torch_optimizer(chosen, chosen.even_settings)
     return program(_TEMPLATE, chosen, notes, arguments=arguments, optimizer=optimizer)
-
-
-__all__ = ["accelerate"]

@@ -71,6 +71,3 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
     return Exported(
         json.dumps({key: value for key, value in document.items() if value is not None}, indent=2) + "\n", tuple(notes)
     )
-
-
-__all__ = ["deepspeed"]

@@ -254,6 +254,3 @@ def _yaml(
     comments = "\n".join(commented(line) for line in head)
     text = f"{comments}\n\n{yaml_text(document)}"
     return Exported(text, tuple(notes), lambda folder: write_rows(chosen, records, folder / rows))
-
-
-__all__ = ["axolotl", "llamafactory", "trl"]

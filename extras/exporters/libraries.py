@@ -87,5 +87,3 @@ PEFT = Library(
         "variant": _WITH_ADAPTERS["variant"],
     },
 )
-
-__all__ = ["AXOLOTL", "LLAMA_FACTORY", "PEFT", "TRL"]

@@ -114,6 +114,3 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
             made.rename(folder)
     except OSError as error:
         raise OutputError(f"{folder}: the trial's rows cannot be written: {error}") from None
-
-
-__all__ = ["Records", "documents", "lone_documents", "numbered_rows", "padded_rows", "whole_rows", "write_rows"]

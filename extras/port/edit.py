@@ -82,6 +82,3 @@ def _in_line(text: str, key: str, value: Any) -> str:
 
     found, count = re.subn(argument(key), rf"\g<1>{value}", text, count=1)
     return found if count else re.sub(argument(_BATCH), rf"\g<1>\g<2> --{key} {value}", text, count=1)
-
-
-__all__ = ["rewritten"]

@@ -34,6 +34,3 @@ def library_of(keys: frozenset[str]) -> Library | None:
     if keys & {name.key for setting in ("micro_batch", "accumulation") for name in TRL.table[setting]}:
         return TRL
     return None
-
-
-__all__ = ["INDIFFERENT", "library_of"]

@@ -187,6 +187,3 @@ def optimizer_of(recipe: Recipe) -> str:
     """`CausalLM`'s optimizer that takes as much memory."""
     name = str(recipe.get("optimizer") or "adamw").lower()
     return name if name in _OPTIMIZERS else "adamw"
-
-
-__all__ = ["Memory", "Target", "memory_on", "optimizer_of", "parameters_of", "target_of"]

@@ -263,6 +263,3 @@ def _positive(value: Any) -> bool:
 
 def _is_off(value: Any) -> bool:
     return str(value).lower() == "false"
-
-
-__all__ = ["Nearest", "Ported", "port"]

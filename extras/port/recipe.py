@@ -293,6 +293,3 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
 
 def _is_number(word: str) -> bool:
     return re.fullmatch(r"-?[\d.]+(e-?\d+)?", word) is not None
-
-
-__all__ = ["IN_ALL", "MACHINES", "PER_MACHINE", "Recipe", "read_recipe", "reread"]

@@ -115,6 +115,3 @@ def _told(plan: BatchPlan) -> str:
 
 def _listed(keys: Sequence[str]) -> str:
     return ", ".join(keys) or "-"
-
-
-__all__ = ["port_document", "port_lines"]

@@ -237,5 +237,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-__all__ = ["Tracked", "tell", "tracking"]

@@ -282,6 +282,3 @@ def _allowed(name: str) -> str:
 
 def _ms(text: str) -> int | None:
     return round(1000 * datetime.fromisoformat(text).timestamp()) if text else None
-
-
-__all__ = ["MLflow", "TensorBoard", "TrackedTrial", "Tracker", "WandB"]

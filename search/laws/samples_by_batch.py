@@ -211,6 +211,3 @@ def _crossings(values: Array, log_samples: Array, level: float) -> Array:
     share = np.where(first > 0, (level - low) / np.maximum(high - low, 1e-12), 0.0)
     samples = np.exp(log_samples[before] + share * (log_samples[first] - log_samples[before]))
     return np.where(reached.any(axis=-1), samples, math.inf)
-
-
-__all__ = ["SamplesByBatch", "samples_by_batch", "study_samples"]

@@ -88,6 +88,3 @@ def metrics_server(address: str | None) -> Iterator[Callable[[StudyRun], None]]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-__all__ = ["RunMetrics", "address_of", "metrics_server"]

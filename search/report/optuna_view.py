@@ -181,6 +181,3 @@ def _note_functions() -> tuple[Any, Any] | None:
     except ImportError:
         return None
     return get_note, save_note
-
-
-__all__ = ["PAGES", "OptunaView", "copy_now", "kept_copy"]

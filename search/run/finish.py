@@ -266,6 +266,3 @@ def _too_long(
         if takes_s > left_s:
             message = f"expected a setting that can be trained in {left}; this one takes about {seconds(takes_s)}."
             yield Fault(f"baseline.{index}", f"{message} Allow more time, or remove it.")
-
-
-__all__ = ["Finish", "Law", "Limit", "finish_of", "known_seconds"]

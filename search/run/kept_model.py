@@ -134,6 +134,3 @@ def model_folder(spec: StudySpec, name: str) -> Path | None:
     """Where a study keeps its model; None where it keeps none."""
     budget = spec.budget
     return spec.folder / (budget.keep or Path("results") / file_name(name) / "model") if budget.keeps_model else None
-
-
-__all__ = ["KeptModel", "kept_model", "model_folder"]

@@ -118,6 +118,3 @@ def settings_of(setup: TrialSetup) -> dict[str, Any]:
     """What a training is, wherever it runs."""
     elsewhere = ("checkpoint", "model_folder", "scores_test", "ends_by", "device", "cpus", "folder", "sharding")
     return {name: value for name, value in setup.to_dict().items() if name not in elsewhere}
-
-
-__all__ = ["CHECKPOINT", "LOG", "RESULT", "Training", "kept", "settings_of"]

@@ -436,6 +436,3 @@ def _records(rows: Sequence[_Row], timed: bool, energy: str | None, direction: D
         outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)
         yield TrialRecord.of(place, outcome, parameters, facts, values, 0.0, now, now, direction)
-
-
-__all__ = ["ENERGY", "IMPORTED", "Imported", "imported", "metric_name"]

@@ -98,6 +98,3 @@ class Trials(Sequence[TrialRecord]):
 
 def _now() -> str:
     return datetime.now().isoformat(timespec="milliseconds")
-
-
-__all__ = ["Trials"]

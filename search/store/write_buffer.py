@@ -98,6 +98,3 @@ class WriteBuffer:
                 self.commit()
             except Exception as error:
                 self._failed = error
-
-
-__all__ = ["LATEST_S", "WriteBuffer"]

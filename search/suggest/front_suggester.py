@@ -253,6 +253,3 @@ def _random_point(points: Array, known: KnownLogTaken, success: GaussianProcess 
         return np.asarray(points[0])
     probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)
     return np.asarray(points[int(np.argmax(probability))])
-
-
-__all__ = ["FrontSuggester"]

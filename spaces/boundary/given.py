@@ -79,6 +79,3 @@ def shown(value: Any) -> str:
         return cut(repr(value), _MOST_CHARACTERS)
     shape = f" of shape {tuple(value.shape)}" if isinstance(getattr(value, "shape", None), tuple) else ""
     return f"a {type(value).__name__}{shape}"
-
-
-__all__ = ["LARGEST", "number_of", "scalar_of", "shown"]

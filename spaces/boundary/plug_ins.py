@@ -33,6 +33,3 @@ def _in_checkout(group: str, name: str) -> EntryPoint | None:
         return None
     value = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {}).get(name)
     return EntryPoint(name, value, group) if value else None
-
-
-__all__ = ["plug_in"]

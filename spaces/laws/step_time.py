@@ -306,6 +306,3 @@ def refined_plans(plans: list[BatchPlan], size: int) -> list[BatchPlan]:
         replace(first, effective_batch=between * fewest * first.devices, accumulation=fewest) for between in sorted(around)
     ]
     return sorted([*plans, *added], key=lambda plan: (plan.accumulation > fewest, plan.effective_batch))
-
-
-__all__ = ["StepTime", "TimedPlan", "doubt", "fastest_plan", "refined_plans", "timing_plans"]

@@ -99,6 +99,3 @@ class Submit(Section):
     def place(self) -> str:
         """What follows launcher@: an address, a namespace, or nothing."""
         return (self.launcher or "").partition("@")[2]
-
-
-__all__ = ["Submit"]

@@ -109,5 +109,3 @@ TRAINER = Library(
     },
     {"micro_batch": 8},
 )
-
-__all__ = ["TRAINER", "Library", "Name", "Setting", "is_on", "names", "switch"]

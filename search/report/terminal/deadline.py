@@ -73,6 +73,3 @@ def model_lines(result: StudyResult) -> Iterator[str]:
         early = deadline.ends_at - now
         words = f"{seconds(early)} before" if early >= 0 else f"{seconds(-early)} after"
         yield f"Done {words} {ends:%H:%M:%S} ({deadline.given})."
-
-
-__all__ = ["model_lines", "plan_line", "plan_sentence"]

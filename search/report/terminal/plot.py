@@ -93,6 +93,3 @@ def _distinct(values: Sequence[float]) -> list[str]:
         if len(set(texts)) == len(set(values)):
             break
     return texts
-
-
-__all__ = ["scatter"]

@@ -109,6 +109,3 @@ def after(
     if now.errors and now.failed > now.budget + SAME_ERRORS:
         return Failed(outcome, f"{now.failed} trials failed, more than budget.trials allows; the last: {outcome.message}")
     return Done(outcome)
-
-
-__all__ = ["LOST_ATTEMPTS", "SAME_ERRORS", "Done", "Failed", "History", "Paused", "Retry", "after"]

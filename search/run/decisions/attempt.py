@@ -189,6 +189,3 @@ def result_of(
 
 def _is_told(value: Parameter) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
-
-
-__all__ = ["Attempt", "fraction_of", "result_of", "setup_facts", "shorten", "taken_by"]

@@ -202,6 +202,3 @@ class Planner:
 
     def _watts(self, setup: TrialSetup) -> float | None:
         return known_watts(self._profile(setup, self.timed_on), setup)
-
-
-__all__ = ["Planner"]

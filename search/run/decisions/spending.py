@@ -91,6 +91,3 @@ class Spending:
         """
         total = sum(list(self._of_trials.values())) + running
         return f"budget.cost: {self._limit:g} is spent" if self._limit is not None and total >= self._limit else ""
-
-
-__all__ = ["Spending", "device_names", "prices_of"]

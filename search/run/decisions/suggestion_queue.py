@@ -124,6 +124,3 @@ def _yield_to_trials() -> None:
         return  # elsewhere threads have no niceness of their own
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
-
-
-__all__ = ["SuggestionQueue", "from_one_fit"]

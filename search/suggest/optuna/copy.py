@@ -202,6 +202,3 @@ def _time(text: str) -> datetime | None:
 
 def _text(time: datetime | None) -> str:
     return time.isoformat(timespec="milliseconds") if time else ""
-
-
-__all__ = ["OptunaCopy", "record_of"]

@@ -169,6 +169,3 @@ def _optuna_errors(url: str) -> Iterator[None]:
             raise storage_refused(url, error.__cause__ or error) from error
         except (optuna.exceptions.OptunaError, KeyError, ValueError) as error:
             raise StorageError(f"{type(error).__name__}: {error}") from error
-
-
-__all__ = ["OptunaDatabase", "open_storage"]

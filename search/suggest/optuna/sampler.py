@@ -99,6 +99,3 @@ class FrontSampler(BaseSampler):
         if any(record.values is not None and min((record.values[0], *record.values[2:])) <= 0 for record in records):
             return None
         return known
-
-
-__all__ = ["FrontSampler"]

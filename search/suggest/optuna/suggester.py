@@ -89,6 +89,3 @@ def _sampler(named: str, seed: int) -> BaseSampler:
     if not isinstance(sampler, BaseSampler):
         raise StudyFileError(Fault("sampler", f"expected an Optuna sampler at {named}, got {type(sampler).__name__}"))
     return sampler
-
-
-__all__ = ["OptunaSuggester"]

@@ -186,6 +186,3 @@ def first_point(
         near = np.argsort(np.abs(log_seconds - wanted))[: _NEAREST if parameters > 2 else 1]
         chosen = points[int(rng.choice(near))]
     return np.asarray(place.on_ridge(chosen[None, :], rng)[0] if on_ridge else chosen)
-
-
-__all__ = ["ANCHORS", "BARE", "DRAWN", "SCALED", "BatchRate", "ScorePrior", "SecondsPrior", "first_point", "first_points"]
