@@ -124,7 +124,7 @@ def test_a_trial_asks_the_database_as_often_after_many_trials_and_beside_many(
     few = cost(2, 1)
     assert few == cost(40, 20)
     # Each state of its row, and before each commit, whether the study is still ours; nothing is read.
-    assert few == ["UPDATE", "UPDATE", "INSERT", "UPDATE", "COMMIT", "UPDATE", "UPDATE", "COMMIT"]
+    assert few == ["UPDATE", "UPDATE", "INSERT", "COMMIT", "UPDATE", "UPDATE", "COMMIT"]
 
 
 def test_ended_trials_are_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
