@@ -37,6 +37,8 @@ SAME: dict[str, tuple[str, dict[str, Any]]] = {
     "two towers": ("embedding_tasks:CLIP", {"batch": 60, "accumulation": 3, "budget": 240}),
     "own loop": (LOOP, {"budget": 300}),
 }
+# Of those, the ones whose convolutions some processors compute by another kernel where memory is aligned otherwise.
+CONVOLVED = ("convolutions", "copied batches", "copied without pinning")
 # Those that the CPU rounds elsewhere: other autocast rules, fused kernels.
 SIMILAR: dict[str, tuple[str, dict[str, Any], float]] = {
     "bf16": (DIGITS, {"training": {"precision": "bf16"}}, 1e-2),
@@ -45,6 +47,10 @@ SIMILAR: dict[str, tuple[str, dict[str, Any], float]] = {
     "fused AdamW": (DIGITS, {"rate": 0.01, "parameters": {"optimizer": "adamw"}}, 1e-5),
     "own loop, bf16": (LOOP, {"budget": 300, "training": {"precision": "bf16"}}, 1e-2),
 }
+
+
+def flat(run: list[Any]) -> list[float]:
+    return [value for loss, scores in run for value in (loss or 0.0, *(score for _, score in scores))]
 
 
 def resumed(reference: str) -> dict[str, Any]:

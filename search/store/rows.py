@@ -247,7 +247,7 @@ def _values(values: list[float] | None, info: ValidationInfo) -> tuple[float, ..
     for measure, fact in (("cost", facts.price), ("energy_j", facts.watts)):
         if outcome == "complete" and measure in (measures or ()) and fact is None:
             raise Unreadable(f"facts: expected what {measure} follows from, got none")
-    return tuple(values)
+    return tuple(map(float, values))  # an integer may be too large for NumPy
 
 
 class _TrialRow(_Row):
@@ -476,7 +476,11 @@ class StudyRow:
     @cached_property
     def study(self) -> StudySpec:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
-        stored, said = dict(self.spec), []
+        # How a study was sent to a cluster is its file's to say; `budget.sure` was a key once.
+        stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name != "submit"}
+        if isinstance(budget := stored.get("budget"), dict):
+            stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
+        said: list[str] = []
         while True:
             try:
                 spec = StudySpec.model_validate(stored)

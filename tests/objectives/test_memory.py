@@ -511,13 +511,13 @@ def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: 
 def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    honest = MemoryProbe._traced
+    honest = MemoryProbe.traced
 
     def wrong(self: MemoryProbe, kind: str, size: int) -> Any:
         peak = honest(self, kind, size)
         return replace(peak, total=round(factor * peak.total))
 
-    monkeypatch.setattr(MemoryProbe, "_traced", wrong)
+    monkeypatch.setattr(MemoryProbe, "traced", wrong)
     # As if real tensors had not been tried.
     monkeypatch.setattr(
         "bsearch.objectives.profiling.memory.limit.verified", lambda law, probe, limit, usable, largest: (law, largest)

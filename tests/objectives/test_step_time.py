@@ -286,7 +286,9 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     result = run(path)
     spec = read_study(path)
     assert spec.storage is not None
-    prices = Tables(spec.storage).step_times("small") or {}
+    row = Tables(spec.storage).study("small")
+    assert row is not None
+    prices = row.step_times or {}
     laws = {json.loads(key)[0][1]: kept[0] for key, kept in prices.items()}
     assert set(laws) == {16, 64}
     for record in result.study.records:
