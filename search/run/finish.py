@@ -22,7 +22,7 @@ from ...spaces.readable import seconds
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Budget
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import Measurement, TrialSetup
+from ...spaces.trial import TrialSetup
 from ..suggest.space_transform import SearchSpace, SpaceTransform
 from .decisions.eta import ClockFactors, Span
 from .kept_model import KeptModel
@@ -146,15 +146,6 @@ class Finish:
     def resumes(self) -> bool:
         """Whether there is time for interrupted trials: they take what there is, and have a part behind them."""
         return self.limit is None or self._left_s() > 0
-
-    def offer(self, setup: TrialSetup, measurements: Sequence[Measurement]) -> None:
-        """A trial is complete: keep its model if it is the best.
-
-        Raises:
-            OutputError: it is not there, or cannot be written.
-        """
-        if setup.model_folder is not None:
-            self.kept.offer(setup, measurements)
 
     def has_reached(self) -> bool:
         """Whether the kept model is as good as the study's target."""

@@ -351,7 +351,7 @@ class StudyRun:
         if self.finish is None or not attempt.measurements:
             return
         try:
-            self.finish.offer(attempt.setup, attempt.measurements)
+            self.finish.kept.offer(attempt.setup, attempt.measurements)
         except OutputError as error:
             self._say(f"trial {attempt.setup.number}: its model was not kept: {error}")
             return
