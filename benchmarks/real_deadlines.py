@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from bsearch.objectives.digits import Digits
-from bsearch.search.report.terminal.deadline import plan_line
+from bsearch.search.report.terminal.deadline import deadline_line
 from bsearch.search.store.rows import StudyRow
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.trial import TrialSetup
@@ -93,7 +93,7 @@ def planned(folder: Path) -> str:
     tables = Tables(f"sqlite:///{database}", create=False)
     try:
         rows: list[StudyRow] = tables.studies()
-        return "" if not rows or rows[0].deadline is None else plan_line(rows[0].deadline)
+        return "" if not rows or rows[0].deadline is None else deadline_line(rows[0].deadline)
     finally:
         tables.close()
 

@@ -98,6 +98,8 @@ def ask(
         raise click.UsageError("expected --scale, such as --scale data=10x,model=4x, with --then-run or several sources")
     if sum(map(bool, (batches or until is not None, scale, save))) > 1:
         raise click.UsageError("expected --batch and --until, --scale or --save alone, got several")
+    if (mapped or metric) and (study := next(filter(_is_study, sources), None)):
+        raise click.UsageError(f"--map and --metric are for runs of another source; {study} is a study")
     if scale is not None:
         _scale_up(sources, *scale, then_run, as_json)
         return
@@ -123,8 +125,6 @@ def _groups(
 ) -> tuple[Columns | None, Sequence[tuple[StoredStudy, Imported | None]]]:
     """A study, or the studies that a source's runs become."""
     if _is_study(source):
-        if mapped or metric:
-            raise click.UsageError(f"--map and --metric are for runs of another source; {source} is a study")
         return None, [(opened(source), None)]
     columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown, targets=True)
     return columns, [(as_study(group), group) for group in found]

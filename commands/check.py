@@ -60,6 +60,8 @@ def check(
     memory, GPUs, limits, disks, the storage, and whether Ray starts (with STUDY and --machine: whether it is reached at
     cluster.address). Changes nothing and leaves nothing running. Exit code 1 if there is a problem.
     """
+    if (schema and study is not None) or (machine and batches) or (serial and study is not None and not machine):
+        raise click.UsageError("expected --schema without STUDY, --machine without --batch, and --serial with --machine alone")
     if schema:
         document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
         click.echo(json.dumps(document, indent=2))

@@ -149,14 +149,14 @@ def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
 def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
     from ..search.report.sentences import outcome_counts
-    from ..search.report.terminal.deadline import plan_sentence
+    from ..search.report.terminal.deadline import deadline_sentence
     from ..search.report.terminal.watch import driver_sentence
 
     print_front(stored, len(stored.records), console)
     console.print(f"Trials: {outcome_counts(stored.records)}")
     if sentence := driver_sentence(stored):
         console.print(sentence)
-    if plan := plan_sentence(stored.deadline):
+    if plan := deadline_sentence(stored.deadline):
         console.print(plan)
 
 

@@ -371,6 +371,23 @@ def test_bad_input_is_told_without_a_traceback(
 
 
 @pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("ask", ["--until", "0.95", "--metric", "loss:minimize"]),
+        ("ask", ["--scale", "data=2x", "--map", "batch=effective_batch"]),
+        ("ask", ["--metric", "loss"]),
+        ("check", ["--machine", "--batch", "32"]),
+        ("check", ["--serial"]),
+        ("check", ["--schema"]),
+    ],
+)
+def test_an_option_without_effect_is_refused(study_file: Callable[..., Path], command: str, options: list[str]) -> None:
+    result = bsearch(command, study_file(), *options)
+    assert result.exit_code == 2
+    assert any(option in result.output.splitlines()[-1] for option in options if option.startswith("--"))
+
+
+@pytest.mark.parametrize(
     ("code", "message"),
     [
         ("import sys\nsys.exit(7)\n", "importing it failed at "),

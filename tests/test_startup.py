@@ -100,3 +100,23 @@ def test_a_driver_imports_no_torch_and_no_tracker_and_waits_for_no_port_that_is_
     assert trials == 1
     assert port not in (0, AGENT_PORT)
     assert not {"torch", "mlflow", "wandb"}.intersection(imported)
+
+
+@pytest.mark.slow
+def test_beside_a_running_study_no_thread_imports_what_all_queries_go_through(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """SQLAlchemy's ORM takes part in every query from the middle of its import on."""
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 3, "profile_s": 0.5})
+    code = f"""
+import sys, threading
+class Imports:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("sqlalchemy.orm") and threading.current_thread() is not threading.main_thread():
+            print("imported in a thread:", name)
+sys.meta_path.insert(0, Imports())
+{CODE.format(arguments=["run", str(path), "--serial"])}"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sqlalchemy.orm" in json.loads(done.stderr.splitlines()[-1])
+    assert "imported in a thread" not in done.stdout

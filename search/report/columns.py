@@ -87,7 +87,7 @@ def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Co
         if record.is_repeat:
             notes.append(f"repeats trial {record.facts.repeats} with seed {record.facts.seed}")
         if record.outcome == "interrupted" and not record.has_ended:
-            notes.append("goes on with the next run")
+            notes.append("resumes with the next run")
         return next(iter("; ".join(filter(None, notes)).splitlines()), "")
 
     settings = [_setting(name, records) for name in _SETTINGS]

@@ -166,14 +166,14 @@ def _open(
         notify(Event("message", text=text))
     name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
     packages = task_packages(spec.task)
-    row = tables.study(name)
+    row, trials = tables.study(name), tables.trials(name)
     if row is not None:
         row.say_what_goes()
         for text in _changed_packages(row.identity["task"].get("packages"), packages):
             notify(Event("message", text=text))
     identity = {**identity, "task": {**identity["task"], "packages": packages}}
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
-    step_times = (row.step_times or {}) if row is not None and counted(tables.trials(name)) else None
+    step_times = (row.step_times or {}) if row is not None and counted(trials) else None
     if step_times is not None and not any(step_times.values()):
         if spec.budget.profile_s:
             text = (
@@ -184,7 +184,6 @@ def _open(
         spec = spec.changed({"budget": {"profile_s": 0}})
     model = None
     if spec.budget.keeps_model:  # before anything is timed: a folder that cannot be used is told at once
-        trials = tables.trials(name)
         model = kept_model(spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training))
     driven_s = 0.0 if row is None else row.driver_s
     return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at, model)
@@ -192,14 +191,11 @@ def _open(
 
 def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult | None:
     """The result of a study whose budget is met and whose trials are all settled; None where there is something to do."""
-    row = study.tables.study(study.name)
-    if row is None:
-        return None
-    trials = study.tables.trials(study.name)
-    if any(not record.has_ended and record.outcome != "interrupted" for record in trials):
+    row, trials = study.tables.study(study.name), study.tables.trials(study.name)
+    if row is None or any(not record.has_ended and record.outcome != "interrupted" for record in trials):
         return None
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
-    if done >= budget and not study.spec.budget.has_deadline:
+    if done >= budget:
         notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
         return None
@@ -227,6 +223,8 @@ def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
 def _store(study: _OpenStudy) -> None:
     spec = study.spec.model_dump(mode="json") | {"storage": shown_url(study.tables.url)}
     study.tables.save_study(study.name, study.spec.study, study.identity, spec)
+    if not study.spec.budget.has_deadline:
+        study.tables.save_deadline(study.name, None)  # an earlier run may have had one
 
 
 def _stored(study: _OpenStudy, trials: list[TrialRecord], driver_s: float) -> StoredStudy:

@@ -138,14 +138,12 @@ class Finish:
 
     def fits(self, parameters: Mapping[str, Any]) -> bool:
         """Whether a trial that begins now is expected to be over in time; where its time is unknown, whether any is left."""
-        if self.limit is None:
-            return True
         known_s = math.nan if self._law is None else known_seconds(self._law, self._whole(parameters))
         return known_s <= self._fitting_s() if math.isfinite(known_s) else self._left_s() > 0
 
     def resumes(self) -> bool:
         """Whether there is time for interrupted trials: they take what there is, and have a part behind them."""
-        return self.limit is None or self._left_s() > 0
+        return self._left_s() > 0
 
     def has_reached(self) -> bool:
         """Whether the kept model is as good as the study's target."""

@@ -27,7 +27,7 @@ from ..export import PLAN_COLUMNS, csv_text, json_text, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
 from ..sentences import front_summary, outcome_counts
-from ..terminal.deadline import plan_sentence
+from ..terminal.deadline import deadline_sentence
 from .decide import decision_data
 from .draw import LOOKS, picture, plotly_document
 from .figure import Figure
@@ -148,7 +148,7 @@ def _colourings(study: StoredStudy, settings: Mapping[int, TrialRecord]) -> dict
 
 def _summary(drawn: StudyData) -> Iterator[str]:
     """The sentences that `show` prints, and how the task was examined."""
-    if plan := plan_sentence(drawn.study.deadline):
+    if plan := deadline_sentence(drawn.study.deadline):
         yield plan
     yield from front_summary(drawn.study)
     if (examination := overall(profile.examination for profile in drawn.profiles.values())) is not None:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _BRIEF_S = 1800.0
 
 
-def plan_sentence(deadline: StoredDeadline | None) -> str:
-    """`plan_line` as a sentence; empty where there is no deadline, or its time has passed."""
+def deadline_sentence(deadline: StoredDeadline | None) -> str:
+    """`deadline_line` as a sentence; empty where there is no deadline, or its time has passed."""
     if deadline is None or deadline.over_at is None or deadline.over_at <= time.time():
         return ""
-    line = plan_line(deadline)
+    line = deadline_line(deadline)
     return f"{line[0].upper()}{line[1:]}."
 
 
-def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
+def deadline_line(deadline: StoredDeadline, now: float | None = None) -> str:
     """What happens until the deadline, in one line; empty where money alone limits the study, and is spent.
 
     Args:
@@ -38,7 +38,7 @@ def plan_line(deadline: StoredDeadline, now: float | None = None) -> str:
         return ""
     ends = _clock(deadline.over_at, now, deadline.over_at - (deadline.began_at or now))
     if deadline.over_at > now:
-        return f"searches until {ends} at the latest, and keeps the best model of all trials"
+        return f"ends by {ends} at the latest and keeps the best model of all trials"
     return f"its deadline, {ends}, has passed" if deadline.over_at == deadline.ends_at else ""
 
 

@@ -27,7 +27,7 @@ from ...run.view import RunningTrial, StudyView
 from ..columns import front_columns, some_members
 from ..sentences import outcome_words, setting_words
 from ..stdio.console import terminal
-from .deadline import plan_line
+from .deadline import deadline_line
 from .tables import front_plot
 
 # A plot of fewer rows or columns shows nothing; beside the table it needs the table's columns as well.
@@ -126,7 +126,7 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     else:
         yield _line(f"{view.name}: {counts}", style="bold")
         yield _line(times)
-    plan = "" if view.deadline is None else plan_line(view.deadline)
+    plan = "" if view.deadline is None else deadline_line(view.deadline)
     for text in filter(None, (plan, outcome_words(view.outcomes), view.driver)):
         yield _line(text, style="dim")
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import optuna
+import sqlalchemy.orm  # noqa: F401  # Optuna would import it in the copy's thread: meanwhile, queries of other threads fail
 from optuna.storages import RDBStorage
 
 from ....spaces.errors import StorageError

@@ -23,7 +23,7 @@ BATCH, RATES = "effective_batch", ("reference_rate", "learning_rate")
 SCALED, BARE = (0.0, 0.25), (0.7, 0.25)
 
 # Of log length scales, mean and standard deviation: batch, rate, others; and of the log noise variance.
-_ACCURACY = (1.1, 0.7), (0.7, 0.7), (0.0, 0.8), (-8.0, 1.5)
+_SCORE = (1.1, 0.7), (0.7, 0.7), (0.0, 0.8), (-8.0, 1.5)
 _SECONDS = (1.5, 0.7), (3.5, 0.5), (0.5, 0.7), (-6.0, 1.5)
 
 # How much score falls with the squared distance from the ridge.
@@ -88,7 +88,7 @@ class ScorePrior(_Prior):
     """Of score on the `ScoreScale`; the last free parameter is the ridge's slope."""
 
     def __init__(self, place: BatchRate) -> None:
-        super().__init__(place, _ACCURACY)
+        super().__init__(place, _SCORE)
         self.sheared = place.rate, place.batch
         self.means = np.append(self.means, place.slope[0])
         self.stds = np.append(self.stds, place.slope[1])

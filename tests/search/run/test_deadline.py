@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.search.report.terminal.deadline import plan_line
+from bsearch.search.report.terminal.deadline import deadline_line
 from bsearch.search.run.decisions.eta import Span
 from bsearch.search.run.finish import Finish, Limit
 from bsearch.search.run.kept_model import KeptModel
@@ -264,6 +264,7 @@ def test_a_study_with_a_deadline_ends_at_its_trials_too(study_file: Callable[...
     assert loaded(tmp_path / "kept")["accuracy"] == max(record.accuracy for record in study.records)
     # Without a deadline it is what it was.
     assert "has met its budget" in bsearch("run", path, "--serial").output
+    assert StoredStudy.open(str(path)).deadline is None
 
 
 @pytest.mark.slow
@@ -326,17 +327,17 @@ NOON = datetime(2026, 11, 27, 12, 0).timestamp()
 @pytest.mark.parametrize(
     ("ends_s", "paid_s", "words"),
     [
-        (21_600, None, "searches until 18:00 at the latest, and keeps the best model of all trials"),
-        (21_600, 7200, "searches until 14:00 at the latest, and keeps the best model of all trials"),
-        (100, None, "searches until 12:01:40 at the latest, and keeps the best model of all trials"),
-        (86_400, None, "searches until 2026-11-28 12:00 at the latest, and keeps the best model of all trials"),
+        (21_600, None, "ends by 18:00 at the latest and keeps the best model of all trials"),
+        (21_600, 7200, "ends by 14:00 at the latest and keeps the best model of all trials"),
+        (100, None, "ends by 12:01:40 at the latest and keeps the best model of all trials"),
+        (86_400, None, "ends by 2026-11-28 12:00 at the latest and keeps the best model of all trials"),
         (-60, None, "its deadline, 11:59:00, has passed"),
         (None, -60, ""),
     ],
 )
 def test_until_when_it_searches_is_said(ends_s: float | None, paid_s: float | None, words: str) -> None:
     ends, paid = (None if each is None else NOON + each for each in (ends_s, paid_s))
-    assert plan_line(StoredDeadline("18:00", ends, NOON, paid), NOON) == words
+    assert deadline_line(StoredDeadline("18:00", ends, NOON, paid), NOON) == words
 
 
 def test_a_check_says_how_many_trials_fit_before_a_deadline(study_file: Callable[..., Path]) -> None:
