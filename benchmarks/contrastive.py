@@ -138,7 +138,7 @@ def costs(folder: str) -> None:
 def step_s(reference: str, setup: TrialSetup) -> float:
     run = TrainingRun(load_task(reference), setup)  # type: ignore[arg-type]
     run.modes.train(run.model)
-    run.freeze_updates()
+    run.rates.freeze()
     loader, clock, total = (
         run.loader([setup.plan] * 5),
         StepClock(run, counts_memory=False),

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,22 +34,23 @@ from ..spaces.boundary.files import file_name
 from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
-from ..spaces.schedule import rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
-from .data.batches import mixed, to_device
+from .data.batches import Loader, mixed, to_device
 from .data.training_samples import TrainingSamples
 from .loading import schedule_of
 from .machine.accelerator import device_of, moved, pins
 from .machine.torch_settings import configure_torch
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.buffers import SharedBuffers
-from .model.modes import TrainingModes
+from .model.modes import TrainingModes, modes_kept
 from .model.weight_average import WeightAverage
 from .optimizers import load_whole_state, needs_closure, whole_state
 from .parallel.data_parallel import Ranks
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving
 from .state.time_left import TimeLeft
+from .steps.constants import Constants
+from .steps.rates import Rates
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
 from .task import Data, check_inner_optimizers, check_no_scheduler, check_number_of_passes, check_optimizer, checked_data
@@ -86,18 +88,20 @@ class Step:
     ) -> None:
         self.samples, self.number, self.fraction = samples, number, fraction
         self._loop, self._micro_batches, self._due = loop, list(micro_batches), False
-        self._taken = 0
+        self._taken = self._passes = 0
         self.stepped: set[str] = set()  # names of the optimizers that have stepped
         self._over = False
         self.finished = False
 
     def __iter__(self) -> Iterator[Part]:
         self._check_open("takes parts")
-        for place, (samples, batch) in enumerate(self._micro_batches):
-            batch = held(batch)
-            self._micro_batches[place] = samples, batch
-            self._taken = max(self._taken, place + 1)
-            yield Part(self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples)
+        self._passes += 1
+        with self._loop.constants.held(self._passes):
+            for place, (samples, batch) in enumerate(self._micro_batches):
+                batch = held(batch)
+                self._micro_batches[place] = samples, batch
+                self._taken = max(self._taken, place + 1)
+                yield Part(self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples)
 
     @property
     def evaluates(self) -> bool:
@@ -179,15 +183,13 @@ class Loop(TrainingSamples):
         configure_torch(setup)
         self.model: nn.Module = moved(nn.ModuleDict(self.models), self.device)
         self._check_optimizers()
-        self._schedule = schedule_of(setup)
+        self.rates = Rates("Loop: optimizers", list(self.optimizers.values()), schedule_of(setup), setup.training.warmup)
         self.open_data(checked_data(data))
         correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         self.modes = TrainingModes(self.model)
+        self.constants = Constants("Loop", self.model, checked=not setup.training.accept_inexact)
         self.average, self._buffers = WeightAverage(self.parameters), SharedBuffers(self.model, self.ranks)
         self._evaluation = ExitStack()
-        self._peak_rates = {
-            name: [float(group["lr"]) for group in optimizer.param_groups] for name, optimizer in self.optimizers.items()
-        }
         self._number = self._seen = self._total = self._resumed_at = 0
         self._elapsed_s = self._evaluating_since = 0.0
         self.current: Step | None = None
@@ -278,7 +280,7 @@ class Loop(TrainingSamples):
                 size = run.plan.effective_batch
                 self._time_left.update(self._number - begun, self._seen, self.ranks)
                 fraction = (self._seen + size / 2) / self._time_left.samples
-                self.set_rates(fraction)
+                self.rates.set(fraction)
                 step = self._step(run.plan, loader, fraction)
                 self._seen += size
                 if self._seen >= self._time_left.due:
@@ -314,7 +316,7 @@ class Loop(TrainingSamples):
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
         if setup.model_folder is not None and not self.ranks.rank:
-            with self.average.in_place():
+            with modes_kept(self.model, self.optimizers.values()), self.average.in_place():
                 for name, model in self.models.items():
                     save_state(Path(setup.model_folder) / f"{file_name(name)}.pt", model.state_dict())
 
@@ -323,9 +325,9 @@ class Loop(TrainingSamples):
         self.ranks.broadcast([tensor.data for tensor in (*self.model.parameters(), *self.model.buffers())])
         self.modes.train(self.model)
 
-    def _step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float) -> Step:
+    def _step(self, plan: BatchPlan, loader: Loader, fraction: float) -> Step:
         sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
-        return Step(self, [(size, lambda: next(loader)) for size in sizes], plan.effective_batch, self._number, fraction)
+        return Step(self, [(size, partial(loader.take, size)) for size in sizes], plan.effective_batch, self._number, fraction)
 
     def finish(self, step: Step) -> None:
         """What belongs to a step after its body, once, within its time."""
@@ -340,6 +342,7 @@ class Loop(TrainingSamples):
         """Until the measurement the models are as they are to be evaluated: the same on all devices, with averaged weights."""
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         self._buffers.broadcast()
+        self._evaluation.enter_context(modes_kept(self.model, self.optimizers.values()))
         self._evaluation.enter_context(self.average.in_place())
         self._evaluating_since = time.monotonic()
 
@@ -357,7 +360,7 @@ class Loop(TrainingSamples):
                 "the first step"
             )
 
-    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
+    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training."""
         training = self.setup.training
         pin_memory = training.pin_memory and pins(self.device)
@@ -372,19 +375,6 @@ class Loop(TrainingSamples):
         if self.setup.training.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
-
-    def set_rates(self, fraction: float) -> None:
-        """Set every rate to the schedule's at a fraction of the budget."""
-        training = self.setup.training
-        factor = rate_factor(self._schedule, training.warmup, fraction)
-        for name, optimizer in self.optimizers.items():
-            for group, rate in zip(optimizer.param_groups, self._peak_rates[name], strict=True):
-                group["lr"] = rate * factor
-
-    def freeze_updates(self) -> None:
-        """Set the rates to zero from here on: steps take their time and leave the parameters as they are."""
-        self._peak_rates = {name: [0.0] * len(rates) for name, rates in self._peak_rates.items()}
-        self.set_rates(0.5)
 
     def hooked(self) -> AbstractContextManager[Any]:
         """Context in which the optimizers' steps are seen: gradients are summed over devices and clipped before each."""
@@ -403,6 +393,7 @@ class Loop(TrainingSamples):
                     f"{type(optimizer).__name__}. Pass it in optimizers={{...}}: otherwise its state is not saved, nor its "
                     "rate set."
                 )
+            self.rates.check()
             if self.current is not None:
                 self.current.optimizer_steps(name)
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -532,6 +523,7 @@ class Loop(TrainingSamples):
         self.model.load_state_dict(state["models"])
         for name, optimizer in self.optimizers.items():
             load_whole_state(optimizer, state["optimizers"][name])
+        self.rates.forget()
         for name, other in self.others.items():
             other.load_state_dict(state["others"][name])
         if state["average"]:

@@ -12,10 +12,11 @@ import torch
 
 from ..spaces.plan import BatchPlan
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
-from .data.batches import Fetcher, SampleKeys, batches, in_order
+from .data.batches import Fetcher, Loader, SampleKeys, batches, in_order
 from .evaluation import Evaluation
 from .machine.device_memory import evaluating
 from .model.batch_norm import batch_norms
+from .model.modes import modes_kept
 from .optimizers import load_whole_state, whole_state
 from .parallel.fsdp2 import load_model_state, load_optimizer_state, model_state, optimizer_state
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
@@ -55,7 +56,6 @@ class TrainingRun(Stepping):
         Args:
             fetcher: of other data than those for validation.
         """
-        self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         self._buffers.broadcast()
         fetcher = fetcher or self.validation_fetcher
@@ -66,7 +66,8 @@ class TrainingRun(Stepping):
             size = min(size, -(-count // self.ranks.count))
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
-        with evaluating(), torch.no_grad(), self.average.in_place():
+        with evaluating(), modes_kept(self.model, [self.optimizer]), torch.no_grad(), self.average.in_place():
+            self.model.eval()
             own = keys[self.ranks.rank :: self.ranks.count]
             # Where ranks gather parameters for each other, all of them evaluate as many batches.
             spare = -(-len(keys) // self.ranks.count) - len(own) if self.fully_sharded else 0
@@ -75,7 +76,6 @@ class TrainingRun(Stepping):
                 scores = self.scores(self.on_device(batch))
                 if number < len(own):
                     evaluation.add(scores)
-        self.modes.train(self.model)
         return evaluation.values(self.ranks.all_gathered)
 
     def measurements(self) -> Iterator[Measurement]:
@@ -93,7 +93,7 @@ class TrainingRun(Stepping):
             if self.fully_sharded:
                 model = self.task.model(self.setup)
                 model.load_state_dict(state["model"])
-            with self.average.in_place():
+            with modes_kept(model, [self.optimizer]), self.average.in_place():
                 self.task.save(model, Path(folder), self.setup)
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None or not self.setup.scores_test:
@@ -120,15 +120,16 @@ class TrainingRun(Stepping):
                 self.sharded.load_state_dict(state["optimizer"])
             if state.get("average"):
                 self.average.load(state["average"])
+        self.rates.forget()
 
-    def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: LossSum) -> None:
+    def train_step(self, plan: BatchPlan, loader: Loader, fraction: float, clock: StepClock, loss_sum: LossSum) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
             loss_sum: the step's mean loss is added to it.
         """
         with clock.step(plan.effective_batch):
-            self.set_rate(fraction)
+            self.rates.set(fraction)
             loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def _evaluation_batches(self, fetcher: Fetcher, keys: Sequence[SampleKeys]) -> Iterator[Any]:
@@ -213,7 +214,7 @@ class _WholeTraining:
                 raise Leaving
             self.clock.restart()
 
-    def _step(self, plan: BatchPlan, loader: Iterator[Any]) -> None:
+    def _step(self, plan: BatchPlan, loader: Loader) -> None:
         run, size = self.run, plan.effective_batch
         if run.measures_noise(plan):
             run.noise.select(self.steps + 1, len(self.plans))
@@ -231,6 +232,8 @@ class _WholeTraining:
         train_loss = float(self.loss_sum) / self.loss_steps
         self.loss_sum, self.loss_steps = LossSum(run.device), 0
         self.facts |= self.clock.facts() | run.units_facts(self.seen, elapsed_s)
+        if run.skipped_steps:
+            self.facts["skipped_steps"] = run.skipped_steps
         if run.live is not None:
             self.facts |= run.live.checked_facts(run.ranks)
         run.noise.read(run.ranks.mean)
@@ -285,6 +288,7 @@ class _WholeTraining:
                 "since_evaluation": {"loss_sum": float(self.loss_sum), "steps": self.loss_steps},
                 **state,
                 "scaler": run.scaler.state_dict(),
+                "skipped_steps": run.skipped_steps,
                 "noise": run.noise.state(),
                 "clock": clock.state(),
                 "rng_state": rng_states,
@@ -304,6 +308,7 @@ class _WholeTraining:
             return
         run.load_state(state)
         run.scaler.load_state_dict(state["scaler"])
+        run.skipped_steps = state.get("skipped_steps", 0)
         run.noise.set_state(state["noise"])
         self.clock.set_state(state["clock"])
         if run.live is not None:

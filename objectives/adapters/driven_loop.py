@@ -21,17 +21,18 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.record import OURS_OF_SCORES, reported_name
-from ...spaces.schedule import evaluation_points, rate_factor
+from ...spaces.schedule import evaluation_points
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..data.batches import Fetcher, SampleStream, batches
 from ..data.sample_weights import checked_weights
 from ..loading import schedule_of
 from ..machine.torch_settings import configure_torch, seed_everything
 from ..model.batch_norm import batch_norms, correct_batch_norm
-from ..optimizers import shown_kind
+from ..optimizers import load_whole_state, shown_kind, whole_state
 from ..profiling.memory.live_bytes import LiveBytes
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.loss_sum import LossSum
+from ..steps.rates import Rates
 from ..steps.step_clock import StepClock
 from ..task import check_optimizer
 from .coupled_loss import CoupledLoss
@@ -295,7 +296,8 @@ class DrivenLoop:
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
         self._check_own_parameters(model, optimizer)
         self.model, self.optimizer, self._scaler = model, optimizer, scaler
-        self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.rates = Rates(f"{self.where}: the optimizer", [optimizer], self.schedule, setup.training.warmup)
+        optimizer.register_step_pre_hook(lambda *_: self.rates.check())
         self.device = next(model.parameters()).device
         correct_batch_norm(model, setup.plan.accumulation)
         self._facts["optimizer"] = shown_kind(optimizer)
@@ -308,7 +310,7 @@ class DrivenLoop:
             seed_everything(setup.seed)
         else:
             model.load_state_dict(self._state["model"])
-            optimizer.load_state_dict(self._state["optimizer"])
+            load_whole_state(optimizer, self._state["optimizer"])
             if scaler is not None:
                 scaler.load_state_dict(self._state["scaler"])
             self.clock.set_state(self._state["clock"])
@@ -340,10 +342,8 @@ class DrivenLoop:
 
     def before_step(self) -> None:
         """Set the learning rate to the schedule's at the middle of the step, and start timing."""
-        setup, size = self.setup, self.plan.effective_batch
-        factor = rate_factor(self.schedule, setup.training.warmup, (self.seen + size / 2) / setup.samples_budget)
-        for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
-            group["lr"] = rate * factor
+        size = self.plan.effective_batch
+        self.rates.set((self.seen + size / 2) / self.setup.samples_budget)
         self._step_context = self.clock.step(size)
         self._step_context.__enter__()
 
@@ -407,7 +407,7 @@ class DrivenLoop:
                 {
                     "steps": self.number,
                     "model": self.model.state_dict(),
-                    "optimizer": self.optimizer.state_dict(),
+                    "optimizer": whole_state(self.optimizer),
                     "scaler": self._scaler.state_dict() if self._scaler is not None else {},
                     "clock": self.clock.state(),
                     "tokens": self._tokens,

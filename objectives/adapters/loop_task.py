@@ -61,6 +61,10 @@ class TrainingParts:
     weights: np.ndarray | None = None
     coupled_loss: CoupledLoss | None = None
 
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
+
 
 class NoTrainingError(TaskError):
     """A training function did not come to its loop."""

@@ -13,6 +13,8 @@ import operator
 import random
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -385,6 +387,43 @@ def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int,
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     yield from loader
+
+
+class Loader:
+    """Micro-batches in the order of their plans, each asked for by its number of samples.
+
+    Processes and threads fetch some ahead, so a plan that was decided anew meanwhile would get another's micro-batches.
+
+    Args:
+        keys: of each micro-batch.
+        load: fetches the batches of such keys, in order.
+
+    Attributes:
+        waited_s: seconds in which batches were waited for.
+    """
+
+    def __init__(self, keys: Iterable[SampleKeys], load: Callable[[Iterator[SampleKeys]], Iterator[Any]]) -> None:
+        self._sizes: deque[int] = deque()
+        self._batches = load(self._noted(keys))
+        self.waited_s = 0.0
+
+    def _noted(self, keys: Iterable[SampleKeys]) -> Iterator[SampleKeys]:
+        for of_one in keys:
+            self._sizes.append(len(of_one))
+            yield of_one
+
+    def take(self, samples: int) -> Any:
+        """The next micro-batch.
+
+        Raises:
+            RuntimeError: it has another number of samples.
+        """
+        started = time.perf_counter()
+        batch = next(self._batches)
+        self.waited_s += time.perf_counter() - started
+        if (got := self._sizes.popleft()) != samples:
+            raise RuntimeError(f"expected a micro-batch of {samples} samples, as planned; got one of {got}")
+        return batch
 
 
 # Seconds to wait for a thread that makes a last batch.

@@ -26,7 +26,7 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter
 from ..parallel.data_parallel import Ranks
 from ..state.checkpoint import random_state, set_random_state
-from .batches import Fetcher, RandomState, SampleKeys, SampleStream, batches, leaves, mixed, seed_generators
+from .batches import Fetcher, Loader, RandomState, SampleKeys, SampleStream, batches, leaves, mixed, seed_generators
 
 # Samples that are kept for tracing memory and for the examination.
 _FIRST = 512
@@ -298,7 +298,7 @@ class TrainingStream:
         self._collate = collate or default_collate
         self._read = Read()
 
-    def loader(self, plans: Iterable[BatchPlan], position: int, workers: int, pin_memory: bool, ranks: Ranks) -> Iterator[Any]:
+    def loader(self, plans: Iterable[BatchPlan], position: int, workers: int, pin_memory: bool, ranks: Ranks) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training.
 
         Every device reads all samples and keeps every n-th.
@@ -307,13 +307,14 @@ class TrainingStream:
         self._read = known = self._read.before(position)
         reader = StreamReader(self._stream, samples, seed, position, known, self._keeps_states)
         fetcher = StreamFetcher(self._stream, reader, samples, self._collate)
-        # Several loader processes would each read the whole stream.
-        fetched = batches(fetcher, self._keys(plans, position, ranks), min(workers, 1), pin_memory)
-        loader = self._noted(fetched, known, ranks)
-        if not position:
-            return loader
-        # Arrive at the position before steps are timed.
-        return chain(list(islice(loader, 1)), loader)
+
+        def load(keys: Iterator[SampleKeys]) -> Iterator[Any]:
+            # Several loader processes would each read the whole stream.
+            loaded = self._noted(batches(fetcher, keys, min(workers, 1), pin_memory), known, ranks)
+            # A resumed training arrives at the position before steps are timed.
+            return chain(list(islice(loaded, 1)), loaded) if position else loaded
+
+        return Loader(self._keys(plans, position, ranks), load)
 
     def _keys(self, plans: Iterable[BatchPlan], position: int, ranks: Ranks) -> Iterator[SampleKeys]:
         for plan in plans:

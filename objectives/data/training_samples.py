@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..parallel.data_parallel import Ranks
-from .batches import Fetcher, SampleKeys, SampleStream, batches
+from .batches import Fetcher, Loader, SampleKeys, SampleStream, batches
 from .stream import InOrder, TrainingStream, is_stream
 
 if TYPE_CHECKING:
@@ -60,13 +60,12 @@ class TrainingSamples:
         collate = collate or self.data.collate
         return Fetcher(dataset) if collate is None else Fetcher(dataset, collate)
 
-    def micro_batches_of(
-        self, plans: Iterable[BatchPlan], position: int, workers: int, *, pin_memory: bool = False
-    ) -> Iterator[Any]:
+    def micro_batches_of(self, plans: Iterable[BatchPlan], position: int, workers: int, *, pin_memory: bool = False) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training."""
         if self.live is not None:
             return self.live.loader(plans, position, workers, pin_memory, self.ranks)
-        return batches(self.train_fetcher, self.stream.micro_batches(plans, position, self.ranks.rank), workers, pin_memory)
+        keys = self.stream.micro_batches(plans, position, self.ranks.rank)
+        return Loader(keys, lambda noted: batches(self.train_fetcher, noted, workers, pin_memory))
 
     def longest(self, count: int) -> SampleKeys:
         """Samples for a batch that takes the most memory: the longest, or the stream's first where lengths are unknown."""

@@ -53,6 +53,11 @@ def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live
     return other
 
 
+def numbers_of(task: Task | None) -> dict[str, Any]:
+    """The plain numbers among a task's attributes."""
+    return {name: value for name, value in (vars(task) if task else {}).items() if isinstance(value, int | float)}
+
+
 @contextmanager
 def unchanged(task: Task) -> Iterator[None]:
     """Restore a task's attributes on exit, and empty the caches of its module that have grown: they may hold tensors in another

@@ -20,14 +20,16 @@ from torch import Tensor, nn
 
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
+from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
-from ..data.batches import SampleKeys, SampleStream, to_device
+from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
-from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, unchanged
+from .census import Census
+from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, numbers_of, unchanged
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, reading_findings, subset_fetchers, varied
 from .scores import score_findings
@@ -87,6 +89,7 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
     embedded = embeds(task)
     where = location_of(run, "embed" if embedded else "loss", "training data")
     with unchanged(task):
+        census = _census_of_task(run, smallest)
         if task.couples_samples:
             examination = Examination(couples_samples=True)
         else:
@@ -103,6 +106,7 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
         findings = [
             *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
             *_mode_findings(run),
+            *census,
             *task.examine(run.model, run.data, run.setup),
             *examination.findings,
         ]
@@ -125,14 +129,16 @@ def examined_loop(
         where: the loop, for messages.
         remedies, takes_steps: as for `_compared_step`.
     """
-    if parts.couples_samples:
-        return Examination(couples_samples=True)
-    where, started = f"{where}, on training data", time.perf_counter()
+    place, where, started = where, f"{where}, on training data", time.perf_counter()
     stream = SampleStream(len(parts.data.dataset), setup.seed, parts.weights)  # type: ignore[arg-type]
     device = next(parts.model.parameters()).device
 
     back_propagate = parts.accumulate
     assert back_propagate is not None
+
+    census = _census(place, parts, partial(_first_samples, back_propagate, parts.data, stream, device))
+    if parts.couples_samples:
+        return Examination(couples_samples=True, findings=tuple(census))
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         return back_propagate([(size, batch()) for size, batch in micro_batches])
@@ -165,7 +171,34 @@ def examined_loop(
         examination = _examined_step(opened, compare, len(keys), smallest, setup.device)
         if not examination.note:
             break
-    return replace(examination, seconds=time.perf_counter() - started)
+    findings = (*census, *examination.findings)
+    return replace(examination, findings=findings, seconds=time.perf_counter() - started)
+
+
+def _census_of_task(run: TrainingRun, smallest: int) -> list[Finding]:
+    def step() -> None:
+        plan = BatchPlan(smallest)
+        run.accumulate(run.micro_batches(plan, run.loader([plan])), smallest)
+
+    return _census(location_of(run, "loss"), run, step, run.task)
+
+
+def _census(where: str, trained: Any, step: Callable[[], object], owner: Any = None) -> list[Finding]:
+    """What learns in two steps of a training, which has a model and optimizers, and is not carried by a trial."""
+    census = Census()
+    for _ in range(2):
+        with restored(trained.model), census.step():
+            step()
+    for parameter in trained.model.parameters():
+        parameter.grad = None
+    return list(census.findings(where, trained.model, trained.optimizers, owner))
+
+
+def _first_samples(
+    back_propagate: Callable[[Sequence[tuple[int, Any]]], Tensor], data: Fetcher, stream: SampleStream, device: torch.device
+) -> None:
+    size = min(2, stream.samples)  # one sample has no batch statistics
+    back_propagate([(size, to_device(data.fetch(stream.take(0, size)), device))])
 
 
 def _subset(keys: SampleKeys, samples: int) -> SampleKeys:
@@ -229,14 +262,14 @@ def _compared_step(
         task: whose attributes may be what a loss changes.
         takes_steps: the step's optimizers step too, so it may change state.
     """
-    effort, before = affordable(step, most, smallest), _numbers_of(task)
+    effort, before = affordable(step, most, smallest), numbers_of(task)
     found = compared(step, smallest, seed, effort)
     findings: list[Finding] = []
     if found.random and found.equal:
         text = "draws random numbers; with the draws held fixed, and permutations left out, a split step has the same gradient"
         findings.append(Finding("random", where, text))
     elif not found.equal and not found.repeats:
-        changed = [f"self.{name}" for name, value in _numbers_of(task).items() if before.get(name) != value]
+        changed = [f"self.{name}" for name, value in numbers_of(task).items() if before.get(name) != value]
         message = state_message(changed[0] if changed else "something (the same step, repeated, has another gradient)")
         findings.append(Finding("state", where, message, found.difference))
     elif not found.equal and not found.fixed:
@@ -250,11 +283,6 @@ def _compared_step(
         findings += state_findings(step, 2 * smallest, where)
     precision = str(step.dtype or next(step.model.parameters()).dtype).removeprefix("torch.")
     return Examination(effort.samples, effort.splits, precision, found.difference, findings=tuple(findings))
-
-
-def _numbers_of(task: Task | None) -> dict[str, Any]:
-    """The plain numbers among a task's attributes."""
-    return {name: value for name, value in (vars(task) if task else {}).items() if isinstance(value, int | float)}
 
 
 def _cause(

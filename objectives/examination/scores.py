@@ -47,14 +47,15 @@ _NOT_WHOLE = (
 def first_scores(run: TrainingRun) -> dict[str, float]:
     """The scores of a few validation samples; of all of them where a metric does not work with few."""
     try:
-        return run.evaluate(_few(run))
+        return run.evaluate(few_samples(run))
     except Exception as error:
         if is_out_of_memory(error):
             raise
     return run.evaluate()
 
 
-def _few(run: TrainingRun) -> Sequence[SampleKeys]:
+def few_samples(run: TrainingRun) -> Sequence[SampleKeys]:
+    """A few validation samples, in several batches."""
     chosen = _chosen(run)[:16]
     parts = [chosen[start : start + 4] for start in range(0, len(chosen), 4)]
     return [SampleKeys(part, np.zeros_like(part), run.setup.seed) for part in parts]

@@ -36,6 +36,8 @@ _BOUNDS = (2e-5, 1e-3)
 AUTOCAST_TOLERANCE = 3e-2
 # Numbers that are compared at once, since a model's gradient may take gigabytes.
 _CHUNK = 2**22
+# A change of the gradient by buffers that a forward pass moves, as spectral norm's are, from which on it is another training.
+_MOST_MOVED = 2e-2
 # Trainable parameters are perturbed by this share of their size, since zeros, as in a new adapter, have gradients of zero.
 _PERTURBATION = 0.02
 
@@ -282,7 +284,10 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
         whole, split = (step.gradient(each, "rows", moves_buffers=True)[0] for each in ([everything], parts))
         off = _difference(split, whole)
         text = f"the forward pass updates tensors once per micro-batch: {names}. Splitting {samples} samples in halves changes "
-        yield Finding("buffers", where, f"{text}the gradient by {off:.2g} (relative)", off)
+        text += f"the gradient by {off:.2g} (relative)"
+        if off > _MOST_MOVED:
+            text += ". What counts steps belongs in after_step(self, model, setup)."
+        yield Finding("state" if off > _MOST_MOVED else "buffers", where, text, off)
 
 
 def state_message(name: str) -> str:
@@ -331,9 +336,15 @@ def in_precision(batch: Any, dtype: torch.dtype | None) -> Any:
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Restore trainable parameters, buffers and training modes on exit."""
-    trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    before, buffers = [(tensor, tensor.detach().clone()) for tensor in trainable], KeptBuffers(model)
+    """Restore parameters, buffers and training modes on exit.
+
+    Frozen parameters, which a loop may move as a teacher's, are kept where they are no more than the trained ones.
+    """
+    kept = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    if sum(parameter.numel() for parameter in frozen) <= sum(parameter.numel() for parameter in kept):
+        kept += frozen
+    before, buffers = [(tensor, tensor.detach().clone()) for tensor in kept], KeptBuffers(model)
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield

@@ -5,10 +5,12 @@ Results stay as they were: random numbers (dropout) are drawn again from the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from ...spaces.errors import TaskError
 from ...spaces.plan import ActivationCheckpointing
 from .batch_norm import batch_norms
+from .buffers import KeptBuffers
 
 _aten = torch.ops.aten
 
@@ -42,7 +45,7 @@ class _Checkpointed:
     """A block's forward pass; in a copy of the block, the copy's."""
 
     def __init__(self, block: nn.Module, mode: ActivationCheckpointing) -> None:
-        self.forward, self.mode = block.forward, mode
+        self.block, self.forward, self.mode = block, block.forward, mode
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -55,7 +58,38 @@ class _Checkpointed:
         options: dict[str, Any] = {}
         if self.mode == "selective":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
-        return checkpoint(self.forward, *args, use_reentrant=False, **options, **kwargs)
+        return checkpoint(self._again_alike(), *args, use_reentrant=False, **options, **kwargs)
+
+    def _again_alike(self) -> Callable[..., Any]:
+        """The forward pass; run again, it finds the buffers and the generators of NumPy and Python as the first time.
+
+        Torch's own generators are `checkpoint`'s affair.
+        """
+        before, passes = (KeptBuffers(self.block), _generators()), 0
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            if passes == 1:
+                return self.forward(*args, **kwargs)
+            now = KeptBuffers(self.block), _generators()
+            _put_back(*before)
+            try:
+                return self.forward(*args, **kwargs)
+            finally:
+                _put_back(*now)
+
+        return forward
+
+
+def _generators() -> tuple[Any, Any]:
+    return np.random.get_state(), random.getstate()
+
+
+def _put_back(buffers: KeptBuffers, generators: tuple[Any, Any]) -> None:
+    buffers.put_back()
+    np.random.set_state(generators[0])
+    random.setstate(generators[1])
 
 
 def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpointing) -> None:

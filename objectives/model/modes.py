@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
 from torch import nn
+from torch.optim import Optimizer
+
+
+@contextmanager
+def modes_kept(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> Iterator[None]:
+    """Context of an evaluation, after which every module is in the mode that it was in before.
+
+    Meanwhile optimizers that have modes, as schedule-free ones do, give the weights that are to be evaluated.
+    """
+    before, optimizers = [(module, module.training) for module in model.modules()], list(optimizers)
+    set_optimizers(optimizers, "eval")
+    try:
+        yield
+    finally:
+        set_optimizers(optimizers, "train")
+        for module, training in before:
+            module.training = training
+
+
+def set_optimizers(optimizers: Iterable[Optimizer], mode: Literal["train", "eval"]) -> None:
+    """Put optimizers that have modes into one."""
+    for optimizer in optimizers:
+        if hasattr(optimizer, "eval") and hasattr(optimizer, "train"):
+            getattr(optimizer, mode)()
 
 
 class TrainingModes:

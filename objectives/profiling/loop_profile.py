@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+
+from torch import nn
 
 from ...spaces.errors import Fault, StudyFileError, TaskError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
@@ -13,7 +16,10 @@ from ...spaces.laws.examination import Examination
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Outcome, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
+from ..examination.copies import line_of
+from ..examination.life import life_of_loop, with_life
 from ..loading import error_line
+from ..loop import newest_loop
 from ..machine.device_memory import release_memory
 from ..task import TrainFunction, embeds
 from ..trial import start_attempt
@@ -94,9 +100,12 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
     parameters = ReadParameters(request.setup.parameters)
     setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
+        started = time.monotonic()
         smallest, profile = _smallest_of_loop(function, setup, profile)
+        first_s = time.monotonic() - started
         setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         examination = examined_session(function, setup)
+        examination = _with_life(examination, function, setup, profile, first_s)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):
@@ -109,6 +118,17 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
         profile = _with_loop_memory(function, setup, profile, request)
     with user_code_errors(reference, "timing its steps"):
         return with_step_times(reference, profile, request)
+
+
+def _with_life(
+    examination: Examination, function: TrainFunction, setup: TrialSetup, profile: DeviceProfile, first_s: float
+) -> Examination:
+    def parameters() -> Sequence[nn.Parameter]:
+        loop = newest_loop()
+        return [] if loop is None else loop.parameters
+
+    where = f"{line_of(function, setup.folder)}{function.__name__}"
+    return with_life(examination, where, life_of_loop(function, parameters), setup, profile.training_set or 0, first_s)
 
 
 def _smallest_of_loop(function: TrainFunction, setup: TrialSetup, profile: DeviceProfile) -> tuple[int, DeviceProfile]:

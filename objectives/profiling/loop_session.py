@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import _get_current_function_mode_stack
 
-from ...spaces.laws.examination import Examination
+from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.as_generator import Report, as_generator
@@ -28,6 +29,8 @@ from ..data.batches import Fetcher
 from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop
+from ..examination.fixed_noise import seed_draws
+from ..examination.step import restored
 from ..loop import Loop, Step, serving
 from ..machine import accelerator
 from ..machine.device_memory import release_memory
@@ -71,7 +74,8 @@ class LoopSession:
 
     def serve(self, loop: Loop) -> Iterator[Step]:
         loop.start()
-        loop.freeze_updates()
+        loop.rates.freeze()
+        loop.rates.set(0.5)
         with loop.hooked():
             self._report(loop)
             while True:
@@ -129,18 +133,11 @@ def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[Batc
                 plan = plans[index]
                 sizes = [size for size in plan.micro_batches(loop.ranks.rank) if size]
                 took: list[float] = []
-                waits: list[float] = []
-
-                def fetched() -> Any:
-                    started = time.perf_counter()
-                    batch = next(loader)
-                    waits[-1] += time.perf_counter() - started  # noqa: B023  # called before the next round of the loop
-                    return batch
-
-                for _ in range(_DROPPED + _TIMED):
-                    waits.append(0.0)
-                    took.append(session.step([(size, fetched) for size in sizes], plan.effective_batch))
-                steps[index] = sum(took[_DROPPED:]) / _TIMED, sum(waits[_DROPPED:]) / _TIMED
+                for number in range(_DROPPED + _TIMED):
+                    if number == _DROPPED:
+                        waited_s = loader.waited_s
+                    took.append(session.step([(size, partial(loader.take, size)) for size in sizes], plan.effective_batch))
+                steps[index] = sum(took[_DROPPED:]) / _TIMED, (loader.waited_s - waited_s) / _TIMED
             yield Round(tuple(steps[index] for index in range(len(plans))), load=HostLoad.now() - before)
     finally:
         session.close()
@@ -262,6 +259,10 @@ class ExaminedLoop:
         return self.session.loop.model
 
     @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return list(self.session.loop.optimizers.values())
+
+    @property
     def data(self) -> Fetcher:
         return self.session.loop.train_fetcher
 
@@ -275,14 +276,37 @@ class ExaminedLoop:
                 before = self._sums.get(id(parameter))
                 self._sums[id(parameter)] = parameter.grad.clone() if before is None else before + parameter.grad
 
+    def first_batch(self, samples: int) -> tuple[int, Any]:
+        """A micro-batch of the first samples."""
+        loop = self.session.loop
+        samples = min(samples, loop.data.training_set)
+        return samples, loop.train_fetcher.fetch(loop.stream.take(0, samples))
+
+    def stepped_with(self, micro_batches: Sequence[tuple[int, Any]], *, clear: bool = True) -> list[Tensor]:
+        """The gradients that the parameters are stepped with, from the same weights and random numbers each time.
+
+        Args:
+            clear: begin without gradients; otherwise with those that the body left.
+        """
+        with restored(self.model):
+            seed_draws(0)
+            self._take(micro_batches, clear=clear)
+        return [self._sums.get(id(one), torch.zeros(())).detach().cpu() for one in self.model.parameters()]
+
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         """Run the body for these micro-batches and leave each parameter the gradient that it was stepped with."""
+        self._take(micro_batches)
+        for parameter in self.model.parameters():
+            parameter.grad = self._sums.get(id(parameter))
+        return torch.zeros(())
+
+    def _take(self, micro_batches: Sequence[tuple[int, Any]], *, clear: bool = True) -> None:
         self._sums.clear()
         loop = self.session.loop
         for optimizer in loop.optimizers.values():
             optimizer.state.clear()  # may be of another precision
         loop.average = WeightAverage(loop.parameters)
-        for parameter in loop.model.parameters():
+        for parameter in loop.model.parameters() if clear else ():
             parameter.grad = None
         # Fixed draws are a mode of this thread.
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
@@ -291,9 +315,6 @@ class ExaminedLoop:
         except Exception:
             self._begin()  # the function has ended with its error
             raise
-        for parameter in loop.model.parameters():
-            parameter.grad = self._sums.get(id(parameter))
-        return torch.zeros(())
 
 
 def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
@@ -304,6 +325,53 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
     """
     parts, where = ExaminedLoop(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
     try:
-        return examined_loop(where, parts, setup, parts_cause, takes_steps=True)
+        examination = examined_loop(where, parts, setup, parts_cause, takes_steps=True)
+        if examination.refusals or examination.note:
+            return examination
+        return replace(examination, findings=(*examination.findings, *_stale(parts, where), *_of_the_plan(parts, where)))
     finally:
         parts.session.close()
+
+
+# Relative difference of gradients that is none of rounding.
+_ANOTHER = 1e-3
+
+
+def _stale(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
+    """Whether a step's gradient holds what the body left of the one before."""
+    batch = parts.first_batch(parts.setup.smallest_micro_batch)
+    fresh, again = (parts.stepped_with([batch], clear=clear) for clear in (True, False))
+    if (off := _apart(again, fresh)) > _ANOTHER:
+        message = (
+            f"expected gradients that are cleared once a step, got one that differs by {off:.2g} (relative) where the same "
+            "step is taken again: it holds the gradient of the step before, or another pass leaves one there. Call zero_grad() "
+            "of each optimizer just before the first backward pass that is meant for it."
+        )
+        yield Finding("stale", where, message, off)
+
+
+def _of_the_plan(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
+    """Whether the code computes something of its own from `setup.plan` before its loop."""
+    smallest = parts.setup.smallest_micro_batch
+    plan = BatchPlan(3 * smallest, 2)
+    batches = [parts.first_batch(size) for size in (2 * smallest, smallest)]
+    split = parts.stepped_with(batches)  # before there is another loop, which would be the newest
+    other = ExaminedLoop(parts.function, replace(parts.setup, plan=plan, largest_micro_batch=2 * smallest))
+    try:
+        other.model.load_state_dict(parts.model.state_dict())
+        of_plan = other.stepped_with(batches)
+    finally:
+        other.session.close()
+    if (off := _apart(of_plan, split)) > _ANOTHER:
+        message = (
+            f"expected the same gradient for the same parts of a step, got one that differs by {off:.2g} (relative) where "
+            "setup.plan has two parts rather than one: something counts the parts once more, such as an accumulation of "
+            "accelerate, or a loss divided by it. part.weight is all that a part needs."
+        )
+        yield Finding("plan", where, message, off)
+
+
+def _apart(gradient: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    off = sum(float((one - two).double().square().sum()) for one, two in zip(gradient, other, strict=True))
+    scale = sum(float(two.double().square().sum()) for two in other)
+    return float((off / scale) ** 0.5) if scale else float(off > 0)

@@ -96,7 +96,7 @@ def _readings(
         raise ProfilingError("power is read while a Task trains, not a training loop of your own")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
-    run.freeze_updates()
+    run.rates.freeze()
     clock, loss_sum = StepClock(run, counts_memory=False), LossSum(run.device)
     # Up and down again, so that a device that grows warm meanwhile does so for all sizes alike.
     order = [place for turn in range(_ROUNDS) for place in list(range(len(plans)))[:: -1 if turn % 2 else 1]]

@@ -115,12 +115,12 @@ def _trained(reference: str, setup: TrialSetup, seconds: float) -> tuple[float |
         assert isinstance(task, Task)
         run = TrainingRun(task, setup)
         run.modes.train(run.model)
-        run.freeze_updates()
+        run.rates.freeze()
         loader = run.loader(itertools.repeat(setup.plan))
 
         def steps(count: int) -> None:
             for _ in range(count):
-                run.set_rate(0.5)
+                run.rates.set(0.5)
                 run.step(run.micro_batches(setup.plan, loader), setup.plan.effective_batch)
             accelerator.synchronize(run.device)
 

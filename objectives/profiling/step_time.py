@@ -23,7 +23,7 @@ from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_pla
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.loop_task import uses_loop
-from ..data.batches import in_order
+from ..data.batches import Loader, in_order
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import HostLoad, OtherPrograms, waited_s
@@ -110,16 +110,17 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
-    run.freeze_updates()
+    run.rates.freeze()
     clock, loss_sum = StepClock(run, counts_memory=False), LossSum(run.device)
     all_orders = orders(len(plans))
     counts = [_FIRST_STEPS] * len(plans)
     # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
 
+    decided: dict[tuple[int, int], int] = {}
+
     def timed_steps(number: int, index: int) -> int:
-        # Micro-batches of the next round are fetched while the last plan of this one is timed: the counts that the first round
-        # finds are used from the third on.
-        return _timed_steps(run, plans[index], counts[index] if number > 1 else _FIRST_STEPS)
+        # Micro-batches of later rounds are fetched while this one is timed: who asks first decides.
+        return decided.setdefault((number, index), _timed_steps(run, plans[index], counts[index]))
 
     loader = run.loader(
         plans[index]
@@ -182,36 +183,20 @@ def _timed_steps(run: TrainingRun, plan: BatchPlan, steps: int) -> int:
 
 
 def _timed(
-    run: TrainingRun, plan: BatchPlan, loader: Iterator[Any], steps: int, clock: StepClock, loss_sum: LossSum
+    run: TrainingRun, plan: BatchPlan, loader: Loader, steps: int, clock: StepClock, loss_sum: LossSum
 ) -> tuple[float, float]:
     """Seconds of a step, and seconds of it spent waiting for input."""
-    waits: list[float] = []
-
-    def timed_loader() -> Iterator[Any]:
-        while True:
-            wait_started = time.perf_counter()
-            batch = next(loader)
-            waits[-1] += time.perf_counter() - wait_started
-            yield batch
-
-    batches = timed_loader()
-
-    def step() -> None:
-        waits.append(0.0)
-        run.train_step(plan, batches, 0.5, clock, loss_sum)
-
     for _ in range(_dropped_steps(run, plan)):
-        step()
-    waits.clear()
+        run.train_step(plan, loader, 0.5, clock, loss_sum)
     clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
-    waited_before, started = waited_s() or 0.0, time.perf_counter()
+    for_input_s, waited_before, started = loader.waited_s, waited_s() or 0.0, time.perf_counter()
     for _ in range(steps):
-        step()
+        run.train_step(plan, loader, 0.5, clock, loss_sum)
     clock.restart()
     elapsed_s = time.perf_counter() - started
     if _leaves_out_waits(run.setup):
         elapsed_s -= min((waited_s() or 0.0) - waited_before, _MOST_LEFT_OUT * elapsed_s)
-    return elapsed_s / steps, sum(waits) / steps
+    return elapsed_s / steps, (loader.waited_s - for_input_s) / steps
 
 
 def measured_step_time(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,9 @@ from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
+from ..examination.copies import location_of
 from ..examination.examine import examined
+from ..examination.life import life_of_task, with_life
 from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of
 from ..machine import accelerator
@@ -60,23 +63,30 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
+        started = time.monotonic()
         smallest, run = _first_run(training, setup, request)
+        first_s = time.monotonic() - started
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
         examination = examined(run, smallest)
-    if examination.refusals and not setup.training.accept_inexact:
-        raise TaskError("\n".join(examination.refusal_lines))
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
     profile = _with_facts(profile, run, smallest, request.devices)
-    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
-    profile = replace(profile, examination=examination, unused_parameters=unused)
-    # Free the test run before memory is probed.
+    where = location_of(run, "model")
+    setup = replace(run.setup, smallest_micro_batch=smallest)
+    # Free the test run before the next ones.
     del run
     release_memory(kind)
+    with user_code_errors(reference, "a few test steps"):
+        life = life_of_task(reference)
+        examination = with_life(examination, where, life, setup, profile.training_set or 0, first_s)
+    if examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(examination.refusal_lines))
+    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
+    profile = replace(profile, examination=examination, unused_parameters=unused)
     with _limit_named(setup, request):
         profile = with_memory(training, profile, request)
     with user_code_errors(reference, "comparing the cost of its parameters"):

@@ -7,7 +7,7 @@ Each micro-batch back-propagates its summed loss divided by the step's samples. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
-from ...spaces.schedule import rate_factor
 from ...spaces.trial import TrialSetup
-from ..data.batches import AHEAD, mixed, to_device
+from ..data.batches import AHEAD, Loader, mixed, to_device
 from ..data.training_samples import TrainingSamples
 from ..loading import schedule_of
 from ..machine.accelerator import device_of, is_gpu, pins, total_bytes, widest_float
@@ -27,7 +26,7 @@ from ..machine.device_memory import limit_memory
 from ..model.activation_checkpointing import checkpoint_activations
 from ..model.batch_norm import correct_batch_norm
 from ..model.buffers import SharedBuffers
-from ..model.modes import TrainingModes
+from ..model.modes import TrainingModes, set_optimizers
 from ..model.weight_average import WeightAverage
 from ..optimizers import needs_closure
 from ..parallel.data_parallel import Ranks
@@ -40,8 +39,10 @@ from ..parallel.fsdp2 import (
 from ..parallel.zero1 import ShardedOptimizer
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import Task, acts_after_steps, checked_data, checked_loss, checked_optimizer, embeds, name_of
+from .constants import Constants
 from .gradient_cache import EmbeddingsOf, GradientCache
 from .noise_scale import NoiseScale, norms_of
+from .rates import Rates
 from .two_passes import HeldStep
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ from ..machine.torch_settings import configure_torch, seed_everything
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+# Of fp16's loss: a gradient that overflows below it does so by itself.
+_LOWEST_SCALE = 2.0**-20
 # Data that take at most this share of a GPU's memory live there: their batches need no copies.
 _RESIDENT_SHARE = 0.03
 
@@ -114,6 +117,7 @@ class Stepping(TrainingSamples):
             # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         self._checks_parameters = self.fully_sharded and not takes_unused_parameters(self.loss)
+        self.skipped_steps = 0  # for the scale of fp16, and repeated
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
         self.sharded: ShardedOptimizer | None = None
         if setup.sharding == "zero1" and self.ranks.count > 1:
@@ -126,9 +130,17 @@ class Stepping(TrainingSamples):
         if not self.parameters:
             raise TaskError(f"{name_of(self.task)}.model: expected trainable parameters, got none")
         self.optimizer = checked_optimizer(self.task, model, self.setup)
-        self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        set_optimizers([self.optimizer], "train")
+        where = f"{name_of(self.task)}.optimizer"
+        self.rates = Rates(where, [self.optimizer], self.schedule, self.setup.training.warmup)
         self._two_passes = needs_closure(self.optimizer)
+        checked = not (self.fully_sharded or self.setup.training.accept_inexact)
+        self._constants = Constants(name_of(self.task), model, checked=checked)
         self.average = WeightAverage(self.parameters)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
 
     @property
     def averages(self) -> Sequence[Tensor]:
@@ -196,16 +208,17 @@ class Stepping(TrainingSamples):
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
         held = None
-        if self._two_passes:
+        if self._two_passes or self.scaler.is_enabled():
             held = HeldStep(self.model, self.device, micro_batches, on_device=self.resident_bytes > 0)
-        loss = self._clipped_gradient(micro_batches if held is None else held.micro_batches(), size)
-        if held is not None:
-            self.optimizer.step(partial(self._gradient_again, held, size))  # type: ignore[arg-type]  # torch's stub
-        elif self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
+        with self._constants.held():
+            loss = self._clipped_gradient(micro_batches if held is None else held.micro_batches(), size)
+        self.rates.check()
+        if held is None:
             self.optimizer.step()
+        elif self._two_passes:
+            self.optimizer.step(partial(self._gradient_again, held, size))  # type: ignore[arg-type]  # torch's stub
+        else:
+            loss = self._scaled_step(held, size, loss)
         if self.sharded is not None:
             self.sharded.share_parameters()
         self._buffers.after_step()
@@ -216,6 +229,23 @@ class Stepping(TrainingSamples):
         if self.setup.training.ema is not None:
             self.average.update(self.setup.ema_decay(size))
         return loss
+
+    def _scaled_step(self, held: HeldStep, size: int, loss: Tensor) -> Tensor:
+        """Step with the gradient of a scaled loss; where it overflowed, it is computed again at lower scales.
+
+        Returns:
+            The step's mean loss, infinite where its gradient overflows at every scale.
+        """
+        while True:
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.scaler.get_scale() >= scale or not torch.isfinite(loss):
+                return loss
+            if scale < _LOWEST_SCALE:
+                return torch.full_like(loss, torch.inf)
+            self.skipped_steps += 1
+            loss = self._gradient_again(held, size)
 
     def _clipped_gradient(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The gradient of a step, clipped, in the parameters' `grad`; returns the step's mean loss."""
@@ -279,8 +309,7 @@ class Stepping(TrainingSamples):
         total, denominator = self.ranks.end_sum(pending)
         if self._checks_parameters:
             self._check_parameters()
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
+        self._unscale()
         if isinstance(denominator, Tensor) or denominator != size:
             if not (gradients := self._gradients()):
                 raise RuntimeError(
@@ -295,9 +324,14 @@ class Stepping(TrainingSamples):
         """The same for a loss over the whole batch's embeddings."""
         assert self.cache is not None
         loss = self.cache.accumulate(self, micro_batches, size)
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
+        self._unscale()
         return loss
+
+    def _unscale(self) -> None:
+        """Bring fp16's gradients to their true scale: all of them, so that sharded optimizers agree on what has overflowed."""
+        if self.scaler.is_enabled():
+            with nullcontext() if self.sharded is None else self.sharded.with_all():
+                self.scaler.unscale_(self.optimizer)
 
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
         """One over the step's samples, like the loss; kept for the next step. `fully_shard` averages over ranks."""
@@ -318,18 +352,7 @@ class Stepping(TrainingSamples):
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         return [own_part(gradient) for gradient in gradients] if self.fully_sharded else gradients
 
-    def freeze_updates(self) -> None:
-        """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
-        self._peak_rates = [0.0] * len(self._peak_rates)
-
-    def set_rate(self, fraction: float) -> None:
-        """Set every group's learning rate to the schedule's, at a fraction of the budget."""
-        training = self.setup.training
-        factor = rate_factor(self.schedule, training.warmup, fraction)
-        for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
-            group["lr"] = rate * factor
-
-    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
+    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in the sample stream."""
         workers = 0 if self.resident_bytes else self.setup.training.workers
         return self.micro_batches_of(plans, position, workers, pin_memory=self._pins)
@@ -346,13 +369,13 @@ class Stepping(TrainingSamples):
         """Whether batches are copied to the device from page-locked memory."""
         return self.setup.training.pin_memory and pins(self.device) and not self.resident_bytes
 
-    def micro_batches(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
+    def micro_batches(self, plan: BatchPlan, loader: Loader) -> list[tuple[int, Any]]:
         """A step's micro-batches on this device: samples, and a function that takes the batch from the loader.
 
         Where parameters are sharded, every rank has as many; those without a sample of their own get any.
         """
         sizes = [samples for samples in plan.micro_batches(self.ranks.rank) if samples or self.fully_sharded]
-        return [(samples, (lambda: next(loader)) if samples else self._any_sample) for samples in sizes]
+        return [(samples, partial(loader.take, samples) if samples else self._any_sample) for samples in sizes]
 
     def _check_parameters(self) -> None:
         """Check that all ranks have gradients of the same parameters, where torch needs that.

@@ -13,6 +13,14 @@ from typing import Literal
 #   coupled      the loss compares the samples of a batch
 #   layer        a layer of the model mixes them
 #   state        the loss changes parameters, once per micro-batch
+#   stale        a step's gradient holds that of the step before
+#   plan         the code splits a step otherwise than its parts are
+#   beside       a tensor that no model holds gets a gradient
+#   unstepped    a parameter gets a gradient, and no optimizer has it
+#   scheduler    a scheduler of the user's sets rates too
+#   recomputed   a block that is recomputed in the backward pass has another gradient
+#   evaluation   evaluating changes the training
+#   resumed      a training that is saved and resumed ends otherwise
 #   generator    training data with a random generator that the trial's seed does not reach
 #   score        a score that is not a ratio of sums
 #   packing      documents of a packed row that are not computed as they are alone
@@ -24,6 +32,7 @@ from typing import Literal
 #   eval_mode            modules that the task has put in evaluation mode, and that stay in it
 #   unstable_validation  validation data that differ when they are read again
 #   scores_not_compared  scores could not be compared
+#   not_resumed          whether it resumes alike could not be examined
 #   rows         how rows of documents are made
 Kind = Literal[
     "mean",
@@ -32,6 +41,14 @@ Kind = Literal[
     "coupled",
     "layer",
     "state",
+    "stale",
+    "plan",
+    "beside",
+    "unstepped",
+    "scheduler",
+    "recomputed",
+    "evaluation",
+    "resumed",
     "generator",
     "score",
     "batch_norm",
@@ -40,12 +57,16 @@ Kind = Literal[
     "eval_mode",
     "unstable_validation",
     "scores_not_compared",
+    "not_resumed",
     "packing",
     "causal",
     "rows",
 ]
 REFUSED: frozenset[Kind] = frozenset(
-    {"mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"}
+    (
+        *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
+        *("stale", "plan", "beside", "unstepped", "scheduler", "recomputed", "evaluation", "resumed"),
+    )
 )
 
 Verdict = Literal["exact", "unsplit", "inexact", "not examined"]

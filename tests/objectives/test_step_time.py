@@ -227,11 +227,11 @@ def test_timing_trains_nothing_away_and_tells_what_input_took() -> None:
     assert all(step_s > input_s > 0 for one in seen for step_s, input_s in one.steps)
     assert all(one.evaluations[0] > 0 for one in seen)
     run = TrainingRun(Points(), setup(8))
-    run.freeze_updates()
+    run.rates.freeze()
     before = [parameter.detach().clone() for parameter in run.parameters]
     loader = run.loader([run.setup.plan] * 3)
     for _ in range(3):
-        run.set_rate(0.5)
+        run.rates.set(0.5)
         run.step(run.micro_batches(run.setup.plan, loader), 8)
     assert all(torch.equal(one, other) for one, other in zip(before, run.parameters, strict=True))
 

@@ -90,8 +90,8 @@ def test_a_step_of_another_size_or_precision_is_as_exact_as_the_one_before(kind:
     run.optimizer.register_step_pre_hook(
         lambda *_: gradients.append([p.grad.clone() for p in run.parameters if p.grad is not None])
     )
-    run.freeze_updates()
-    run.set_rate(0.5)
+    run.rates.freeze()
+    run.rates.set(0.5)
     for size, precision in [(61, torch.float32), (61, torch.float64), (29, torch.float64), (61, torch.float64)]:
         task.turned = precision
         run.step([(size, run.train_fetcher.fetch(run.stream.take(0, size)))], size)
@@ -364,9 +364,9 @@ def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
             return torch.optim.SGD(groups, lr=setup.learning_rate)
 
     run = TrainingRun(Layers(), setup(training={"schedule": "linear", "warmup": 0.5}))
-    run.set_rate(0.25)
+    run.rates.set(0.25)
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.005, 0.05])
-    run.set_rate(0.75)
+    run.rates.set(0.75)
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.005, 0.05])
 
 

@@ -43,7 +43,7 @@ def our_loop(task: Task, plan: BatchPlan, device: str, parameters: dict[str, Any
         _wait(device)
         started = time.perf_counter()
         for number in range(count):
-            run.set_rate(0.1 + number / 1000)
+            run.rates.set(0.1 + number / 1000)
             summed.add_(run.step(run.micro_batches(plan, loader), plan.effective_batch))
         _wait(device)
         return time.perf_counter() - started

@@ -1,0 +1,198 @@
+"""A short life of a training, told twice: straight, and evaluated, saved and resumed on the way. Both have to end alike.
+
+It is the user's own training for a few small steps, by the code of a trial. What counts steps in an attribute, evaluates with
+side effects, or keeps weights that no checkpoint holds, ends with other weights, whatever it is called.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...spaces.errors import BsearchError
+from ...spaces.laws.examination import Examination, Finding
+from ...spaces.plan import BatchPlan
+from ...spaces.trial import Measurement, TrialSetup
+from ..data.batches import Fetcher, SampleKeys
+from ..loading import error_line, load_task
+from ..machine.device_memory import release_memory
+from ..machine.torch_settings import seed_everything
+from ..task import TrainFunction
+from ..training import TrainingRun
+from .copies import numbers_of
+from .scores import few_samples
+
+# Steps of a life; half of them before it is saved.
+_STEPS = 6
+# Samples of a step, at least.
+_BATCH = 4
+# Seconds that the straight life may take for the other to be worth its time.
+LIMIT_S = 8.0
+# Relative difference of weights up to which two lives are one, and how many times that of a life from itself.
+_SAME, _REPEATS = 1e-6, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A training that has begun.
+
+    Args:
+        measurements: trains as they are asked for.
+        weights: of what has trained so far.
+        numbers: the plain numbers that the user's code keeps, by name.
+    """
+
+    measurements: Iterator[Measurement]
+    weights: Callable[[], Sequence[Tensor]]
+    numbers: Callable[[], dict[str, Any]] = dict
+
+
+Begin = Callable[[TrialSetup], Life]
+
+
+def with_life(
+    examination: Examination, where: str, begin: Begin, setup: TrialSetup, samples: int, first_s: float
+) -> Examination:
+    """The examination with what differs between two lives, where nothing is refused so far.
+
+    Args:
+        where: the user's training, for messages.
+        samples: of the training set.
+        first_s: seconds that a first step took, with making the model.
+    """
+    if examination.refusals:
+        return examination
+    started = time.perf_counter()
+    batch = max(_BATCH, 2 * setup.smallest_micro_batch)
+    found: Finding | str
+    if samples < 2 * batch:
+        found = f"the training set has only {samples} samples"
+    elif first_s > LIMIT_S:
+        found = f"a first step takes {first_s:.0f} s"
+    else:
+        found = _compared(where, begin, setup, batch)
+    if found and isinstance(found, str):
+        found = Finding("not_resumed", where, f"resuming was not examined: {found}")
+    findings = (*examination.findings, *([found] if isinstance(found, Finding) else []))
+    return replace(examination, findings=findings, seconds=examination.seconds + time.perf_counter() - started)
+
+
+def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Finding | str:
+    """What differs between two lives in steps of `batch` samples, or why they were not compared; empty if they are alike."""
+    short = replace(
+        setup,
+        plan=replace(BatchPlan(batch), activation_checkpointing=setup.plan.activation_checkpointing),
+        samples_budget=_STEPS * batch,
+        largest_micro_batch=None,
+        checkpoint_every_s=0.0,
+        pauses_at=None,
+        ends_by=None,
+        model_folder=None,
+        training=setup.training.model_copy(update={"compile": False, "evaluations": 2, "workers": 0}),
+    )
+    straight = replace(short, training=short.training.model_copy(update={"evaluations": 1}), checkpoint=None)
+    try:
+        started = time.monotonic()
+        whole = _lived(begin, straight)
+        if (took_s := time.monotonic() - started) > LIMIT_S:
+            return f"{_STEPS} steps of {batch} samples take {took_s:.0f} s"
+        with tempfile.TemporaryDirectory(prefix="bsearch-") as folder:
+            resumed, hint = _resumed(begin, replace(short, checkpoint=str(Path(folder) / "checkpoint")))
+        off = _apart(resumed, whole)
+        if off <= _SAME or off <= _REPEATS * _apart(_lived(begin, straight), whole):
+            return ""
+        evaluated = _apart(_lived(begin, replace(short, checkpoint=None)), whole)
+    except BsearchError:
+        raise
+    except Exception as error:  # of a training so short
+        release_memory(setup.device)
+        return error_line(error)
+    if evaluated > _SAME:
+        message = (
+            f"expected a training that does not depend on when it is evaluated, got weights that differ by {evaluated:.2g} "
+            f"(relative) after {_STEPS} steps with an evaluation in the middle. Leave out what the evaluation changes: modes, "
+            "attributes, random numbers."
+        )
+        return Finding("evaluation", where, message, evaluated)
+    message = (
+        f"expected a training that ends alike where it is saved and resumed, got weights that differ by {off:.2g} (relative) "
+        f"after {_STEPS} steps, resumed in the middle: a checkpoint holds models, optimizers, and the generators of torch, "
+        f"NumPy and Python, and nothing else{hint}. Keep it as a buffer of the model; with a Loop, pass it in state={{...}}."
+    )
+    return Finding("resumed", where, message, off)
+
+
+class _Brief(TrainingRun):
+    """A task's training that is evaluated with a few samples."""
+
+    def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
+        return super().evaluate(keys or few_samples(self), fetcher)
+
+
+def life_of_task(reference: str) -> Begin:
+    """Begins a task's training."""
+
+    def begin(setup: TrialSetup) -> Life:
+        task: Any = load_task(reference)
+        run = _Brief(task, setup)
+        return Life(run.measurements(), lambda: run.parameters, lambda: numbers_of(task))
+
+    return begin
+
+
+def life_of_loop(function: TrainFunction, parameters: Callable[[], Sequence[Tensor]]) -> Begin:
+    """Begins a user's own loop; `parameters` are those of the one that has begun last."""
+
+    def begin(setup: TrialSetup) -> Life:
+        seed_everything(setup.seed)
+        return Life(iter(function(setup)), parameters)
+
+    return begin
+
+
+def _lived(begin: Begin, setup: TrialSetup) -> list[Tensor]:
+    life = begin(setup)
+    for _ in life.measurements:
+        pass
+    return _copied(life)
+
+
+def _resumed(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], str]:
+    """The weights of a life that was saved in the middle; and which of the user's numbers began anew."""
+    life = begin(setup)
+    next(life.measurements)
+    before = life.numbers()
+    close = getattr(life.measurements, "close", None)
+    if close is not None:
+        close()
+    del life
+    second = begin(setup)
+    anew = second.numbers()
+    for _ in second.measurements:
+        pass
+    moved = [
+        f"self.{name}, which was {value} and is {anew[name]} again"
+        for name, value in before.items()
+        if anew.get(name, value) != value
+    ]
+    return _copied(second), f": not {moved[0]}" if moved else ""
+
+
+def _copied(life: Life) -> list[Tensor]:
+    return [weight.detach().to("cpu", torch.float64, copy=True) for weight in life.weights()]
+
+
+def _apart(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The norm of the difference, relative to that of the weights."""
+    if [weight.shape for weight in weights] != [other.shape for other in others]:
+        return 1.0
+    off = sum(float((weight - other).square().sum()) for weight, other in zip(weights, others, strict=True))
+    scale = sum(float(other.square().sum()) for other in others)
+    return float((off / scale) ** 0.5) if scale else float(off > 0)
