@@ -42,7 +42,7 @@ from .machine.accelerator import device_of, moved, pins
 from .machine.torch_settings import configure_torch
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.buffers import SharedBuffers
-from .model.modes import TrainingModes, modes_kept
+from .model.modes import TrainingModes, untouched
 from .model.weight_average import WeightAverage
 from .optimizers import load_whole_state, needs_closure, whole_state
 from .parallel.data_parallel import Ranks
@@ -316,7 +316,7 @@ class Loop(TrainingSamples):
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
         if setup.model_folder is not None and not self.ranks.rank:
-            with modes_kept(self.model, self.optimizers.values()), self.average.in_place():
+            with untouched(self.model, self.optimizers.values(), self.device), self.average.in_place():
                 for name, model in self.models.items():
                     save_state(Path(setup.model_folder) / f"{file_name(name)}.pt", model.state_dict())
 
@@ -342,7 +342,7 @@ class Loop(TrainingSamples):
         """Until the measurement the models are as they are to be evaluated: the same on all devices, with averaged weights."""
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         self._buffers.broadcast()
-        self._evaluation.enter_context(modes_kept(self.model, self.optimizers.values()))
+        self._evaluation.enter_context(untouched(self.model, self.optimizers.values(), self.device))
         self._evaluation.enter_context(self.average.in_place())
         self._evaluating_since = time.monotonic()
 

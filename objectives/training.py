@@ -16,7 +16,7 @@ from .data.batches import Fetcher, Loader, SampleKeys, batches, in_order
 from .evaluation import Evaluation
 from .machine.device_memory import evaluating
 from .model.batch_norm import batch_norms
-from .model.modes import modes_kept
+from .model.modes import untouched
 from .optimizers import load_whole_state, whole_state
 from .parallel.fsdp2 import load_model_state, load_optimizer_state, model_state, optimizer_state
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
@@ -66,7 +66,7 @@ class TrainingRun(Stepping):
             size = min(size, -(-count // self.ranks.count))
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
-        with evaluating(), modes_kept(self.model, [self.optimizer]), torch.no_grad(), self.average.in_place():
+        with evaluating(), untouched(self.model, [self.optimizer], self.device), torch.no_grad(), self.average.in_place():
             self.model.eval()
             own = keys[self.ranks.rank :: self.ranks.count]
             # Where ranks gather parameters for each other, all of them evaluate as many batches.
@@ -93,7 +93,7 @@ class TrainingRun(Stepping):
             if self.fully_sharded:
                 model = self.task.model(self.setup)
                 model.load_state_dict(state["model"])
-            with modes_kept(model, [self.optimizer]), self.average.in_place():
+            with untouched(model, [self.optimizer], self.device), self.average.in_place():
                 self.task.save(model, Path(folder), self.setup)
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None or not self.setup.scores_test:

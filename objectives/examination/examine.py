@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
-from ...spaces.plan import BatchPlan
+from ...spaces.plan import ActivationCheckpointing, BatchPlan
 from ...spaces.trial import TrialSetup
 from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
+from ..model.activation_checkpointing import checkpoint_activations
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
@@ -34,6 +35,7 @@ from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, reading_findings, subset_fetchers, varied
 from .scores import score_findings
 from .step import (
+    AUTOCAST_TOLERANCE,
     Indices,
     NothingToCompare,
     Step,
@@ -46,6 +48,7 @@ from .step import (
     in_precision,
     is_padded,
     perturb,
+    relative_difference,
     restored,
     state_findings,
     state_message,
@@ -55,19 +58,20 @@ if TYPE_CHECKING:
     from ..adapters.loop_task import TrainingParts
     from ..profiling.loop_session import ExaminedLoop
 
-# Samples of the step that is compared.
-_SAMPLES = 24
+# Samples of the step that is compared, and of one whose blocks are recomputed.
+_SAMPLES, _RECOMPUTED = 24, 2
 
 # Total and denominator of the loss of some of a step's samples.
 Values = Callable[[Step, Indices], tuple[float, float]]
 
 
-def examined(run: TrainingRun, smallest: int) -> Examination:
+def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[ActivationCheckpointing] = ()) -> Examination:
     """Examine a task's training.
 
     Args:
         run: of the task; its own model is not changed.
         smallest: the fewest samples that the model works with.
+        checkpointing: modes of activation checkpointing that plans may choose.
     """
     started, task = time.perf_counter(), run.task
     keys = varied(run.train_fetcher, run.stream.take(0, min(run.stream.samples, POOL)), _SAMPLES)
@@ -107,6 +111,7 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
             *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
             *_mode_findings(run),
             *census,
+            *(_recomputed(run, keys, checkpointing) if not live else ()),
             *task.examine(run.model, run.data, run.setup),
             *examination.findings,
         ]
@@ -270,7 +275,8 @@ def _compared_step(
         findings.append(Finding("random", where, text))
     elif not found.equal and not found.repeats:
         changed = [f"self.{name}" for name, value in numbers_of(task).items() if before.get(name) != value]
-        message = state_message(changed[0] if changed else "something (the same step, repeated, has another gradient)")
+        what = changed[0] if changed else "something (the same step, repeated, has another gradient)"
+        message = state_message(what, of_loop=takes_steps)
         findings.append(Finding("state", where, message, found.difference))
     elif not found.equal and not found.fixed:
         return Examination(note=f"{where}: draws random numbers in a way that cannot be held fixed")
@@ -329,6 +335,30 @@ def _live_precision(model: nn.Module, dtype: torch.dtype | None, *, perturbed: b
         for tensor, data in before:
             tensor.grad = None
             tensor.data = data
+
+
+def _recomputed(run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCheckpointing]) -> Iterator[Finding]:
+    """Blocks whose gradient is another where they are computed again in the backward pass."""
+    most = min(len(keys), _RECOMPUTED)
+
+    def gradient(mode: ActivationCheckpointing) -> Tensor:
+        step = _step_of(run, None, _subset(keys, most), perturbed=False, live=False)
+        checkpoint_activations(run.task.checkpoint_blocks(step.model), mode)
+        return step.gradient([np.arange(most)], None)[0]
+
+    modes = [mode for mode in modes if mode not in ("none", run.setup.plan.activation_checkpointing)]
+    if not modes or not most or not run.task.checkpoint_blocks(run.model):
+        return
+    kept = gradient("none")
+    for mode in modes:
+        if (off := relative_difference(gradient(mode), kept)) > AUTOCAST_TOLERANCE:
+            message = (
+                f"expected blocks with the same gradient where they are computed again in the backward pass, got one that "
+                f"differs by {off:.2g} (relative) with {mode} activation checkpointing: a block draws from a generator of its "
+                "own, or counts its calls. Draw from torch's generators, or write memory: {activation_checkpointing: none}."
+            )
+            yield Finding("recomputed", location_of(run, "checkpoint_blocks"), message, off)
+            return
 
 
 def _mode_findings(run: TrainingRun) -> Iterator[Finding]:

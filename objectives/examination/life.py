@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...spaces.errors import BsearchError
@@ -28,8 +27,9 @@ from ..task import TrainFunction
 from ..training import TrainingRun
 from .copies import numbers_of
 from .scores import few_samples
+from .step import differing
 
-# Steps of a life; half of them before it is saved.
+# Steps of a life: evaluated after each third of them, saved after the first.
 _STEPS = 6
 # Samples of a step, at least.
 _BATCH = 4
@@ -95,7 +95,7 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
         pauses_at=None,
         ends_by=None,
         model_folder=None,
-        training=setup.training.model_copy(update={"compile": False, "evaluations": 2, "workers": 0}),
+        training=setup.training.model_copy(update={"compile": False, "evaluations": 3, "workers": 0}),
     )
     straight = replace(short, training=short.training.model_copy(update={"evaluations": 1}), checkpoint=None)
     try:
@@ -105,10 +105,10 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
             return f"{_STEPS} steps of {batch} samples take {took_s:.0f} s"
         with tempfile.TemporaryDirectory(prefix="bsearch-") as folder:
             resumed, hint = _resumed(begin, replace(short, checkpoint=str(Path(folder) / "checkpoint")))
-        off = _apart(resumed, whole)
-        if off <= _SAME or off <= _REPEATS * _apart(_lived(begin, straight), whole):
+        off = differing(resumed, whole)
+        if off <= _SAME or off <= _REPEATS * differing(_lived(begin, straight), whole):
             return ""
-        evaluated = _apart(_lived(begin, replace(short, checkpoint=None)), whole)
+        evaluated = differing(_lived(begin, replace(short, checkpoint=None)), whole)
     except BsearchError:
         raise
     except Exception as error:  # of a training so short
@@ -117,13 +117,12 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
     if evaluated > _SAME:
         message = (
             f"expected a training that does not depend on when it is evaluated, got weights that differ by {evaluated:.2g} "
-            f"(relative) after {_STEPS} steps with an evaluation in the middle. Leave out what the evaluation changes: modes, "
-            "attributes, random numbers."
+            f"(relative) after {_STEPS} steps with evaluations in between. Leave out what the evaluation changes, such as an attribute."
         )
         return Finding("evaluation", where, message, evaluated)
     message = (
         f"expected a training that ends alike where it is saved and resumed, got weights that differ by {off:.2g} (relative) "
-        f"after {_STEPS} steps, resumed in the middle: a checkpoint holds models, optimizers, and the generators of torch, "
+        f"after {_STEPS} steps, resumed after two: a checkpoint holds models, optimizers, and the generators of torch, "
         f"NumPy and Python, and nothing else{hint}. Keep it as a buffer of the model; with a Loop, pass it in state={{...}}."
     )
     return Finding("resumed", where, message, off)
@@ -186,13 +185,4 @@ def _resumed(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], str]:
 
 
 def _copied(life: Life) -> list[Tensor]:
-    return [weight.detach().to("cpu", torch.float64, copy=True) for weight in life.weights()]
-
-
-def _apart(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """The norm of the difference, relative to that of the weights."""
-    if [weight.shape for weight in weights] != [other.shape for other in others]:
-        return 1.0
-    off = sum(float((weight - other).square().sum()) for weight, other in zip(weights, others, strict=True))
-    scale = sum(float(other.square().sum()) for other in others)
-    return float((off / scale) ** 0.5) if scale else float(off > 0)
+    return [weight.detach().to("cpu", copy=True) for weight in life.weights()]

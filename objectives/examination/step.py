@@ -167,7 +167,7 @@ def compared(step: Step, smallest: int, seed: int, effort: Effort) -> Comparison
             raise FloatingPointError("the loss or its gradient is not finite")
         if not whole.any():
             raise NothingToCompare("the samples that were compared have no gradient, or the loss does not use its `model`")
-        rounding = 1.0 if effort.brief else _difference(step.gradient([everything[::-1].copy()], "rows")[0], whole)
+        rounding = 1.0 if effort.brief else relative_difference(step.gradient([everything[::-1].copy()], "rows")[0], whole)
         tolerance = _tolerance(step.dtype, rounding)
         difference = _largest_difference(step, splits, "rows", whole)
         if difference <= tolerance:
@@ -181,8 +181,8 @@ def compared(step: Step, smallest: int, seed: int, effort: Effort) -> Comparison
         if constant <= tolerance:
             return Comparison(constant, tolerance, random=True)
         again, elsewhere = (step.gradient([everything], "rows", seed=each)[0] for each in (0, 1))
-    repeats = _difference(again, whole) <= tolerance
-    return Comparison(difference, tolerance, repeats=repeats, fixed=_difference(elsewhere, whole) <= tolerance)
+    repeats = relative_difference(again, whole) <= tolerance
+    return Comparison(difference, tolerance, repeats=repeats, fixed=relative_difference(elsewhere, whole) <= tolerance)
 
 
 def _largest_difference(
@@ -191,7 +191,7 @@ def _largest_difference(
     """Of the gradients of split steps from that of the unsplit one, which is computed if it is not given."""
     if whole is None:
         whole, _ = step.gradient([np.concatenate(splits[0])], noise)
-    return max(_difference(step.gradient(parts, noise)[0], whole) for parts in splits)
+    return max(relative_difference(step.gradient(parts, noise)[0], whole) for parts in splits)
 
 
 def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> I
         return
     whole, _ = step.gradient([np.arange(samples)], "rows")
     parts = uneven_parts(samples, smallest, seed)
-    off = _difference(step.gradient(parts, "rows")[0], whole)
+    off = relative_difference(step.gradient(parts, "rows")[0], whole)
     sizes = " + ".join(str(len(part)) for part in parts)
     text = f"normalises over the micro-batch, not the step: splitting {samples} samples as {sizes} changes the gradient by "
     text += f"{off:.2g} (relative)"
@@ -282,7 +282,7 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
         names = ", ".join(updated[:3]) + (", ..." if len(updated) > 3 else "")
         parts = [everything[: samples // 2], everything[samples // 2 :]]
         whole, split = (step.gradient(each, "rows", moves_buffers=True)[0] for each in ([everything], parts))
-        off = _difference(split, whole)
+        off = relative_difference(split, whole)
         text = f"the forward pass updates tensors once per micro-batch: {names}. Splitting {samples} samples in halves changes "
         text += f"the gradient by {off:.2g} (relative)"
         if off > _MOST_MOVED:
@@ -290,8 +290,13 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
         yield Finding("state" if off > _MOST_MOVED else "buffers", where, text, off)
 
 
-def state_message(name: str) -> str:
-    """The message on what a loss changes that it should not."""
+def state_message(name: str, *, of_loop: bool = False) -> str:
+    """The message on what a loss changes that it should not, or the body of a loop."""
+    if of_loop:
+        return (
+            f"expected a step that is the same where it is taken again, got one that changes {name}. What counts steps is "
+            "step.number, or step.fraction of the training; other state belongs in a buffer of a model, or in state={...}."
+        )
     return (
         f"expected a loss without side effects, got one that changes {name}: it runs once per micro-batch, so the number of "
         "updates depends on the split. To average weights, write training: {ema: 0.999}; what else happens once per step "
@@ -397,12 +402,18 @@ def _seeded(batch: Callable[[], Any], seed: int, buffers: KeptBuffers | None = N
     return fetched
 
 
-def _difference(gradient: Tensor, other: Tensor) -> float:
+def relative_difference(gradient: Tensor, other: Tensor) -> float:
     """Relative to the second's norm; 0 where both vanish."""
+    return differing([gradient], [other])
+
+
+def differing(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The norm of the difference of all tensors, relative to that of the others; 0 where both vanish."""
     off = scale = 0.0
-    for part, of_other in zip(torch.split(gradient, _CHUNK), torch.split(other, _CHUNK), strict=True):
-        off = math.hypot(off, float((part.double() - of_other.double()).norm()))
-        scale = math.hypot(scale, float(of_other.double().norm()))
+    for tensor, other in zip(tensors, others, strict=True):
+        for part, of_other in zip(torch.split(tensor.flatten(), _CHUNK), torch.split(other.flatten(), _CHUNK), strict=True):
+            off = math.hypot(off, float((part.double() - of_other.double()).norm()))
+            scale = math.hypot(scale, float(of_other.double().norm()))
     return off / scale if scale else float(off > 0)
 
 

@@ -98,6 +98,13 @@ class CausalLM(Task):
                 f"the tokenizer has {tokens:,} tokens, the model {known:,}: embeddings of the others are newly initialized"
             )
             yield Finding("rows", "space.tokenizer", message)
+        if weight := getattr(model.config, "router_aux_loss_coef", 0.0):
+            message = (
+                f"expected a model whose loss is a sum over tokens, got {type(model).__name__}, a mixture of experts with an "
+                f"auxiliary loss over the batch (router_aux_loss_coef {weight:g}), which would be left out: nothing would keep "
+                "its experts in balance. Write a Task of your own with couples_samples."
+            )
+            yield Finding("coupled", "space.model", message)
         if not packs(setup):
             family = family_here(source_of(setup, "model"))
             filled = sum(corpus.train.lengths) / corpus.train.tokens.numel()

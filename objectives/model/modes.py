@@ -6,21 +6,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..data.batches import RandomState
+
 
 @contextmanager
-def modes_kept(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> Iterator[None]:
-    """Context of an evaluation, after which every module is in the mode that it was in before.
+def untouched(model: nn.Module, optimizers: Iterable[Optimizer], device: torch.device) -> Iterator[None]:
+    """Context of an evaluation, after which modules are in their modes and generators in their states, as before.
 
     Meanwhile optimizers that have modes, as schedule-free ones do, give the weights that are to be evaluated.
     """
     before, optimizers = [(module, module.training) for module in model.modules()], list(optimizers)
+    generators = RandomState.now(device)
     set_optimizers(optimizers, "eval")
     try:
         yield
     finally:
+        generators.restore()
         set_optimizers(optimizers, "train")
         for module, training in before:
             module.training = training

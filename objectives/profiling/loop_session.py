@@ -30,7 +30,7 @@ from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop
 from ..examination.fixed_noise import seed_draws
-from ..examination.step import restored
+from ..examination.step import differing, restored
 from ..loop import Loop, Step, serving
 from ..machine import accelerator
 from ..machine.device_memory import release_memory
@@ -291,7 +291,7 @@ class ExaminedLoop:
         with restored(self.model):
             seed_draws(0)
             self._take(micro_batches, clear=clear)
-        return [self._sums.get(id(one), torch.zeros(())).detach().cpu() for one in self.model.parameters()]
+        return [self._sums.get(id(one), torch.zeros_like(one)).detach().cpu() for one in self.model.parameters()]
 
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         """Run the body for these micro-batches and leave each parameter the gradient that it was stepped with."""
@@ -341,7 +341,7 @@ def _stale(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
     """Whether a step's gradient holds what the body left of the one before."""
     batch = parts.first_batch(parts.setup.smallest_micro_batch)
     fresh, again = (parts.stepped_with([batch], clear=clear) for clear in (True, False))
-    if (off := _apart(again, fresh)) > _ANOTHER:
+    if (off := differing(again, fresh)) > _ANOTHER:
         message = (
             f"expected gradients that are cleared once a step, got one that differs by {off:.2g} (relative) where the same "
             "step is taken again: it holds the gradient of the step before, or another pass leaves one there. Call zero_grad() "
@@ -362,16 +362,10 @@ def _of_the_plan(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
         of_plan = other.stepped_with(batches)
     finally:
         other.session.close()
-    if (off := _apart(of_plan, split)) > _ANOTHER:
+    if (off := differing(of_plan, split)) > _ANOTHER:
         message = (
             f"expected the same gradient for the same parts of a step, got one that differs by {off:.2g} (relative) where "
             "setup.plan has two parts rather than one: something counts the parts once more, such as an accumulation of "
             "accelerate, or a loss divided by it. part.weight is all that a part needs."
         )
         yield Finding("plan", where, message, off)
-
-
-def _apart(gradient: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    off = sum(float((one - two).double().square().sum()) for one, two in zip(gradient, other, strict=True))
-    scale = sum(float(two.double().square().sum()) for two in other)
-    return float((off / scale) ** 0.5) if scale else float(off > 0)

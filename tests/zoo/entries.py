@@ -48,6 +48,11 @@ class Entry:
         """The trainer that an adapter drives, or an empty string."""
         return self.module.partition("zoo.adapters_")[2]
 
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a function, made of `Loop` or not."""
+        return self.reference.rpartition(":")[2].islower()
+
     def losses(self, steps: Sequence[Step]) -> list[float]:
         twin: Losses = self._function(self.twin)
         return twin(steps)
@@ -257,6 +262,30 @@ _LOOPS = [
     Entry("GAN, two optimizers", "zoo.loops:adversarial", "noted", metric="distance"),
 ]
 
+_LIFE = [
+    Entry("a temperature beside the model", "zoo.life:Temperature", "refused", "self.log_temperature, which no model holds"),
+    Entry("a backbone in no optimizer", "zoo.life:HeadAlone", "refused", "got none for 0.bias, 0.weight"),
+    Entry("layer-wise decay, lr_scale", "zoo.life:LayerDecay", "exact", twin="layer_decayed"),
+    Entry("layer-wise decay, multiplied", "zoo.life:LayerDecayMultiplied", "exact", twin="layer_decayed"),
+    Entry("schedule-free SGD", "zoo.life:WithoutSchedule", "exact", twin="schedule_free"),
+    Entry("a curriculum that counts steps", "zoo.life:Curriculum", "refused", "self.steps, which was 2 and is 0 again"),
+    Entry("a generator of the task's", "zoo.life:OwnDraws", "refused", "saved and resumed"),
+    Entry("a score that changes the loss", "zoo.life:ScoreThatCounts", "refused", "when it is evaluated"),
+    Entry("a layer that counts its calls", "zoo.life:CountsCalls", "refused", "once per micro-batch: 1.calls"),
+    Entry("unfreezing in after_step", "zoo.life:Unfreezing", "refused", "got none for 0.bias, 0.weight"),
+    Entry("a mean teacher in after_step", "zoo.life:Teacher", "exact", twin="taught"),
+    Entry("experts with a loss of their balance", "zoo.life:Experts", "refused", "couples_samples"),
+    Entry("Loop", "zoo.life:plain", "exact"),
+    Entry("Loop, evaluation mode left on", "zoo.life:evaluation_mode", "exact"),
+    Entry("Loop, gradients never cleared", "zoo.life:never_cleared", "refused", "zero_grad"),
+    Entry("Loop, a step for each part", "zoo.life:stepped_in_parts", "refused", "once, after all parts"),
+    Entry("Loop, divided by the accumulation", "zoo.life:counts_parts_again", "refused", "setup.plan"),
+    Entry("Loop, ReduceLROnPlateau", "zoo.life:plateau", "refused", "got ReduceLROnPlateau"),
+    Entry("Loop, its own rate", "zoo.life:rate_of_its_own", "refused", "something else sets it"),
+    Entry("Loop, counting its steps", "zoo.life:counts_steps", "refused", "step.number"),
+    Entry("Loop, weight decay by the fraction", "zoo.life:weight_decay_by_the_step", "exact"),
+]
+
 _HF, _LIGHTNING = "zoo.adapters_huggingface", "zoo.adapters_lightning"
 _ADAPTERS = [
     Entry("HF classifier", f"{_HF}:classifier", "exact", twin="classified", metric="loss"),
@@ -299,4 +328,4 @@ _ADAPTERS = [
     ),
 ]
 
-ENTRIES = [*_EXACT, *_COUPLED, *_WRONG, *_LOOPS, *_ADAPTERS]
+ENTRIES = [*_EXACT, *_COUPLED, *_WRONG, *_LIFE, *_LOOPS, *_ADAPTERS]

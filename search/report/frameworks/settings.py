@@ -170,7 +170,10 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same for a setup that is already known."""
     optimizer, momentum = record.facts.optimizer, record.facts.momentum
-    even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
+    if setup.couples_samples or setup.embedding:  # accumulation would compare fewer samples with each other
+        even = EvenPlan(setup.effective_batch)
+    else:
+        even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
     return ChosenSettings(
         study=study.name,
@@ -198,6 +201,13 @@ def _at_even_batch(
 ) -> tuple[OptimizerSettings, tuple[str, ...]]:
     """The optimizer's settings by the rule at the batch of an even plan, and notes on how it differs from the trial's plan."""
     plan, batch = setup.plan, even.effective_batch
+    if setup.embedding == "cached":
+        note = (
+            f"the loss compares all {batch} samples of a step, whose embeddings the trial computed {plan.largest_micro_batch} "
+            "at a time; here one micro-batch has them all. Where memory does not suffice, use a loss that caches them, such as "
+            f"CachedMultipleNegativesRankingLoss(mini_batch_size={plan.largest_micro_batch}): accumulation is another training"
+        )
+        return setup.optimizer, (note,)
     other_accumulation = (
         f"the trial accumulated {plan.accumulation} micro-batches of at most {plan.largest_micro_batch} samples per step, here "
         f"it is {even.accumulation} of {even.micro_batch}, so the training time differs"
