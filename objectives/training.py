@@ -137,15 +137,6 @@ class TrainingRun(Stepping):
         workers = min(self.setup.training.workers, len(keys) - 1) if not self.resident_bytes else 0
         return batches(fetcher, keys, max(workers, 0), self._pins)
 
-    def measures_noise(self, plan: BatchPlan) -> bool:
-        """Whether a step with this plan can tell the gradient noise scale."""
-        # The remainder step is too small and noisy. With a gradient scaler, gradients are not at their true scale.
-        splits = plan.largest_micro_batch < plan.effective_batch
-        # Sharded gradients are never those of one rank's samples alone.
-        # A part of a loss that compares samples is not a smaller batch's loss.
-        alone = self.cache is None and not self.scaler.is_enabled() and not self.fully_sharded
-        return splits and plan == self.setup.plan and alone
-
     def facts(self, steps: int) -> dict[str, Parameter]:
         """What is known of a training before it begins, given its number of steps."""
         plan = self.setup.plan
@@ -216,10 +207,6 @@ class _WholeTraining:
 
     def _step(self, plan: BatchPlan, loader: Loader) -> None:
         run, size = self.run, plan.effective_batch
-        if run.measures_noise(plan):
-            run.noise.select(self.steps + 1, len(self.plans))
-        else:
-            run.noise.active = False
         run.train_step(plan, loader, (self.seen + size / 2) / self.time_left.samples, self.clock, self.loss_sum)
         self.steps += 1
         self.loss_steps += 1
@@ -236,7 +223,6 @@ class _WholeTraining:
             self.facts["skipped_steps"] = run.skipped_steps
         if run.live is not None:
             self.facts |= run.live.checked_facts(run.ranks)
-        run.noise.read(run.ranks.mean)
         began = time.monotonic()
         scores = run.evaluate()
         self.time_left.evaluated(time.monotonic() - began, self.seen)
@@ -252,7 +238,7 @@ class _WholeTraining:
             accuracy=scores.get("accuracy"),
             scores=scores,
             train_loss=train_loss,
-            facts={**self.facts, **run.noise.facts(), **self.checkpoint.facts()},
+            facts={**self.facts, **self.checkpoint.facts()},
         )
 
     def _save_between_evaluations(self) -> None:
@@ -274,7 +260,6 @@ class _WholeTraining:
     def _save(self, clock: StepClock) -> None:
         """Write a checkpoint: rank 0 writes it, with the random state of every rank."""
         run = self.run
-        run.noise.read(run.ranks.mean)
         # A mean over ranks of running means is the running mean of their mean: between evaluations too, nothing changes.
         run.ranks.sync_batch_norm_statistics(batch_norms(run.model))
         rng_states = run.ranks.all_gathered({"states": [random_state(run.device)]})["states"]
@@ -289,7 +274,6 @@ class _WholeTraining:
                 **state,
                 "scaler": run.scaler.state_dict(),
                 "skipped_steps": run.skipped_steps,
-                "noise": run.noise.state(),
                 "clock": clock.state(),
                 "rng_state": rng_states,
                 "stream": None if run.live is None else run.live.state(self.seen),
@@ -309,7 +293,6 @@ class _WholeTraining:
         run.load_state(state)
         run.scaler.load_state_dict(state["scaler"])
         run.skipped_steps = state.get("skipped_steps", 0)
-        run.noise.set_state(state["noise"])
         self.clock.set_state(state["clock"])
         if run.live is not None:
             run.live.set_state(state["stream"])

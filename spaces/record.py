@@ -48,7 +48,6 @@ class TrialFacts:
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
         front_probability: probability that this mean lies on the front.
         ties: faster settings that it is not significantly better than.
-        noise_scale, noise_scale_low, noise_scale_high: gradient noise scale and its interval, in samples.
         ghost_batch: samples that BatchNorm sees.
         peak_bytes: measured peak of live bytes in a training step on one device.
         peak_reserved_bytes: on a GPU, what its allocator reserved for it.
@@ -109,9 +108,6 @@ class TrialFacts:
     mean_high: float | None = None
     front_probability: float | None = None
     ties: tuple[int, ...] | None = None
-    noise_scale: float | None = None
-    noise_scale_low: float | None = None
-    noise_scale_high: float | None = None
     ghost_batch: int | None = None
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -164,18 +160,8 @@ RESULTS = frozenset(
 # Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
     (
-        *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "noise_scale", "noise_scale_high"),
-        *(
-            "noise_scale_low",
-            "peak_bytes",
-            "peak_reserved_bytes",
-            "resumed_at",
-            "shortened_to",
-            "steps",
-            "stolen_share",
-            "throttled_s",
-        ),
-        "waited_s",
+        *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "peak_bytes", "peak_reserved_bytes"),
+        *("resumed_at", "shortened_to", "steps", "stolen_share", "throttled_s", "waited_s"),
     ),
     float,
 )

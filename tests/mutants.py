@@ -47,7 +47,7 @@ MODULES = {
     "objectives/data/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
     "tests/objectives/test_modes.py",
     "objectives/steps/stepping.py": "tests/objectives/test_training.py tests/objectives/test_units.py "
-    "tests/objectives/test_noise_scale.py tests/objectives/test_whole_run.py",
+    "tests/objectives/test_whole_run.py",
     "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_checkpoint.py "
     "tests/objectives/test_whole_run.py tests/objectives/test_evaluation.py",
     "search/run/decisions/after.py": "tests/search/run/test_after.py",

@@ -107,27 +107,14 @@ def peak(reference: str, setup: dict[str, Any]) -> Iterator[int]:
     yield counter.peak_bytes
 
 
-def trained(reference: str, setup: dict[str, Any], steps: int, measures_noise: bool = False) -> Iterator[list[torch.Tensor]]:
+def trained(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[torch.Tensor]]:
     """The losses of so many steps, then the parameters after them."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    run.noise.active = measures_noise
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
     losses = [float(run.step(run.micro_batches(plan, loader), plan.effective_batch)) for _ in range(steps)]
     yield [torch.tensor(losses, dtype=torch.float64), *(p.detach().clone() for p in run.parameters)]
-
-
-def noise_pairs(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[tuple[float, float]]]:
-    """What so many steps say of the gradient's noise and of the gradient."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    run.noise.active = True
-    plan = run.setup.plan
-    loader = run.loader([plan] * steps)
-    for _ in range(steps):
-        run.step(run.micro_batches(plan, loader), plan.effective_batch)
-    run.noise.read(run.ranks.mean)
-    yield run.noise._pairs
 
 
 def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[float]]]:

@@ -29,10 +29,7 @@ _SETTINGS = (
     *("effective_batch", "micro_batch", "accumulation", "devices", "activation_checkpointing", "rule", "learning_rate"),
     *("weight_decay", "betas", "eps", "epochs", "samples_budget", "seed", "optimizer"),
 )
-_RESULTS = (
-    *("train_s", "device_s", "spent", "measured_train_s", "samples_per_s", "peak_bytes", "peak_reserved_bytes"),
-    "noise_scale",
-)
+_RESULTS = ("train_s", "device_s", "spent", "measured_train_s", "samples_per_s", "peak_bytes", "peak_reserved_bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, p
     other = copied(run, dtype, perturbed=perturbed, live=live)
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
-        return other.accumulate(micro_batches, sum(size for size, _ in micro_batches))[0]
+        return other.accumulate(micro_batches, sum(size for size, _ in micro_batches))
 
     def prepare(batch: Any) -> Any:
         return in_precision(other.on_device(batch), dtype)

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ...spaces.errors import TaskError
 from ...spaces.plan import even_parts
 from ..machine.accelerator import device_of, is_gpu, widest_float
-from ..steps.noise_scale import NoiseScale
 
 _NO_CONTEXT = nullcontext()
 
@@ -45,8 +44,8 @@ class Ranks:
             raise TaskError(f"expected to run as one of {devices} ranks, got a single process")
         return cls(dist.get_rank(), devices)
 
-    def distributed_loss(self, loss: nn.Module, device: torch.device, noise: NoiseScale) -> nn.Module:
-        """The loss in DistributedDataParallel, its gradients summed over ranks; `noise` may measure each rank's own first."""
+    def distributed_loss(self, loss: nn.Module, device: torch.device) -> nn.Module:
+        """The loss in DistributedDataParallel, its gradients summed over ranks."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             parallel = DistributedDataParallel(
@@ -58,18 +57,9 @@ class Ranks:
                 # Models may use some parameters in some micro-batches only; finding them costs 35 us a step (docs/log.md).
                 find_unused_parameters=True,
             )
-        # The default hook averages, but a step's gradient is a sum. The hook's state must not refer to the module: the
-        # garbage collector cannot break a reference cycle through the reducer.
-        parallel.register_comm_hook(noise, lambda noise, bucket: _sum_hook(noise, bucket))
+        # The default hook averages, but a step's gradient is a sum.
+        parallel.register_comm_hook(None, lambda _, bucket: _sum_hook(bucket))
         return parallel
-
-    def mean_share(self, size: int) -> float:
-        """Harmonic mean of the ranks' shares of a batch: the small batch size when squared gradients are averaged over ranks.
-
-        >>> Ranks(0, 2).mean_share(3)
-        1.3333333333333333
-        """
-        return self.count / sum(1 / share for share in even_parts(size, self.count))
 
     def mean(self, local: Tensor) -> Tensor:
         """The mean over all ranks."""
@@ -184,9 +174,6 @@ class Ranks:
         return {name: [value for rank in ranks for value in rank.get(name, [])] for name in names}
 
 
-def _sum_hook(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tensor]:
-    gradients = bucket.buffer()
-    if noise.active:
-        noise.add_small_batch([gradients])
-    work = dist.all_reduce(gradients, async_op=True)
+def _sum_hook(bucket: Any) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -41,7 +41,6 @@ from ..profiling.memory.live_bytes import LiveBytes
 from ..task import Task, acts_after_steps, checked_data, checked_loss, checked_optimizer, embeds, name_of
 from .constants import Constants
 from .gradient_cache import EmbeddingsOf, GradientCache
-from .noise_scale import NoiseScale, norms_of
 from .rates import Rates
 from .two_passes import HeldStep
 
@@ -100,7 +99,6 @@ class Stepping(TrainingSamples):
             model = model.to(memory_format=torch.channels_last)
         checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
         self._last_weight: tuple[int, Tensor] | None = None
-        self.noise = NoiseScale()
         self.cache = GradientCache() if embeds(task) else None
         if self.fully_sharded:
             self._set_sharded_model(model, device_mesh(self.device, self.ranks.count))
@@ -112,7 +110,7 @@ class Stepping(TrainingSamples):
                 self.model.compile()
             self.loss: Any = self._loss_module()
             if self.ranks.count > 1:
-                self.loss = self.ranks.distributed_loss(self.loss, self.device, self.noise)
+                self.loss = self.ranks.distributed_loss(self.loss, self.device)
         if self.ranks.rank:
             # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
@@ -180,7 +178,7 @@ class Stepping(TrainingSamples):
             other._set_model(model)
             other.loss = other._loss_module()
         other.cache = None if self.cache is None else GradientCache(checked=True)
-        other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
+        other._last_weight, other.sharded = None, None
         other._buffers = SharedBuffers(model, Ranks())
         other._checks_parameters = False
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
@@ -249,41 +247,32 @@ class Stepping(TrainingSamples):
 
     def _clipped_gradient(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The gradient of a step, clipped, in the parameters' `grad`; returns the step's mean loss."""
-        measures_noise = self.noise.active
-        loss, small_batch = self.accumulate(micro_batches, size)
+        loss = self.accumulate(micro_batches, size)
         if self.setup.training.clip_norm is not None:
-            norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
-        elif measures_noise:
-            norms = norms_of(self._gradients())
-        if measures_noise:
-            self.noise.add_step(*small_batch, size, norms)
+            nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)
         return loss
 
     @torch.enable_grad()
     def _gradient_again(self, held: HeldStep, size: int) -> Tensor:
         """The closure of an optimizer: the step's gradient and loss at the weights as they are now."""
-        self.noise.active = False
         for parameter in self.parameters:
             parameter.grad = None
         with held.again():
             return self._clipped_gradient(held.micro_batches(), size)
 
-    def accumulate(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> tuple[Tensor, tuple[float, Tensor | float]]:
+    def accumulate(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The gradient of a step's mean loss over `size` samples, before clipping, in the parameters' `grad`.
 
         Gradients are all-reduced once per step, after the last micro-batch; where parameters are sharded, in each. A
         micro-batch of 0 samples keeps the ranks' collectives aligned and adds nothing.
 
         Returns:
-            The step's mean loss, a detached scalar on the device; and the small batch of a noise measurement: its samples and
-            its loss's denominator.
+            The step's mean loss, a detached scalar on the device.
         """
         if self.cache is not None:
-            return self._accumulate_embedded(micro_batches, size), (0.0, 0.0)
+            return self._accumulate_embedded(micro_batches, size)
         totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
-        small_batch: tuple[float, Tensor | float] = 0.0, 0.0
-        measures_noise = self.noise.active
         for number, (samples, batch) in enumerate(micro_batches, start=1):
             on_device = self.on_device(LiveBytes.fetched(batch) if callable(batch) else batch)
             last = number == len(micro_batches)
@@ -301,11 +290,6 @@ class Stepping(TrainingSamples):
                 self.scaler.scale(loss_total).backward(weight)
             if not samples:
                 self.modes.train(self.model)
-            if measures_noise and number == 1 and self.ranks.count == 1:
-                self.noise.add_small_batch(self._gradients())
-                small_batch = samples, loss_denominator
-        if measures_noise and self.ranks.count > 1:
-            small_batch = self.ranks.mean_share(size), denominator
         total, denominator = self.ranks.end_sum(pending)
         if self._checks_parameters:
             self._check_parameters()
@@ -317,8 +301,7 @@ class Stepping(TrainingSamples):
                 )
             rescale_gradients(gradients, denominator, size)
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
-        mean = total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
-        return mean, small_batch
+        return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
     def _accumulate_embedded(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The same for a loss over the whole batch's embeddings."""

@@ -37,7 +37,6 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         spent_sentence(study),
         *edge_sentences(front, spec.searched()),
         rule_sentence(study),
-        noise_scale_sentence(records),
         batch_norm_sentence(front),
         undefined_sentence(records),
         code_sentence(study),
@@ -327,30 +326,6 @@ def rule_verdict(found: BestRates) -> str:
 
 def _listed(items: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
-
-
-def noise_scale_sentence(records: Iterable[TrialRecord]) -> str | None:
-    """The gradient noise scale that trials measured, in a sentence; None where none did.
-
-    >>> facts = TrialFacts(noise_scale=182.3, noise_scale_low=71.0, noise_scale_high=418.0)
-    >>> print(noise_scale_sentence([TrialRecord(0, "complete", {}, facts)]))
-    Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. A hint \
-for effective_batch.high, not a law.
-    """
-    reported = [record.facts for record in records if record.counts and record.facts.noise_scale is not None]
-    if not reported:
-        return None
-    # The median ends of the trials' own intervals describe the uncertainty of one trial; the extremes would grow with the
-    # number of trials.
-    about, low, high = (
-        number(round(float(f"{median(float(getattr(facts, name)) for facts in reported):.3g}")))
-        for name in ("noise_scale", "noise_scale_low", "noise_scale_high")
-    )
-    trials = "1 trial" if len(reported) == 1 else f"a trial, the median of {len(reported)}"
-    return (
-        f"Gradient noise scale: about {about} samples ({low} to {high} in {trials}): batches far above it learn little more "
-        "per step. A hint for effective_batch.high, not a law."
-    )
 
 
 def batch_norm_sentence(front: ParetoFront) -> str | None:

@@ -48,12 +48,10 @@ _LARGEST = 1e100
 # A number this far beyond the trial before it is no trial's place.
 _LARGEST_GAP = 10_000
 _OUTCOMES = (*get_args(OutcomeKind), "running")
-# Names of ours that may be negative, and those that may be infinite or unknown: an interval of the noise scale has no upper end
-# where the noise is not significant.
+# Names of ours that may be negative.
 _SIGNED = frozenset(
     {"train_s_error", "stopped_accuracy", "rung_accuracy", "expected_accuracy", "mean_low", "mean_high", "seed"}
 )
-_UNBOUNDED = frozenset({"noise_scale", "noise_scale_low", "noise_scale_high", "curve"})
 _WHOLE = ("effective_batch", "accumulation", "devices")
 # The smallest that can be computed with, where that is not 0.
 _LEAST = dict.fromkeys((*_WHOLE, "largest_micro_batch", "evaluation_batch", "smallest_micro_batch"), 1.0)
@@ -130,7 +128,7 @@ def _check_numbers(column: str, values: Mapping[str, Any], ours: Collection[str]
     for name, value in values.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             is_number = isinstance(each, int | float) and not isinstance(each, bool)
-            if name not in _UNBOUNDED and (is_number or (name in ours and name in _PARAMETERS and each is not None)):
+            if is_number or (name in ours and name in _PARAMETERS and each is not None):
                 least = _LEAST.get(name, 0.0) if name in ours and name not in _SIGNED else -_LARGEST
                 _number(f"{column}.{name}", each, least=least, whole=name in _WHOLE)
 

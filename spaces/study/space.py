@@ -153,8 +153,8 @@ class Space(Section):
         Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
     ) = Field(
         None,
-        description="The gradient noise scale: the batch, in samples, at which gradient noise is as large as the gradient; "
-        "required by the rules `saturating` and `surge`.",
+        description="The batch, in samples, at which gradient noise is as large as the gradient; required by the rules "
+        "`saturating` and `surge`.",
     )
     epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
         Fixed(value=5), description="Epochs, not necessarily an integer; a range extends the fast end of the front."

@@ -69,7 +69,6 @@ def test_a_fact_of_ours_has_its_type(attack: Any, tmp_path: Path) -> None:
     names = (
         "peak_bytes",
         "ghost_batch",
-        "noise_scale",
         "waited_s",
         "throttled_s",
         "stolen_share",

@@ -200,6 +200,17 @@ def test_a_trial_that_cannot_be_read_keeps_its_number_and_its_row(tmp_path: Path
     assert (bad.outcome, bad.has_ended, bad.counts, good) == ("unreadable", True, 0.0, trials[1])
 
 
+def test_facts_that_only_earlier_versions_know_are_kept_beside_the_others(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/twin.db"
+    tables = Tables(url)
+    Trials(tables, "twin").begin({"effective_batch": 4})
+    noise = {"noise_scale": 182.3, "noise_scale_low": 0.0, "noise_scale_high": 418.0}
+    with tables.engine.begin() as connection:
+        connection.execute(sa.update(schema.trials).values(facts=json.dumps({"seed": 3, **noise})))
+    [trial] = Trials(tables, "twin")
+    assert (trial.outcome, trial.facts.seed, trial.facts.extra) == ("running", 3, noise)
+
+
 def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
     spec = {"study": "new", "task": "tasks.py:New", "space": {"effective_batch": 8, "reference_rate": 0.1}, "dream": 1}
     spec |= {"training": {"seed": 3, "glow": True}, "sampler": "oracle"}
