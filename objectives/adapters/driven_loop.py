@@ -7,11 +7,12 @@ exactly its batch, the budget is exact to the sample, schedule and evaluations a
 from __future__ import annotations
 
 import math
+import weakref
 from bisect import bisect_left
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -79,6 +80,8 @@ class DrivenLoop:
     optimizer: torch.optim.Optimizer
     clock: StepClock
     averages: Sequence[Tensor] = ()
+    # The loop that has begun last, while it lives.
+    newest: ClassVar[Callable[[], DrivenLoop | None]] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -296,6 +299,7 @@ class DrivenLoop:
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
         self._check_own_parameters(model, optimizer)
         self.model, self.optimizer, self._scaler = model, optimizer, scaler
+        DrivenLoop.newest = weakref.ref(self)
         self.rates = Rates(f"{self.where}: the optimizer", [optimizer], self.schedule, setup.training.warmup)
         optimizer.register_step_pre_hook(lambda *_: self.rates.check())
         self.device = next(model.parameters()).device

@@ -120,7 +120,7 @@ def uses_loop(function: TrainFunction) -> bool:
 
 def _refers(function: TrainFunction, matches: Callable[[str, Any, CodeType], bool]) -> bool:
     """Whether a function's code refers to a global that matches, by name, value and code; also through functions next to it."""
-    start = _plain(function)
+    start = plain(function)
     folder, seen = Path(start.__code__.co_filename).parent, set[CodeType]()
 
     def uses(code: CodeType, names: Mapping[str, Any]) -> bool:
@@ -142,7 +142,7 @@ def _refers(function: TrainFunction, matches: Callable[[str, Any, CodeType], boo
     return uses(start.__code__, start.__globals__)
 
 
-def _plain(function: Any) -> Any:
+def plain(function: Any) -> Any:
     """The function itself, without arguments that `functools.partial` gave it."""
     while isinstance(function, partial):
         function = function.func
@@ -188,7 +188,7 @@ class LoopTask(Task):
                 _collector.reset(token)
             if not collected:
                 found = "no training" if yielded is None else f"a {type(yielded).__name__} first"
-                raise NoTrainingError(f"{_plain(self.function).__name__}: expected to train by train_with, got {found}")
+                raise NoTrainingError(f"{plain(self.function).__name__}: expected to train by train_with, got {found}")
             collected[0].model.cpu()  # only copies of it run: there it would take memory beside them
             self._parts = dict(setup.parameters), collected[0]
         return self._parts[1]

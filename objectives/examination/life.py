@@ -147,11 +147,18 @@ def life_of_task(reference: str) -> Begin:
 
 
 def life_of_loop(function: TrainFunction, parameters: Callable[[], Sequence[Tensor]]) -> Begin:
-    """Begins a user's own loop; `parameters` are those of the one that has begun last."""
+    """Begins a user's own loop; `parameters` are those of the one that has begun last, asked for while it lives."""
 
     def begin(setup: TrialSetup) -> Life:
         seed_everything(setup.seed)
-        return Life(iter(function(setup)), parameters)
+        weights: list[Tensor] = []
+
+        def measurements() -> Iterator[Measurement]:
+            for measurement in function(setup):
+                weights[:] = parameters()
+                yield measurement
+
+        return Life(measurements(), lambda: weights)
 
     return begin
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -15,7 +16,8 @@ from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.examination import Examination
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Outcome, TrialSetup
-from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
+from ..adapters.driven_loop import DrivenLoop
+from ..adapters.loop_task import LoopTask, NoTrainingError, plain, uses_adapter, uses_loop
 from ..examination.copies import line_of
 from ..examination.life import life_of_loop, with_life
 from ..loading import error_line
@@ -46,7 +48,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
             _first_measurement(reference, request.setup)
         note = "your own loop takes its own steps; it was only run to its first measurement"
         return replace(unknown, examination=Examination(note=note))
-    task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
+    task, setup, started = LoopTask(function), replace(request.setup, plan=BatchPlan(1)), time.monotonic()
     with user_code_errors(reference, "preparing its first step"):
         try:
             size = len(task.data(setup).train)  # type: ignore[arg-type]
@@ -54,8 +56,12 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
             return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error), examination=Examination(note=error_line(error)))
     task = task.prepared(setup)
     examination = task.parts(setup).examination
-    if examination is not None and examination.refusals and not setup.training.accept_inexact:
-        raise TaskError("\n".join(examination.refusal_lines))
+    if examination is not None:
+        first_s = time.monotonic() - started - examination.seconds
+        with user_code_errors(reference, "a short training"):
+            examination = _with_life(examination, function, setup, size, first_s, _driven_parameters)
+        if examination.refusals and not setup.training.accept_inexact:
+            raise TaskError("\n".join(examination.refusal_lines))
     profile = replace(profile, examination=examination)
     unknown = replace(unknown, examination=examination, training_set=size)
     # What is checkpointed is the loop's own affair.
@@ -105,7 +111,7 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
         first_s = time.monotonic() - started
         setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         examination = examined_session(function, setup)
-        examination = _with_life(examination, function, setup, profile, first_s)
+        examination = _with_life(examination, function, setup, profile.training_set or 0, first_s, _kit_parameters)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):
@@ -121,14 +127,28 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
 
 
 def _with_life(
-    examination: Examination, function: TrainFunction, setup: TrialSetup, profile: DeviceProfile, first_s: float
+    examination: Examination,
+    function: TrainFunction,
+    setup: TrialSetup,
+    samples: int,
+    first_s: float,
+    parameters: Callable[[], Sequence[nn.Parameter]],
 ) -> Examination:
-    def parameters() -> Sequence[nn.Parameter]:
-        loop = newest_loop()
-        return [] if loop is None else loop.parameters
+    named: Any = plain(function)
+    where = f"{line_of(named, setup.folder)}{named.__name__}"
+    return with_life(examination, where, life_of_loop(function, parameters), setup, samples, first_s)
 
-    where = f"{line_of(function, setup.folder)}{function.__name__}"
-    return with_life(examination, where, life_of_loop(function, parameters), setup, profile.training_set or 0, first_s)
+
+def _kit_parameters() -> Sequence[nn.Parameter]:
+    loop = newest_loop()
+    return [] if loop is None else loop.parameters
+
+
+def _driven_parameters() -> Sequence[nn.Parameter]:
+    driven = DrivenLoop.newest()
+    if driven is None:
+        raise RuntimeError("the training function yields only after its trainer has ended")
+    return list(driven.model.parameters())
 
 
 def _smallest_of_loop(function: TrainFunction, setup: TrialSetup, profile: DeviceProfile) -> tuple[int, DeviceProfile]:
