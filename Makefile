@@ -9,7 +9,7 @@
 # make test-docs        the commands and the notebook of the documentation
 # make test-lowest      before a release: the quick tier with the lowest versions that pyproject.toml allows
 # make test-newest      before a release: the quick tier on the newest Python that is installed (NEWEST=path names another)
-# make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
+# make test-long        before a release: long roads that a shorter test takes too, stand-ins of devices, attacks, and every fault once
 # make rough    all attacks: other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
 # make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
 # make faults    two hundred random kills, and a table of them
@@ -84,7 +84,7 @@ test-lowest test-newest: test-%: $(VENV)/%/.installed
 test-all: test test-rest
 
 test-rest: install
-	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG))"
+	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG) or rough)"
 	$(MAKE) lint
 
 test-slow: install
@@ -106,7 +106,7 @@ test-docs: install
 	$(TWO) -m "docs and not ($(LONG))"
 
 test-long: install
-	$(TWO) -m "long and not faults"
+	$(TWO) -m "(long or rough) and not faults"
 	$(BIN)/pytest -m faults
 
 rough: install

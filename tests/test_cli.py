@@ -138,6 +138,7 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     assert (missing.exit_code, "has no trial 99; its trials are numbered 0 to 4" in missing.output) == (2, True)
 
 
+@pytest.mark.slow
 def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., Path], tmp_path: Path) -> None:
     # adam_sde is undefined from kappa = 10 on, so batches above 319 are infeasible; every third batch diverges.
     space = {

@@ -352,6 +352,7 @@ def wild_profiles(draw: st.DrawFn) -> Any:
     return document[""]
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(wild_profiles(), st.integers(1, 100))
 def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:

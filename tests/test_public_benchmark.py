@@ -39,7 +39,7 @@ def benchmark() -> Iterator[SimpleNamespace]:
             del sys.modules[name]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_whose_rows_are_there_is_not_run_again(
     benchmark: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +148,7 @@ def test_a_problem_that_is_harder_for_all_changes_no_standard_error(
     assert errors(harder) == pytest.approx(errors(0.0), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_every_figure_of_the_page_is_computed_from_the_rows(benchmark: SimpleNamespace, tmp_path: Path) -> None:
     rows = benchmark.table.read_rows()
     assert (ROOT / "docs" / "benchmarks.md").read_text() == benchmark.page.page(rows)

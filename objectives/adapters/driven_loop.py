@@ -24,7 +24,7 @@ from ...spaces.plan import BatchPlan
 from ...spaces.record import OURS_OF_SCORES, reported_name
 from ...spaces.schedule import evaluation_points
 from ...spaces.trial import Measurement, Parameter, TrialSetup
-from ..data.batches import Fetcher, SampleStream, batches
+from ..data.batches import Fetcher, RandomState, SampleStream, batches
 from ..data.sample_weights import checked_weights
 from ..loading import schedule_of
 from ..machine.torch_settings import configure_torch, seed_everything
@@ -387,10 +387,12 @@ class DrivenLoop:
         self.measuring = number in self._measured_after or self.diverged
         if self.measuring:
             self._elapsed_s = self.clock.elapsed_s()
+            self._generators = RandomState.now(self.device)
         return self.measuring
 
     def measurement(self, scores: Mapping[str, float]) -> Measurement:
         """The measurement with these scores; writes a checkpoint if one is due."""
+        self._generators.restore()  # a loader draws where an evaluation begins
         train_loss = float(self._loss_sum) / self._loss_steps if self._loss_steps else None
         self._facts |= self.clock.facts()
         if self._tokens:

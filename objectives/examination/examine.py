@@ -182,8 +182,8 @@ def examined_loop(
 
 def _census_of_task(run: TrainingRun, smallest: int) -> list[Finding]:
     def step() -> None:
-        plan = BatchPlan(smallest)
-        run.accumulate(run.micro_batches(plan, run.loader([plan])), smallest)
+        plan = BatchPlan(min(max(smallest, 2), run.data.training_set))  # one sample has no batch statistics
+        run.accumulate(run.micro_batches(plan, run.loader([plan])), plan.effective_batch)
 
     return _census(location_of(run, "loss"), run, step, run.task)
 
@@ -346,7 +346,7 @@ def _recomputed(run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCh
         checkpoint_activations(run.task.checkpoint_blocks(step.model), mode)
         return step.gradient([np.arange(most)], None)[0]
 
-    modes = [mode for mode in modes if mode not in ("none", run.setup.plan.activation_checkpointing)]
+    modes = [mode for mode in modes if mode != "none"]
     if not modes or not most or not run.task.checkpoint_blocks(run.model):
         return
     kept = gradient("none")

@@ -117,7 +117,8 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
     if evaluated > _SAME:
         message = (
             f"expected a training that does not depend on when it is evaluated, got weights that differ by {evaluated:.2g} "
-            f"(relative) after {_STEPS} steps with evaluations in between. Leave out what the evaluation changes, such as an attribute."
+            f"(relative) after {_STEPS} steps with evaluations in between. Leave out what the evaluation changes, such as an "
+            "attribute."
         )
         return Finding("evaluation", where, message, evaluated)
     message = (

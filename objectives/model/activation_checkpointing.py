@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ...spaces.errors import TaskError
@@ -72,12 +73,14 @@ class _Checkpointed:
             passes += 1
             if passes == 1:
                 return self.forward(*args, **kwargs)
-            now = KeptBuffers(self.block), _generators()
-            _put_back(*before)
+            with _disable_current_modes():  # selective checkpointing's, which recognises what is computed again
+                now = KeptBuffers(self.block), _generators()
+                _put_back(*before)
             try:
                 return self.forward(*args, **kwargs)
             finally:
-                _put_back(*now)
+                with _disable_current_modes():
+                    _put_back(*now)
 
         return forward
 
@@ -93,14 +96,17 @@ def _put_back(buffers: KeptBuffers, generators: tuple[Any, Any]) -> None:
 
 
 def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpointing) -> None:
-    """Let each block keep fewer activations, in place; names of parameters stay.
+    """Let each block keep fewer activations, in place, instead of an earlier mode; names of parameters stay.
 
     Raises:
         TaskError: there are no blocks, or they hold BatchNorm, whose statistics would count each batch twice.
     """
+    blocks = list(blocks)
+    for block in blocks:
+        if isinstance(vars(block).get("forward"), _Checkpointed):
+            del block.forward
     if mode == "none":
         return
-    blocks = list(blocks)
     if not blocks:
         raise TaskError(
             f"checkpoint_blocks: expected at least one block for {mode} activation checkpointing, got an empty list. Return "

@@ -63,8 +63,7 @@ class ShardedOptimizer:
                 del self.optimizer.state[parameter]
 
     @contextmanager
-    def with_all(self) -> Iterator[None]:
-        """Context in which the optimizer's groups hold the parameters of all ranks."""
+    def _with_all(self) -> Iterator[None]:
         for group, whole in zip(self.optimizer.param_groups, self._whole, strict=True):
             group["params"] = whole
         try:
@@ -83,7 +82,7 @@ class ShardedOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks, on the CPU, as the whole optimizer would give it: on rank 0. All ranks must call it."""
-        with self.with_all():
+        with self._with_all():
             local = self.optimizer.state_dict()
         # One tensor at a time: the whole state may be more than a device has room for.
         described = self._gather({"states": [{index: _described(state) for index, state in local["state"].items()}]})["states"]
@@ -108,7 +107,7 @@ class ShardedOptimizer:
         """Keep this rank's part of a whole optimizer's state."""
         own = {index for index, parameter in enumerate(self._every) if self._owners[id(parameter)] == self.rank}
         part = {index: value for index, value in state["state"].items() if index in own}
-        with self.with_all():
+        with self._with_all():
             self.optimizer.load_state_dict({**state, "state": part})
 
 

@@ -111,13 +111,13 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
         first_s = time.monotonic() - started
         setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         examination = examined_session(function, setup)
+        unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
         examination = _with_life(examination, function, setup, profile.training_set or 0, first_s, _kit_parameters)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):
         message = f"expected the length of the training set, {profile.training_set}, got {setup.training.samples}"
         raise StudyFileError(Fault("training.samples", message))
-    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
     profile = replace(profile, examination=examination, unused_parameters=unused)
     request = replace(request, setup=setup, others=())
     with user_code_errors(reference, "tracing its memory"):

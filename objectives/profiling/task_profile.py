@@ -75,6 +75,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
     profile = _with_facts(profile, run, smallest, request.devices)
+    unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
     where = location_of(run, "model")
     setup = replace(run.setup, smallest_micro_batch=smallest)
     # Free the test run before the next ones.
@@ -85,7 +86,6 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         examination = with_life(examination, where, life, setup, profile.training_set or 0, first_s)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
-    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
     profile = replace(profile, examination=examination, unused_parameters=unused)
     with _limit_named(setup, request):
         profile = with_memory(training, profile, request)

@@ -293,7 +293,8 @@ class Stepping(TrainingSamples):
         total, denominator = self.ranks.end_sum(pending)
         if self._checks_parameters:
             self._check_parameters()
-        self._unscale()
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
         if isinstance(denominator, Tensor) or denominator != size:
             if not (gradients := self._gradients()):
                 raise RuntimeError(
@@ -307,14 +308,9 @@ class Stepping(TrainingSamples):
         """The same for a loss over the whole batch's embeddings."""
         assert self.cache is not None
         loss = self.cache.accumulate(self, micro_batches, size)
-        self._unscale()
-        return loss
-
-    def _unscale(self) -> None:
-        """Bring fp16's gradients to their true scale: all of them, so that sharded optimizers agree on what has overflowed."""
         if self.scaler.is_enabled():
-            with nullcontext() if self.sharded is None else self.sharded.with_all():
-                self.scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
+        return loss
 
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
         """One over the step's samples, like the loss; kept for the next step. `fully_shard` averages over ranks."""

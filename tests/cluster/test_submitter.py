@@ -74,6 +74,7 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     )
 
 
+@pytest.mark.slow
 def test_jobs_show_how_far_their_studies_are(
     study_file: Callable[..., Path], kube: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ def test_recipes_are_read_as_their_libraries_read_them(name: str) -> None:
     assert "model" in made.memory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_written_back_is_the_same_but_for_its_split(name: str, here: Path) -> None:
     devices = None if name == "train.sh" else EXPECTED[name][0]
@@ -96,7 +96,7 @@ def test_a_recipe_written_back_is_the_same_but_for_its_split(name: str, here: Pa
 
 
 @pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.long
 def test_activations_are_recomputed_where_nothing_fits_otherwise(here: Path) -> None:
     config = json.loads((here / "model-1b" / "config.json").read_text())
     (here / "model-1b" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12}))
@@ -123,6 +123,7 @@ class TheirOwn(Imagined):
         return Loss(model(input_ids=tokens, labels=tokens, use_cache=False).loss * tokens.numel(), torch.tensor(tokens.numel()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("micro_batch", [2, 64])
 def test_memory_is_that_of_the_librarys_own_loss(micro_batch: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 9000, "max_position_embeddings": 256}))
@@ -251,6 +252,7 @@ def test_other_devices_are_refused(to: str) -> None:
         target_of(to)
 
 
+@pytest.mark.long
 def test_the_command_prints_and_writes(here: Path) -> None:
     out = here / "ported.yaml"
     line = ["port", str(here / "axolotl-qlora.yaml"), "--onto", "2x 24GiB", "--written-for", "8", "--out", str(out)]
@@ -269,7 +271,7 @@ def test_the_command_prints_and_writes(here: Path) -> None:
     assert document["plan"] == {"effective_batch": 64, "devices": 2, "micro_batch": 32, "accumulation": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_a_profile_of_the_same_rows_tells_what_a_step_takes(here: Path) -> None:
     (here / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{number} words " * 9}) for number in range(80)))

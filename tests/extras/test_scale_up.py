@@ -70,7 +70,7 @@ def trials(
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exponents_of_ones_own_replace_the_published() -> None:
     """Far from both laws: the batch follows the model and hardly the data."""
     inside, closer = [], []
@@ -101,7 +101,7 @@ def test_trials_of_one_size_leave_what_is_published() -> None:
     assert found.batch.low < low < high < found.batch.high
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_data_are_repeated_nothing_is_published() -> None:
     once = scale_up("once", trials((0.3, 0, 0.1, -0.2), [SMALL, LONG], 60), 10)
     again = scale_up("again", trials((0.3, 0, 0.1, -0.2), [SMALL, LONG], 60, training_set=1e5), 10)
@@ -118,6 +118,7 @@ def test_where_data_are_repeated_nothing_is_published() -> None:
     assert "guesses; the published ones are for a single pass over the data, and these trials make as many as 3" in words
 
 
+@pytest.mark.long
 def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
     found = scale_up("same", trials((0.5, 0, 0.25, -0.5), [SMALL], 60))
     assert (found.batch.value, found.best.learning_rate.value) == pytest.approx(found.carried, rel=0.15)
@@ -126,7 +127,7 @@ def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
     assert abs(math.log(found.best.learning_rate.value) - RATE) < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_is_an_accuracy_upside_down() -> None:
     made = trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 40)
     losses = [replace(one, accuracy=-(one.accuracy or 0.0), direction="minimize") for one in made]
@@ -134,6 +135,7 @@ def test_a_loss_is_an_accuracy_upside_down() -> None:
     assert higher.settings == lower.settings
 
 
+@pytest.mark.long
 def test_larger_batches_get_larger_rates_and_give_something_up() -> None:
     found = scale_up("ridge", trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 80), 10)
     by_multiple = {one.multiple: one for one in found.settings}
@@ -142,7 +144,7 @@ def test_larger_batches_get_larger_rates_and_give_something_up() -> None:
     assert by_multiple[4].learning_rate.value > 1.3 * by_multiple[1].learning_rate.value
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weight_decay_keeps_its_timescale_or_shortens_it() -> None:
     """batch / (rate · decay · samples), a share of the training, between the same and a power of samples per parameter."""
     found = scale_up("decay", trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 60), 10)
@@ -181,7 +183,7 @@ def test_what_cannot_be_scaled_is_told(made: list[TrialRecord], words: str) -> N
         scale_up("few", made, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_next_study_is_small_and_around_what_is_expected(study_file: Callable[..., Path]) -> None:
     exponents = (0.5, 0.0, 0.25, -0.5)
     made = trials(exponents, [SMALL], 40)
@@ -215,7 +217,7 @@ def width(found: ScaledUp) -> float:
     return math.log(found.batch.high / found.batch.low) + math.log(rate.high / rate.low)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_rate_is_recommended_that_diverged() -> None:
     """A cliff a little above the ridge: half of the trials are beyond it."""
     exponents = (0.5, 0.0, 0.25, -0.5)
@@ -234,6 +236,7 @@ def test_no_rate_is_recommended_that_diverged() -> None:
             assert math.log(setting.learning_rate.value) < cliff + 0.1, (seed, setting)
 
 
+@pytest.mark.long
 def test_a_metric_at_its_cap_leaves_nothing_to_give_up() -> None:
     """A quarter of the trials reach 1.0: draws above it must not make half of the metric out of a thousandth."""
     made = trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 48)
@@ -243,7 +246,7 @@ def test_a_metric_at_its_cap_leaves_nothing_to_give_up() -> None:
         assert setting.given_up.low > -0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sharp_ladders_keep_enough_draws() -> None:
     """Sizes a hundred times apart determine the exponents better than the prior was drawn."""
     exponents = (0.6, 0.1, 0.35, -0.3)
@@ -256,7 +259,7 @@ def test_sharp_ladders_keep_enough_draws() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.long
 def test_from_the_command_line_to_a_study_that_runs(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

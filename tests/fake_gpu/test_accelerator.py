@@ -10,7 +10,7 @@ import torch
 from fake_gpu.child import in_child
 from fake_gpu.device import Cards
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 class Twin:

@@ -14,7 +14,7 @@ from fake_gpu import device as fake
 from fake_gpu.child import in_child
 from fake_gpu.device import MIB, Cards
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def error_of(function: Any) -> str:

@@ -129,20 +129,20 @@ def found() -> dict[str, Any]:
     return in_child(trials)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_ends_out_of_memory_in_every_librarys_words(found: dict[str, Any]) -> None:
     for text, (kind, message, micro_batch) in zip(OUT_OF_MEMORY, found["spellings"], strict=True):
         assert (kind, message, micro_batch) == ("out_of_memory", text.splitlines()[0], 32)
     assert found["after them"] == [0, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_ambiguous_error_is_of_memory_where_little_is_free(found: dict[str, Any]) -> None:
     assert found["short"] == [True, "out_of_memory"]
     assert found["not short"] == [False, "error"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_neighbour_that_takes_memory_ends_a_trial_but_not_a_smaller_micro_batch(found: dict[str, Any]) -> None:
     kind, message, micro_batch = found["neighbour"]
     assert (kind, micro_batch) == ("out_of_memory", 400)
@@ -150,14 +150,14 @@ def test_a_neighbour_that_takes_memory_ends_a_trial_but_not_a_smaller_micro_batc
     assert found["beside it"][0] == "complete"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_assertion_is_an_outcome_that_names_it(found: dict[str, Any]) -> None:
     kind, message, _ = found["assert"]
     assert kind == "error"
     assert "device-side assert triggered" in message
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_on_a_broken_card_is_interrupted_and_not_the_tasks_fault(found: dict[str, Any]) -> None:
     assert found["after the assert"][0] == "interrupted"
 
@@ -211,7 +211,7 @@ def of_studies() -> dict[str, Any]:
     return in_child(studies)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_a_study_whose_second_trial_never_fits_goes_on(of_studies: dict[str, Any]) -> None:
     found = of_studies["well"]
@@ -223,7 +223,7 @@ def test_a_study_whose_second_trial_never_fits_goes_on(of_studies: dict[str, Any
     assert "Front of well" in found["printed"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
     found = of_studies["assert"]
@@ -232,14 +232,14 @@ def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(o
     assert "device-side assert" in found["trials"][1][1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_what_was_finished_before_the_card_broke_is_kept(of_studies: dict[str, Any]) -> None:
     assert of_studies["assert"]["trials"][0][0] == "complete"
     assert "device-side assert triggered" in of_studies["assert"]["printed"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
     found = of_studies["broken"]

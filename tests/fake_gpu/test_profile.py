@@ -105,7 +105,7 @@ def found() -> dict[str, Any]:
     return in_child(profiles)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_profile_is_of_the_card(found: dict[str, Any]) -> None:
     profile = found["convnet"]
     assert (profile["kind"], profile["device"]) == ("gpu", "Fake GPU")
@@ -114,7 +114,7 @@ def test_a_profile_is_of_the_card(found: dict[str, Any]) -> None:
     assert profile["left"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_traced_step_takes_the_bytes_that_it_really_takes(found: dict[str, Any]) -> None:
     for live, real_live, reserved, real_reserved in found["peaks"]:
         # The kernels' temporary memory differs between CUDA, which is traced, and the CPU, which runs here.
@@ -122,25 +122,25 @@ def test_a_traced_step_takes_the_bytes_that_it_really_takes(found: dict[str, Any
         assert abs(reserved - real_reserved) <= 20 * MIB
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bf16_takes_less(found: dict[str, Any]) -> None:
     assert found["bf16"]["peak at the largest"] < found["convnet"]["peak at the largest"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_largest_micro_batch_under_a_limit_trains(found: dict[str, Any]) -> None:
     assert 1 < found["limited"]["largest"] < 400
     assert found["limited"]["peak at the largest"] <= found["limited"]["usable"]
     assert found["limited trains"] == ["complete", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_limit_below_one_sample_is_refused(found: dict[str, Any]) -> None:
     assert "memory.limit" in found["too small"]["error"]
     assert "micro-batch of 1 sample" in found["too small"]["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_card_is_described(found: dict[str, Any]) -> None:
     facts = found["verified"]
     assert facts["device"] == "Fake GPU"
@@ -148,19 +148,19 @@ def test_the_card_is_described(found: dict[str, Any]) -> None:
     assert facts["CUDA's context, and other processes"] == "24 MiB"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_are_timed(found: dict[str, Any]) -> None:
     assert found["timed"]["timed"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pairs", "loop"])
 def test_losses_over_pairs_and_loops_of_ones_own_are_profiled(found: dict[str, Any], name: str) -> None:
     assert found[name]["largest"] == 400
     assert found[name]["exact"] == "exact"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_neighbour_takes_is_not_planned_with(found: dict[str, Any]) -> None:
     assert found["neighbour"]["device_bytes"] == 112 * MIB - CONTEXT_BYTES
     assert found["neighbour"]["largest"] == 400
@@ -168,13 +168,13 @@ def test_what_a_neighbour_takes_is_not_planned_with(found: dict[str, Any]) -> No
     assert found["convnet"]["neighbours"] == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_card_that_shrinks_while_it_is_profiled_ends_in_a_smaller_plan(found: dict[str, Any]) -> None:
     assert 1 <= found["shrinking"]["largest"] < 400
     assert found["shrinking"]["trained"] == ["complete", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_share_of_a_card_beside_a_neighbour_is_a_share_of_what_is_left(found: dict[str, Any]) -> None:
     assert found["neighbour, share"].get("device_bytes", 0) > 0
 
@@ -187,7 +187,7 @@ def test_shares_beside_a_neighbour_are_fair(share: float) -> None:
     assert usable_bytes(total, usable, share, context) == pytest.approx((usable + context) * share - context, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_time_of_a_loop_of_ones_own_is_that_of_all_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU: the clock is the same."""
     honest = torch.nn.Flatten.forward

@@ -31,7 +31,7 @@ def verified(*arguments: str) -> dict[str, Any]:
 # Smoke
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_card_that_works_is_told_so() -> None:
     found = in_child(verified, Cards(mib=2000), "--stage", "smoke")
     assert found["code"] == 0, found["printed"]
@@ -49,7 +49,7 @@ def test_a_card_that_works_is_told_so() -> None:
     assert all(total == sum(abs(size) for size in blocks) for _, total, _, blocks in segments)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cards", "why"),
     [
@@ -82,7 +82,7 @@ def smoked(simulated: str) -> dict[str, Any]:
     return {"verdict": claim.verdict, "note": claim.note, "cases": claim.cases, "facts": facts}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_two_cards_train_together() -> None:
     found = in_child(smoked, Cards(count=2), "two ranks")
@@ -92,7 +92,7 @@ def test_two_cards_train_together() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_cards_that_cannot_train_together_are_told() -> None:
     """NCCL finds no card here."""
     found = in_child(smoked, Cards(count=2), "")
@@ -100,7 +100,7 @@ def test_two_cards_that_cannot_train_together_are_told() -> None:
     assert found["note"].startswith("training on two GPUs: rank ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_segments_that_do_not_grow_are_told_and_no_failure() -> None:
     found = in_child(smoked, Cards(), "default allocator")
@@ -123,7 +123,7 @@ def limits() -> dict[str, Any]:
     return {"asked": asked, "told": [one.value for one in found if isinstance(one, Fact)], "count": len(found)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_no_more_memory_is_asked_for_than_the_card_has_free() -> None:
     found = in_child(limits, Cards(mib=6000, neighbour_mib=1976))

@@ -61,6 +61,7 @@ def test_training_is_the_same_with_dropout_and_uneven_micro_batches(mode: Activa
     assert scores[0] == scores[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_memory_is_traced_as_it_is_used(mode: ActivationCheckpointing, precision: str) -> None:
@@ -248,6 +249,7 @@ def test_a_model_that_cannot_be_computed_again_trains_without() -> None:
     assert "activation checkpointing failed: ValueError: a second time" in known.memory.note
 
 
+@pytest.mark.slow
 def test_a_task_without_blocks_keeps_all_its_activations(tmp_path: Path) -> None:
     reference = "bsearch.objectives.digits:Digits"
     limited = profile_task(reference, request(10**6))

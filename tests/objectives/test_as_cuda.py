@@ -93,6 +93,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_the_walk_of_the_graph_is_the_engines(name: str) -> None:
     """Gradients to the bit, over two accumulated backward passes; the peak of live bytes within 0.1 %."""
@@ -180,7 +181,7 @@ class Images(Task):
         return torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "live_mib"), [("fp32", 5477), ("bf16", 2831)])
 def test_the_peak_of_a_known_model_on_cuda(precision: str, live_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """mobilenet_v3_large at 224 pixels, 128 samples: figures of another implementation of the same trace and replay."""
@@ -200,7 +201,7 @@ def test_the_peak_of_a_known_model_on_cuda(precision: str, live_mib: int, monkey
     assert 0 <= unused[True] < 0.02 < unused[False]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "adam", "samples", "fp32", "bf16"),
     [("resnet50", False, 64, 5562, 3022), ("vit_b_16", True, 32, 5202, 3555), ("convnext_tiny", False, 32, 3681, 2253)],
@@ -223,7 +224,7 @@ def test_the_peaks_of_known_models_on_cuda(name: str, adam: bool, samples: int, 
         assert live / 2**20 == pytest.approx(live_mib, rel=0.005), precision
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_attention_inside_a_layer_of_torch_takes_the_kernel_of_a_gpu() -> None:
     """`nn.MultiheadAttention` calls the function from where a mode does not see it."""
 
@@ -239,7 +240,7 @@ def test_attention_inside_a_layer_of_torch_takes_the_kernel_of_a_gpu() -> None:
     assert there < 0.6 * here  # the matrix of attention weights is the largest tensor here
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_under_a_cap_the_allocator_gives_back_what_it_cached() -> None:
     """A limit a little above the live bytes: without releasing cached memory the same step would reserve more."""
     task = Images(lambda: models.mobilenet_v3_small(num_classes=10))

@@ -92,6 +92,7 @@ def test_a_gradient_that_is_scaled_later_keeps_small_probabilities() -> None:
 # ---------------------------------------------------------------- adapters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["apart", "tied"])
 @pytest.mark.parametrize(
     "adapted",

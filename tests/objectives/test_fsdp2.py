@@ -50,7 +50,7 @@ def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "micro_batches"), [(33, 3), (51, 2), (5, 3), (2, 1)])
 @pytest.mark.parametrize("kind", ["Blocks", "IgnoredBlocks", "WeighedBlocks"])
 def test_five_steps_are_those_of_one_device(ranks: RankProcesses, kind: str, batch: int, micro_batches: int) -> None:
@@ -62,7 +62,7 @@ def test_five_steps_are_those_of_one_device(ranks: RankProcesses, kind: str, bat
     assert max(sharded[3]) < 0.6 * alone[3][0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_may_use_different_parameters(ranks: RankProcesses) -> None:
     task = f"{TASKS}:MixedExperts"
     for batch, micro_batches in ((4, 2), (5, 3), (33, 3)):
@@ -71,7 +71,7 @@ def test_ranks_may_use_different_parameters(ranks: RankProcesses) -> None:
         assert distance(sharded[0], alone[0]) < 1e-10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_state_goes_on_with_any_sharding_and_number_of_devices(ranks: RankProcesses) -> None:
     (through,) = ranks.run(optimizer_states, BLOCKS, on(2, "ddp"), 6)
     for first, second in (("fsdp2", "ddp"), ("ddp", "fsdp2"), ("zero1", "fsdp2"), ("fsdp2", "fsdp2")):
@@ -83,7 +83,7 @@ def test_a_state_goes_on_with_any_sharding_and_number_of_devices(ranks: RankProc
     assert distance(through[0], alone[0]) < 1e-10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(ranks: RankProcesses, tmp_path: Path) -> None:
     made = replace(setup(33, budget=600, rate=0.003, training={"evaluations": 4}), sharding="fsdp2", plan=BatchPlan(33, 3, 2))
     (through,) = ranks.run(cut_off, BLOCKS, made.to_dict(), 4)
@@ -96,7 +96,7 @@ def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(ranks: RankProce
     assert all(torch.equal(one, other) for one, other in zip(through[1], second[1], strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [7, 100, 250, 600])
 def test_every_sample_is_evaluated_once(ranks: RankProcesses, batch: int) -> None:
     (sharded,) = ranks.run(evaluated, BLOCKS, on(2, "fsdp2"), batch)
@@ -104,7 +104,7 @@ def test_every_sample_is_evaluated_once(ranks: RankProcesses, batch: int) -> Non
     assert sharded == pytest.approx(alone, rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "frozen"),
     [
@@ -136,7 +136,7 @@ def test_the_memory_of_a_rank_is_known_without_the_others(
         assert traced < whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.long
 def test_more_devices_leave_less_on_each_and_a_gpu_that_is_not_here_is_traced() -> None:
     made = replace(setup(1), sharding="fsdp2")

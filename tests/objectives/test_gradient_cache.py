@@ -169,6 +169,7 @@ def test_with_two_passes_too_a_split_step_is_the_unsplit_one(accumulation: int) 
     assert_same_training(split, whole)
 
 
+@pytest.mark.slow
 def test_samples_that_wait_for_a_second_gradient_are_held_once_and_off_the_device() -> None:
     """A step of two passes takes what one of a single pass does, and the weights that are kept meanwhile."""
 
@@ -304,6 +305,7 @@ def test_the_examination_finds_an_embedding_that_depends_on_its_micro_batch() ->
     assert "Wrong.embed" in str(finding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("like_gpu", [False, True])
 @pytest.mark.parametrize(
     "name", ["Queue", *(pytest.param(one, marks=pytest.mark.slow) for one in ("SimCLR", "CLIPWithDropout"))]

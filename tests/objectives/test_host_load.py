@@ -118,6 +118,7 @@ def test_timing_goes_on_until_enough_rounds_were_calm() -> None:
 shares = st.floats(0.0, 0.9)
 
 
+@pytest.mark.slow
 @given(shares, shares, shares, st.lists(st.floats(0.8, 1.3), min_size=4, max_size=8))
 def test_no_interval_narrows_when_more_is_stolen(others: float, less: float, more: float, factors: list[float]) -> None:
     law = with_uncertainty(fitted([a_round(None)] + [a_round(None, factor) for factor in factors], PLANS))

@@ -200,7 +200,7 @@ def test_adapters_train_and_the_model_stays(language: dict[str, Any]) -> None:
     assert len(run.optimizer.state) == len(run.parameters)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}])
 def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[str, Any], changes: dict[str, Any]) -> None:
     gradients, peaks = [], []
@@ -237,7 +237,7 @@ class OwnModel(CausalLM):
         return Loss(total, (labels != IGNORED).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_a_models_cache_is_not_filled_twice(language: dict[str, Any], mode: ActivationCheckpointing) -> None:
     gradients = []
@@ -251,7 +251,7 @@ def test_a_models_cache_is_not_filled_twice(language: dict[str, Any], mode: Acti
         assert torch.allclose(kept, recomputed, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "mode"),
     [({}, "none"), ({"lora_rank": 4}, "none"), ({"attention": "rows"}, "selective"), ({"lora_rank": 4}, "full")],
@@ -263,7 +263,7 @@ def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str,
     assert predicted == pytest.approx(last.facts["peak_bytes"], rel=0.04)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns(language: dict[str, Any], optimizer: str) -> None:
     run = TrainingRun(CausalLM(), language_setup(language, optimizer=optimizer))
@@ -434,7 +434,7 @@ def test_a_model_is_saved_in_the_precision_that_it_came_in(language: dict[str, A
             assert torch.equal(mine.to(came), theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_of_adapters_on_a_frozen_model_in_half_precision_is_known(language: dict[str, Any], tmp_path: Path) -> None:
     peaks = {}
     for dtype in ("float32", "auto"):
@@ -452,6 +452,7 @@ def test_loading_a_model_leaves_its_dropout_on(language: dict[str, Any]) -> None
         assert all(module.training for module in run.model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You have requested .ensure_weight_tying.")
 @pytest.mark.parametrize("variant", ["lora", "dora", "rslora"])
 def test_adapters_of_every_kind_are_the_same_elsewhere(language: dict[str, Any], variant: str, tmp_path: Path) -> None:

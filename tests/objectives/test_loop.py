@@ -115,6 +115,7 @@ def test_a_gradient_that_only_a_closure_computes_is_clipped_as_any_other() -> No
     assert all(map(torch.equal, trained(), expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sharp", "optional_closure"])
 def test_a_loop_with_a_closure_is_examined_and_its_time_and_memory_are_known(name: str) -> None:
     profile = profile_task(f"{FILE}:{name}", request(name, traces=True, timing_s=0.2))
@@ -363,6 +364,7 @@ def request(name: str, **changes: Any) -> ProfileRequest:
     return ProfileRequest(setup(16, rate=0.01), Memory.model_validate(memory), 256, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classifier", "adversarial"])
 def test_its_time_and_memory_are_known_and_its_step_is_examined(name: str) -> None:
     profile = profile_task(f"{FILE}:{name}", request(name, traces=True, timing_s=0.5))
@@ -377,6 +379,7 @@ def test_its_time_and_memory_are_known_and_its_step_is_examined(name: str) -> No
     assert profile.memory.held_bytes == 0  # what waits for a second pass is in host memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classifier", "adversarial", "sharp"])
 def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
     training = {"ema": 0.9} if name == "classifier" else {}

@@ -236,7 +236,7 @@ def test_the_trace_is_what_torchs_own_tracker_counts(task: Task, size: int) -> N
     assert total <= probe.train_peak(size).total <= 1.01 * total
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "task",
     [Digits(), Checkpointed(), *(pytest.param(one, marks=pytest.mark.long) for one in (Tokens(), Images("resnet18", 32)))],
@@ -316,6 +316,7 @@ class Triples(Digits):
 SIZES: list[int] = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [2e6, 12e6, math.inf])
 def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1437 samples the triples alone would take 12 GB."""
@@ -331,7 +332,7 @@ def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch
         assert largest is not None and law.peak_bytes(largest) <= limit < probe.counted("train", largest + 1).total
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("by_count", ["0", "1"])
 def test_a_gpu_is_traced_with_its_own_optimizer_defaults(by_count: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of tensors at once hold more than one tensor after the other."""
@@ -377,7 +378,7 @@ def test_the_evaluation_batch_is_one_that_fits_and_is_tried() -> None:
     assert fastest_evaluation_batch(probe, 64, 64) == 64
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [0.3, 0.5, 0.7, 1.0, 2.0])
 def test_a_wrong_law_is_put_right_by_at_most_four_real_runs(factor: float) -> None:
     probe = MemoryProbe(Digits(), setup())
@@ -454,6 +455,7 @@ def profile(limit: int, **memory: Any) -> DeviceProfile:
     return profile_task("bsearch.objectives.digits:Digits", request)
 
 
+@pytest.mark.slow
 def test_the_profile_keeps_headroom_and_remembers_why() -> None:
     tight, loose = profile(2_000_000, headroom=0.2), profile(2_000_000, headroom=0.0)
     assert tight.largest_micro_batch is not None
@@ -506,7 +508,7 @@ def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: 
     assert max(trial.user_attrs["peak_bytes"] for trial in trials) <= 600_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
@@ -542,7 +544,7 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     assert 0.9 * right.largest_micro_batch <= caps[-1] <= 1.1 * right.largest_micro_batch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     run(limited_study(study_file, 1))
 
@@ -555,7 +557,7 @@ def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., P
         run(limited_study(study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Callable[..., Path], tmp_path: Path) -> None:
     space = {
         "effective_batch": {"low": 200, "high": 400},
@@ -592,7 +594,7 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
         assert "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at" in refused.output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..., Path]) -> None:
     path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"}, training={"precision": "tf32"})
     shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "a100-40gb", "--json"])

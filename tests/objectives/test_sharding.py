@@ -56,7 +56,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor", "muon"])
 def test_sharded_training_is_the_same_to_the_bit(ranks: RankProcesses, optimizer: str) -> None:
     (whole,) = ranks.run(optimizer_states, DIGITS, on(2, "ddp", optimizer), 5)
@@ -67,7 +67,7 @@ def test_sharded_training_is_the_same_to_the_bit(ranks: RankProcesses, optimizer
     assert max(sharded[3]) < whole[3][0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_state_goes_on_sharded_or_not(ranks: RankProcesses) -> None:
     (through,) = ranks.run(optimizer_states, DIGITS, on(2, "ddp"), 6)
     for first, second in (("zero1", "ddp"), ("ddp", "zero1"), ("zero1", "zero1")):
@@ -100,7 +100,7 @@ class Layers(Net):
         return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_sharded_leaves_room_for_larger_micro_batches_and_models() -> None:
     made = setup(1)
 
@@ -126,7 +126,7 @@ def test_sharding_is_no_other_experiment() -> None:
     assert experiment_of(made) == experiment_of(replace(made, sharding="zero1"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_state_is_known_beforehand(ranks: RankProcesses) -> None:
     made = replace(setup(1, parameters={"optimizer": "adamw", "width": 7}), sharding="zero1")
     profile = profile_task(DIGITS, ProfileRequest(made, Memory(), highest=64, devices=(2,)))
@@ -135,7 +135,7 @@ def test_the_state_is_known_beforehand(ranks: RankProcesses) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_of_sharded_trials_keeps_its_limit(study_file: Callable[..., Path]) -> None:
     space = {
         "effective_batch": {"low": 3, "high": 101},

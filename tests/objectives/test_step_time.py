@@ -177,6 +177,7 @@ def test_plans_to_time_are_spread_and_few() -> None:
     assert len(dense) <= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy_from", [3, 7, 20, 45, 100, 180, 333])
 @pytest.mark.parametrize("steep", [1.0, 3.0])
 def test_the_corner_where_a_gpu_is_busy_is_found(busy_from: int, steep: float) -> None:
@@ -304,6 +305,7 @@ def run(path: Path) -> StudyResult:
 KNOWN = {"trials": 3, "profile_s": 0.4}
 
 
+@pytest.mark.slow
 def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> None:
     begun = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
     assert {record.facts.train_s_source for record in begun.study.records} == {"known"}

@@ -50,6 +50,7 @@ def same(one: tuple[list[Any], list[torch.Tensor]], other: tuple[list[Any], list
     return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "accumulation"), [(7, 7), (32, 1), (77, 5), (599, 3), (600, 7), (1300, 4)])
 def test_a_stream_is_the_list_of_its_samples(batch: int, accumulation: int) -> None:
     """Over more than two passes, and through dropout."""
@@ -58,6 +59,7 @@ def test_a_stream_is_the_list_of_its_samples(batch: int, accumulation: int) -> N
     assert same(ended(Streamed(), made), ended(Streamed(), listed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "accumulation", "workers"), [(77, 5, 0), (1300, 4, 0), (77, 5, 1)])
 def test_two_passes_over_a_step_are_over_the_same_samples(batch: int, accumulation: int, workers: int) -> None:
     """As of the list, to the bit; the stream itself is read once."""
@@ -146,6 +148,7 @@ def resumable(folder: Path, stream: str = "Rows", workers: int = 0, **changes: A
     return setup(**(given | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("stream", "skips"),
@@ -170,6 +173,7 @@ def test_resumed_is_uninterrupted(tmp_path: Path, stream: str, skips: bool, work
         assert skipped == place if skips or not place else 8 <= skipped <= 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["DrawingStateful", pytest.param("Drawing", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_resumed_with_two_passes_it_is_uninterrupted(tmp_path: Path, stream: str, workers: int) -> None:
@@ -278,6 +282,7 @@ def test_a_stream_that_yields_more_is_cut_and_that_is_told(stream: str) -> None:
     assert measured[-1].facts["stream"] == "yields more than the 500 samples stated; each pass ended there"
 
 
+@pytest.mark.slow
 def test_a_stream_that_draws_leaves_dropout_alone_and_every_split_the_same() -> None:
     made = setup(60, 1, 1300, parameters={"stream": "Drawing"})
     (alone, _), *others = (ended(Streamed(), replace(made, plan=BatchPlan(60, parts))) for parts in (1, 4, 13))
@@ -288,7 +293,7 @@ def test_a_stream_that_draws_leaves_dropout_alone_and_every_split_the_same() -> 
     torch.manual_seed(5)
     state = RandomState.now()
     for _ in range(30):
-        next(loader)
+        loader.take(60)
         assert state.unchanged()
 
 
@@ -307,6 +312,7 @@ def test_the_first_samples_are_those_of_training() -> None:
         assert torch.equal(one[0], other[0]) and one[1] == other[1]
 
 
+@pytest.mark.slow
 def test_a_study_is_profiled_from_a_stream() -> None:
     """Memory, step times and the examination; the training set is what was stated."""
     given = {"samples_budget": 1, "parameters": {"stated": 500}}

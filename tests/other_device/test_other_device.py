@@ -19,7 +19,7 @@ from fake_gpu.child import TESTS, returned
 
 from other_device.build import environment
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 GPT_OPTIONS = {"parameters": {"width": 32, "depth": 1}, "budget": 96, "metric": "bits_per_byte"}
 GPT = (f"{TESTS.parent / 'examples' / 'gpt' / 'tasks.py'}:GPT", GPT_OPTIONS)

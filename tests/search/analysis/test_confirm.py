@@ -126,6 +126,7 @@ def test_a_setting_that_hardly_learns_lends_its_precision_to_no_other() -> None:
     assert stds[0] < stds[1] / 1.08
 
 
+@pytest.mark.slow
 @given(st.floats(-2, 0), st.floats(0.001, 0.1), st.floats(0, 2), st.integers(0, 10_000))
 def test_noise_that_falls_with_time_and_bias_are_found(slope: float, level: float, bias: float, seed: int) -> None:
     """At both ends of the front the estimated is near the true standard deviation, and means are not optimistic."""

@@ -38,6 +38,7 @@ def trials(
     return records
 
 
+@pytest.mark.slow
 def test_the_exponent_is_found_again_and_its_interval_mostly_holds_it() -> None:
     held = []
     for seed, exponent in enumerate([0.0, 0.25, 0.5, 0.75, 1.0, 0.5]):
@@ -96,6 +97,7 @@ def test_noise_alone_discriminates_no_rules() -> None:
     assert rule_verdict(found).startswith("the data do not distinguish the rules: exponent ")
 
 
+@pytest.mark.slow
 def test_a_rate_that_saturates_is_said_to_and_its_rates_follow_both_slopes() -> None:
     def saturating(batch: float) -> float:
         return 0.3 / (1 + 64 / batch)

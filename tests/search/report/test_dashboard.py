@@ -128,7 +128,7 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
         assert f"bsearch export {url} --to hf" in note
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_person_wrote_stays_and_disturbs_no_driver(study: Path) -> None:
     with served(study) as address:
         document = study_document(address)
@@ -154,7 +154,7 @@ def test_what_a_person_wrote_stays_and_disturbs_no_driver(study: Path) -> None:
         assert document["trials"][added["number"]]["note"]["body"] == "mine too"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
     with closing(sqlite3.connect(study.parent / "small.db")) as database, database:
         database.execute("DELETE FROM study_system_attributes")
@@ -169,7 +169,7 @@ def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
         assert (another["name"], another["note"]["body"], len(another["best_trials"])) == ("another", "", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_without_a_copy_gets_one(study: Path) -> None:
     optuna.delete_study(study_name="small", storage=f"sqlite:///{study.parent}/small.db")
     bsearch("show", study)  # nothing else needs it
@@ -179,7 +179,7 @@ def test_a_study_without_a_copy_gets_one(study: Path) -> None:
         assert len(document["trials"]) == len(StoredStudy.open(str(study)).records)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> None:
     with served(study) as address:
         base = address.split("/dashboard")[0]
@@ -201,6 +201,7 @@ def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> 
     assert StoredStudy.open(str(study)).records
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_told(study: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -138,6 +138,7 @@ def test_texts_are_as_they_were_agreed(framework: str, case: str) -> None:
     assert text == golden.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PROGRAMS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
@@ -365,6 +366,7 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
         assert out.read_text() == bsearch("export", study, "--to", framework).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -254,6 +254,7 @@ def test_deepspeed_reads_its_configuration(
         assert rate == pytest.approx(ours, abs=1e-9 * peak if training.schedule != "cosine" else 1.01 * slope * peak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_deepspeeds_product_rule_holds(devices: int) -> None:
     for batch, micro_batches in product(range(devices, 80), (1, 2, 3)):

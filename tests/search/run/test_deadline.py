@@ -62,6 +62,7 @@ def offered(model: KeptModel, number: int, accuracy: float) -> bool:
     return model.offer(made, [Measurement(400, 1.0, accuracy=accuracy)])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.sampled_from(["maximize", "minimize"]))
 def test_it_is_the_best_of_those_so_far(
     tmp_path_factory: pytest.TempPathFactory, hundredths: list[int], direction: Direction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from bsearch.search.run.decisions.ended import EndedTrials
 from bsearch.spaces.record import TrialFacts, TrialRecord, counted
 from bsearch.spaces.study.goals import Objectives
@@ -17,6 +18,7 @@ def record(number: int, outcome: str, share: float | None = None) -> TrialRecord
     return TrialRecord.of(number, outcome, {}, facts, values, ended_at=AT if outcome == "complete" else "")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.3, 0.9), st.sampled_from(["paused", "running", "complete"])), max_size=8))
 def test_what_is_counted_and_what_running_trials_will_add_are_whole_trials(trials: list[tuple[float, str]]) -> None:
     ended = EndedTrials([], Objectives())

@@ -119,6 +119,7 @@ def test_a_minimized_metric_is_searched_as_a_maximized_one(
     assert any(trial["outcome"] == "complete" for trial in gain[-1]["trials"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"sampler": "tpe"}, {"sampler": "gp"}, {"budget": {"hours": 1}}], ids=str)
 def test_so_it_is_by_every_sampler(study_file: Callable[..., Path], changes: dict[str, Any]) -> None:
     changes = dict(changes)

@@ -235,6 +235,7 @@ for project in ("digits", "empty", "other"):
 """
 
 
+@pytest.mark.slow
 def test_a_project_of_wandb_is_read_by_wandbs_own_client() -> None:
     pytest.importorskip("wandb")
     with ThreadingHTTPServer(("127.0.0.1", 0), WandbServer) as server:

@@ -454,6 +454,7 @@ def test_differences_name_the_keys() -> None:
     assert list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4})) == [("a.c", 2, 3), ("d", None, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("last", range(6))
 def test_a_driver_that_died_at_any_commit_loses_nothing_and_repeats_nothing(

@@ -103,6 +103,7 @@ def without_dates(record: TrialRecord) -> TrialRecord:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(several=st.lists(lives(), max_size=6), steps=st.lists(st.booleans(), min_size=6, max_size=6))
 def test_a_trial_is_read_as_it_was_written_and_its_copy_says_the_same(

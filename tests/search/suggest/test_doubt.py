@@ -40,6 +40,7 @@ def observed(own: int, earlier: int, shift: float, seed: int) -> Observations:
     )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000), st.integers(6, 12))
 def test_doubt_grows_with_how_wrong_they_are(seed: int, own: int) -> None:
     same, far = (Doubt().of(observed(own, 30, shift, seed)).std[0] for shift in (0.0, 0.6))

@@ -74,6 +74,7 @@ def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
     assert np.mean(np.array(above) < 0.05) < 0.15
 
 
+@pytest.mark.slow
 def test_of_those_that_would_rise_above_the_front_no_more_than_the_risk_are_stopped() -> None:
     plays = [played(FrontStopping(Metric(), risk=0.05), measured_curves(seed)[:150]) for seed in range(8)]
     assert sum(len(stopped) for stopped, _, _ in plays) > 600

@@ -49,6 +49,7 @@ def test_an_earlier_study_spares_the_first_points(earlier: Callable[..., Path]) 
     assert [one.parameters for one in cold.study.records] != [one.parameters for one in result.study.records]
 
 
+@pytest.mark.slow
 def test_trials_outside_the_space_are_left_out(earlier: Callable[..., Path]) -> None:
     space = {
         "effective_batch": {"low": 16, "high": 60},
@@ -61,6 +62,7 @@ def test_trials_outside_the_space_are_left_out(earlier: Callable[..., Path]) -> 
     assert all(int(words.split()[2]) < 10 for words in said if words.startswith("warm start"))
 
 
+@pytest.mark.slow
 def test_what_teaches_nothing_is_refused(earlier: Callable[..., Path]) -> None:
     with pytest.raises(StudyFileError, match=r"warm_start\.0: .*expected the same training"):
         ran(earlier(study="other", training={"schedule": "linear"}))
