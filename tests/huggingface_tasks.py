@@ -17,6 +17,7 @@ from trainer_contract import (
     LOG,
     Net,
     Points,
+    Slow,
     follow,
     remember_groups,
     sampled,
@@ -314,6 +315,11 @@ def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = Tr
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(drop=float(setup.parameters.get("drop", 0.0))))
+
+
+def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
+    net = Plain()
+    yield from trained(setup, net, optimizers=(Slow(net, setup), None))
 
 
 def followed(setup: TrialSetup) -> Iterator[Measurement]:

@@ -17,6 +17,7 @@ from trainer_contract import (
     LOG,
     Net,
     Points,
+    Slow,
     follow,
     remember_groups,
     sampled,
@@ -64,6 +65,10 @@ def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Mea
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup))
+
+
+def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup, Slow))
 
 
 def followed(setup: TrialSetup) -> Iterator[Measurement]:

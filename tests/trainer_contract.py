@@ -134,6 +134,27 @@ class Remembering(torch.optim.SGD):
         return found
 
 
+class Slow(torch.optim.Optimizer):
+    """A user's own around another: the weights follow those of the one inside slowly, as Lookahead's do."""
+
+    def __init__(self, net: nn.Module, setup: TrialSetup) -> None:
+        super().__init__(net.parameters(), {"lr": setup.learning_rate})
+        self.inner = torch.optim.Adam(net.parameters(), lr=setup.learning_rate)
+        self.inner.param_groups = self.param_groups
+        for name, value in self.inner.defaults.items():
+            self.param_groups[0].setdefault(name, value)
+
+    def step(self, closure: Any = None) -> Any:
+        found = closure() if closure is not None else None
+        self.inner.step()
+        LOG.steps.append([])
+        return found
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.param_groups = self.param_groups
+
+
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
 
 
@@ -617,6 +638,16 @@ class TrainerContract:
             )
         assert again[-1].facts["resumed_at"] == 550
 
+    def test_an_optimizer_inside_another_goes_on_from_a_checkpoint(self, tmp_path: Path) -> None:
+        made = setup(50, 2, budget=600, rate=0.01, training={"evaluations": 4})
+        whole = self.trained("wrapped", made)
+        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+        with closing(start_attempt(f"{self.tasks}:wrapped", kept)) as attempt:  # type: ignore[type-var]
+            next(attempt), next(attempt)
+        again = self.trained("wrapped", replace(kept, attempt=1))
+        assert again[-1].facts["resumed_at"] and len(LOG.steps) < 12
+        assert [one.train_loss for one in again] == [one.train_loss for one in whole]
+
     def test_a_trained_model_is_kept_where_asked_and_nowhere_else(self, tmp_path: Path) -> None:
         before = set(tmp_path.iterdir())
         self.trained("train", setup(96, 3, budget=200))
@@ -650,13 +681,13 @@ class TrainerContract:
         *_, outcome = start_attempt(reference, made)
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", too_large)
 
-    def test_a_model_that_cannot_be_traced_is_counted_and_its_loop_takes_no_step(self) -> None:
+    def test_a_model_that_cannot_be_traced_is_counted_and_its_loop_only_lives_the_examined_life(self) -> None:
         LOG.__init__()  # type: ignore[misc]
         request = ProfileRequest(setup(1, budget=1), Memory(limit=120_000), highest=600)
         profile = profile_task(f"{self.tasks}:followed", request)
         assert profile.memory is not None and profile.memory.source == "counted"
         assert profile.largest_micro_batch is not None and 100 < profile.largest_micro_batch < 600
-        assert LOG.evaluations == LOG.followed == 0
+        assert (LOG.evaluations, LOG.followed) == (3, 2)  # straight; and saved in the middle, and resumed to the end
 
     def test_the_data_behind_a_batch_takes_no_memory_of_the_device(self) -> None:
         made = setup(100, 2, budget=300, memory_limit_bytes=200_000, parameters={"views": True})
