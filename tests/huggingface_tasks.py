@@ -18,6 +18,7 @@ from trainer_contract import (
     Net,
     Points,
     Slow,
+    decay,
     follow,
     remember_groups,
     sampled,
@@ -320,6 +321,18 @@ def train(setup: TrialSetup) -> Iterator[Measurement]:
 def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
     net = Plain()
     yield from trained(setup, net, optimizers=(Slow(net, setup), None))
+
+
+class Decaying(TrainerCallback):
+    steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        self.steps += 1
+        decay(model, self.steps)
+
+
+def forgetful(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), callbacks=[Decaying()])
 
 
 def followed(setup: TrialSetup) -> Iterator[Measurement]:

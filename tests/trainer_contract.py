@@ -155,6 +155,13 @@ class Slow(torch.optim.Optimizer):
         self.inner.param_groups = self.param_groups
 
 
+@torch.no_grad()
+def decay(net: nn.Module, steps: int) -> None:
+    """What a user's callback does that counts the steps itself."""
+    for parameter in net.parameters():
+        parameter.mul_(1 - 0.01 * steps)
+
+
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
 
 
@@ -637,6 +644,19 @@ class TrainerContract:
                 other.scores["accuracy"],
             )
         assert again[-1].facts["resumed_at"] == 550
+
+    def test_what_a_callback_alone_remembers_is_refused_before_the_first_trial(self) -> None:
+        request = ProfileRequest(setup(1, budget=1), Memory(), highest=100)
+        message = "forgetful: expected a training that ends alike where it is saved and resumed"
+        with pytest.raises(TaskError, match=message):
+            profile_task(f"{self.tasks}:forgetful", request)
+
+    def test_a_training_does_not_depend_on_when_it_is_evaluated(self) -> None:
+        def gradients(evaluations: int) -> list[torch.Tensor]:
+            self.trained("train", setup(50, budget=300, training={"evaluations": evaluations}, parameters={"drop": 0.3}))
+            return LOG.gradients.copy()
+
+        assert all(map(torch.equal, gradients(1), gradients(3)))
 
     def test_an_optimizer_inside_another_goes_on_from_a_checkpoint(self, tmp_path: Path) -> None:
         made = setup(50, 2, budget=600, rate=0.01, training={"evaluations": 4})
