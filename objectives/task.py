@@ -350,7 +350,8 @@ def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None
         if not groups.issuperset(map(id, inner.param_groups)):
             raise TaskError(
                 f"{where}: expected an optimizer whose parts share its param_groups, in which the schedule sets the rate; got "
-                f"{type(optimizer).__name__}, whose {name} has its own. Write self.param_groups = self.{name}.param_groups."
+                f"{type(optimizer).__name__}, whose {name} has its own. Write self.param_groups = self.{name}.param_groups, in "
+                "__init__ and after super().load_state_dict(), which transformers calls too."
             )
 
 

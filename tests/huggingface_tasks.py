@@ -17,6 +17,8 @@ from trainer_contract import (
     LOG,
     Net,
     Points,
+    Slow,
+    decay,
     follow,
     remember_groups,
     sampled,
@@ -314,6 +316,23 @@ def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = Tr
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(drop=float(setup.parameters.get("drop", 0.0))))
+
+
+def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
+    net = Plain()
+    yield from trained(setup, net, optimizers=(Slow(net, setup), None))
+
+
+class Decaying(TrainerCallback):
+    steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        self.steps += 1
+        decay(model, self.steps)
+
+
+def forgetful(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), callbacks=[Decaying()])
 
 
 def followed(setup: TrialSetup) -> Iterator[Measurement]:

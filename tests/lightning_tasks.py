@@ -17,6 +17,8 @@ from trainer_contract import (
     LOG,
     Net,
     Points,
+    Slow,
+    decay,
     follow,
     remember_groups,
     sampled,
@@ -64,6 +66,22 @@ def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Mea
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup))
+
+
+def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup, Slow))
+
+
+class Decaying(lightning.Callback):
+    steps = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *others: Any) -> None:
+        self.steps += 1
+        decay(pl_module, self.steps)
+
+
+def forgetful(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup), callbacks=[Decaying()])
 
 
 def followed(setup: TrialSetup) -> Iterator[Measurement]:

@@ -134,6 +134,34 @@ class Remembering(torch.optim.SGD):
         return found
 
 
+class Slow(torch.optim.Optimizer):
+    """A user's own around another: the weights follow those of the one inside slowly, as Lookahead's do."""
+
+    def __init__(self, net: nn.Module, setup: TrialSetup) -> None:
+        super().__init__(net.parameters(), {"lr": setup.learning_rate})
+        self.inner = torch.optim.Adam(net.parameters(), lr=setup.learning_rate)
+        self.inner.param_groups = self.param_groups
+        for name, value in self.inner.defaults.items():
+            self.param_groups[0].setdefault(name, value)
+
+    def step(self, closure: Any = None) -> Any:
+        found = closure() if closure is not None else None
+        self.inner.step()
+        LOG.steps.append([])
+        return found
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.param_groups = self.param_groups
+
+
+@torch.no_grad()
+def decay(net: nn.Module, steps: int) -> None:
+    """What a user's callback does that counts the steps itself."""
+    for parameter in net.parameters():
+        parameter.mul_(1 - 0.01 * steps)
+
+
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
 
 
@@ -616,6 +644,29 @@ class TrainerContract:
                 other.scores["accuracy"],
             )
         assert again[-1].facts["resumed_at"] == 550
+
+    def test_what_a_callback_alone_remembers_is_refused_before_the_first_trial(self) -> None:
+        request = ProfileRequest(setup(1, budget=1), Memory(), highest=100)
+        message = "forgetful: expected a training that ends alike where it is saved and resumed"
+        with pytest.raises(TaskError, match=message):
+            profile_task(f"{self.tasks}:forgetful", request)
+
+    def test_a_training_does_not_depend_on_when_it_is_evaluated(self) -> None:
+        def gradients(evaluations: int) -> list[torch.Tensor]:
+            self.trained("train", setup(50, budget=300, training={"evaluations": evaluations}, parameters={"drop": 0.3}))
+            return LOG.gradients.copy()
+
+        assert all(map(torch.equal, gradients(1), gradients(3)))
+
+    def test_an_optimizer_inside_another_goes_on_from_a_checkpoint(self, tmp_path: Path) -> None:
+        made = setup(50, 2, budget=600, rate=0.01, training={"evaluations": 4})
+        whole = self.trained("wrapped", made)
+        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+        with closing(start_attempt(f"{self.tasks}:wrapped", kept)) as attempt:  # type: ignore[type-var]
+            next(attempt), next(attempt)
+        again = self.trained("wrapped", replace(kept, attempt=1))
+        assert again[-1].facts["resumed_at"] and len(LOG.steps) < 12
+        assert [one.train_loss for one in again] == [one.train_loss for one in whole]
 
     def test_a_trained_model_is_kept_where_asked_and_nowhere_else(self, tmp_path: Path) -> None:
         before = set(tmp_path.iterdir())

@@ -35,7 +35,7 @@ from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.loss_sum import LossSum
 from ..steps.rates import Rates
 from ..steps.step_clock import StepClock
-from ..task import check_optimizer
+from ..task import check_inner_optimizers, check_optimizer
 from .coupled_loss import CoupledLoss
 
 # The random sampler that accelerate puts in the place of torch's.
@@ -179,8 +179,8 @@ class DrivenLoop:
 
     @property
     def epoch(self) -> int:
-        """Complete passes over the training set so far."""
-        return int(self.seen // (self._training_set or self.setup.samples_budget / self.setup.epochs))
+        """Complete passes over the training set so far; while it is measured, an epoch has not ended."""
+        return int((self.seen - self.measuring) // (self._training_set or self.setup.samples_budget / self.setup.epochs))
 
     @property
     def epochs(self) -> int:
@@ -297,6 +297,7 @@ class DrivenLoop:
         """
         setup = self.setup
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
+        check_inner_optimizers(f"{self.where}: the optimizer", optimizer)
         self._check_own_parameters(model, optimizer)
         self.model, self.optimizer, self._scaler = model, optimizer, scaler
         DrivenLoop.newest = weakref.ref(self)

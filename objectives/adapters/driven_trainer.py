@@ -53,9 +53,13 @@ class _ConstantRate(torch.optim.lr_scheduler.LRScheduler):
         super().__init__(optimizer)
         for group in optimizer.param_groups:
             del group["initial_lr"]  # which would say that the user has a scheduler
+        self._groups, self.optimizer = optimizer.param_groups, None  # type: ignore[assignment]  # for a census it is none
 
-    def get_lr(self) -> list[Any]:
-        return [group["lr"] for group in self.optimizer.param_groups]
+    def step(self, *_: Any, **others: Any) -> None:
+        pass
+
+    def get_last_lr(self) -> list[Any]:
+        return [group["lr"] for group in self._groups]
 
 
 class DrivenTrainer:

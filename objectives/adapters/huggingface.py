@@ -31,7 +31,15 @@ from .loop_task import TrainingParts, report_parts_if_profiling
 
 try:
     import accelerate  # noqa: F401  # required by the Trainer, which reports it late
-    from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+    from transformers import (
+        EarlyStoppingCallback,
+        PrinterCallback,
+        Seq2SeqTrainer,
+        Seq2SeqTrainingArguments,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 except ModuleNotFoundError as error:
     raise TaskError(
         f"bsearch.objectives.adapters.huggingface: expected transformers and accelerate, got no module named {error.name!r}. "
@@ -116,7 +124,7 @@ def train_with(
     loss = coupled_loss(embed, batch_loss, couples_samples=couples_samples)
     driven = DrivenLoop(setup, "transformers.Trainer", couples_samples, loss)
     given = dict(arguments or {})
-    faults = _faults(given, parts)
+    faults = _faults(given, parts) + list(_override_faults(trainer))
     if loss is not None and denominator is not None:
         faults.append("train_with: denominator: expected None with batch_loss, which returns the mean over its samples")
     if loss is not None and trainer.training_step is not Trainer.training_step:
@@ -153,6 +161,18 @@ def _faults(given: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
                 "study.yaml"
             )
     return faults
+
+
+def _override_faults(trainer: type[Trainer]) -> Iterator[str]:
+    """What a user's class overrides and a trial replaces."""
+    if trainer.create_scheduler is not Trainer.create_scheduler:
+        yield (
+            f"{trainer.__name__}.create_scheduler: expected the Trainer's, since training.schedule sets the rate; got an "
+            "override. Remove it; for a schedule of your own write training.schedule: module:function."
+        )
+    for name in sorted({*vars(DrivenTrainer), *DrivenTrainer.__annotations__} - {*dir(Trainer)}):
+        if hasattr(trainer, name):
+            yield f"{trainer.__name__}.{name}: expected another name, since a trial's Trainer has one of this name. Rename it."
 
 
 def _arguments(setup: TrialSetup, given: Mapping[str, Any], steps: int) -> dict[str, Any]:
@@ -213,7 +233,10 @@ def _arguments_class(trainer: Any) -> type[TrainingArguments]:
     """
     if found := getattr(trainer, "training_args_class", None):
         return found  # type: ignore[no-any-return]
-    kinds: list[type[TrainingArguments]] = [TrainingArguments]
+    # Its hint is that of the Trainer.
+    kinds: list[type[TrainingArguments]] = [
+        Seq2SeqTrainingArguments if issubclass(trainer, Seq2SeqTrainer) else TrainingArguments
+    ]
     for base in trainer.__mro__:
         if "__init__" in vars(base):
             with suppress(NameError, TypeError):  # of types that only a checker imports

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -80,6 +81,15 @@ _REFUSED = {
     callbacks.BatchSizeFinder: "the study searches it, as space.effective_batch",
     callbacks.LearningRateFinder: "the study searches it, as space.reference_rate",
     callbacks.BaseFinetuning: "it adds parameter groups during training; freeze layers in the module",
+    callbacks.ModelCheckpoint: "the study keeps checkpoints; for a trained model write bsearch train --keep model",
+}
+if hasattr(callbacks, "WeightAveraging"):  # since 2.6
+    _REFUSED[callbacks.WeightAveraging] = "its averages are in no checkpoint; average weights in the module, as buffers"
+# What Lightning calls in automatic optimization alone, and a planned step does not: where to put an override instead.
+_NOT_CALLED = {
+    "optimizer_step": "Write it in on_before_optimizer_step, or, for a rate, training.schedule: module:function.",
+    "configure_gradient_clipping": "Write training.clip_norm, or clip in on_before_optimizer_step.",
+    "lr_scheduler_step": "Write training.schedule: module:function.",
 }
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -130,10 +140,12 @@ def train_with(
     given = arguments.pop("callbacks", None) or []
     arguments["callbacks"] = given = given if isinstance(given, list) else [given]
     faults += _callback_faults("train_with: callbacks", given)
-    # Lightning calls these only in automatic optimization; skipping an override silently would change the training.
+    if any(isinstance(callback, callbacks.LearningRateMonitor) for callback in given) and not arguments.get("logger"):
+        faults.append("train_with: callbacks: expected a logger for LearningRateMonitor, got none. Pass logger=, or remove it.")
     faults += [
-        f"{type(module).__name__}.{name}: expected Lightning's default, since a planned step does not call it; got an override"
-        for name in ("optimizer_step", "configure_gradient_clipping", "lr_scheduler_step")
+        f"{type(module).__name__}.{name}: expected Lightning's default, since a planned step does not call it; got an "
+        f"override. {advice}"
+        for name, advice in _NOT_CALLED.items()
         if getattr(type(module), name) is not getattr(LightningModule, name)
     ]
     if faults:
@@ -237,7 +249,7 @@ class _Accumulation:
         outputs: of a batch and its index, what `training_step` returns.
     """
 
-    def __init__(self, module: LightningModule, size: int, outputs: Callable[[Any, int], Any]) -> None:
+    def __init__(self, module: LightningModule, size: float, outputs: Callable[[Any, int], Any]) -> None:
         self.module, self.size, self._outputs = module, size, outputs
         self._total = torch.zeros((), dtype=widest_float(module.device), device=module.device)  # the summed loss
         self._denominator = 0.0  # that of its mean
@@ -254,9 +266,12 @@ class _Accumulation:
                 f"{denominator}"
             )
         detached = loss.detach()
+        if samples == self.size and denominator:
+            self.size = denominator  # a whole step needs no weight, and hooks see its loss as it is
         if denominator:  # otherwise the mean is 0/0, and NaN times a weight of 0 is NaN
             # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
-            self.module.manual_backward(loss * (denominator / self.size))
+            with _no_autocast(self.module):
+                self.module.manual_backward(loss * (denominator / self.size))
             self._total = self._total + detached.to(self._total.dtype) * denominator
             self._denominator += denominator
         return {**output, "loss": detached} if isinstance(output, Mapping) else detached
@@ -325,7 +340,7 @@ class _DrivingCallback(Callback):
         self._step: _Accumulation | _CoupledAccumulation | _OwnSteps  # the current one
         self._coupled_steps: CoupledSteps | None = None
         self._loss: Tensor | None  # the last step's mean
-        self._measured = False  # at the end of the loop's epoch
+        self._validated = False  # at the end of the loop's epoch
 
     @contextmanager
     def replaced_step(self, module: LightningModule) -> Iterator[None]:
@@ -347,11 +362,53 @@ class _DrivingCallback(Callback):
         output = self._step.add(batch, index, sizes[self._next])
         self._next += 1
         if self._next == len(sizes):
+            if isinstance(self._step, _CoupledAccumulation):
+                self._clear_gradients(module, index)
             self._loss = self._step.end()
             if not self.driven.takes_steps:
-                optimizer = module.optimizers()
-                optimizer.step()
-                optimizer.zero_grad()
+                self._take_step(module)
+        return output
+
+    def _clear_gradients(self, module: LightningModule, index: int) -> None:
+        """Clear the gradients of the step before, with Lightning's hooks: after the forward pass, as it does.
+
+        Raises:
+            TaskError: some are left.
+        """
+        loop, optimizer = module.trainer.fit_loop.epoch_loop.automatic_optimization, module.trainer.optimizers[0]
+        with _no_autocast(module):
+            loop._on_before_zero_grad(optimizer)
+            loop._optimizer_zero_grad(index, optimizer)
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
+            raise TaskError(
+                f"{type(module).__name__}.optimizer_zero_grad: expected cleared gradients, since a planned step has those of "
+                "its own samples alone; got some that are not 0. Write optimizer.zero_grad()."
+            )
+
+    def _take_step(self, module: LightningModule) -> None:
+        optimizer: Any = module.optimizers()
+        losses = iter([self._loss])
+
+        def closure() -> Tensor | None:
+            for loss in losses:
+                return loss
+            raise TaskError(
+                f"{type(module).__name__}.configure_optimizers: expected an optimizer that evaluates its closure once, since a "
+                f"planned step has its gradient once; got {type(optimizer.optimizer).__name__}. Use another, or train a Task."
+            )
+
+        module.automatic_optimization = True  # so that it clips, after all hooks
+        try:
+            with _no_autocast(module):
+                optimizer.step(closure)
+        finally:
+            module.automatic_optimization = False
+
+    def _output_cleared(self, module: LightningModule, batch: Any, index: int) -> Any:
+        output = self._output(batch, index)
+        if self._next == 0:
+            self._clear_gradients(module, index)
         return output
 
     def _output(self, batch: Any, index: int) -> Any:
@@ -369,10 +426,12 @@ class _DrivingCallback(Callback):
             with trainer.precision_plugin.train_step_context():
                 return step.end()
 
-    def _begun(self, trainer: Trainer, module: LightningModule, size: int) -> _Accumulation | _CoupledAccumulation:
+    def _begun(
+        self, trainer: Trainer, module: LightningModule, size: int, outputs: Callable[[Any, int], Any] | None = None
+    ) -> _Accumulation | _CoupledAccumulation:
         """A new step of `size` samples, accumulated."""
         if self.driven.coupled_loss is None:
-            return _Accumulation(module, size, self._output)
+            return _Accumulation(module, size, outputs or self._output)
         if self._coupled_steps is None:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             self._coupled_steps = CoupledSteps(self.driven.coupled_loss, module, self.driven.setup, scaler=scaler)
@@ -391,6 +450,7 @@ class _DrivingCallback(Callback):
                 f"scheduler, since training.schedule sets the rate; got {len(trainer.optimizers)} and "
                 f"{len(trainer.lr_scheduler_configs)}. For a schedule of your own write training.schedule: module:function."
             )
+        trainer.gradient_clip_val = self.driven.setup.training.clip_norm  # which manual optimization refuses as an argument
         trainer.fit_loop.max_epochs = self.driven.measurements_left  # Lightning has set it to `max_epochs` of the Trainer
         optimizer = Joined(trainer.optimizers) if several else trainer.optimizers[0]
         check_no_scheduler("lightning.Trainer: the optimizer", optimizer)
@@ -432,6 +492,7 @@ class _DrivingCallback(Callback):
         return _mean_loss(module, output)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._measure(trainer)
         # Lightning starts the loader again where `current_epoch` is positive.
         if trainer.fit_loop.epoch_progress.current.completed and not trainer.current_epoch:
             iter(trainer.fit_loop._data_fetcher)
@@ -448,15 +509,13 @@ class _DrivingCallback(Callback):
             if self.driven.takes_steps:
                 self._step = _OwnSteps(pl_module, self._output)
             else:
-                self._step = self._begun(trainer, pl_module, self.driven.plan.effective_batch)
+                cleared = partial(self._output_cleared, pl_module)
+                self._step = self._begun(trainer, pl_module, self.driven.plan.effective_batch, cleared)
             self.driven.before_step()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if isinstance(self._step, _OwnSteps):
             self._step.taken += 1
-        # Clip here, where an fp16 scaler has already unscaled the gradients.
-        if (norm := self.driven.setup.training.clip_norm) is not None:
-            pl_module.clip_gradients(optimizer, gradient_clip_val=norm, gradient_clip_algorithm="norm")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -470,21 +529,35 @@ class _DrivingCallback(Callback):
             raise self.driven.ended_early(_reason(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.report(self.driven.measurement(metrics))
         trainer.should_stop = trainer.should_stop or self.driven.diverged
-        self._measured = True
-        self.driven.resume_clock()
+        self._validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.driven.measuring:
-            raise TaskError(
-                f"{type(pl_module).__name__}: expected a validation_step that logs {self.driven.setup.metric!r}, and "
-                "validation data; got no validation"
-            )
-        if not self._measured:
+        if self._validated:
+            return
+        if not self.driven.measuring:
             raise self.driven.ended_early(_reason(trainer))
-        self._measured = False
+        raise TaskError(
+            f"{type(pl_module).__name__}: expected a validation_step that logs {self.driven.setup.metric!r}, and "
+            "validation data; got no validation"
+        )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._measure(trainer)
+
+    def _measure(self, trainer: Trainer) -> None:
+        """Report the interval that is over: with the means over it, and after all hooks of its end."""
+        if self._validated:
+            self._validated = False
+            self.report(self.driven.measurement({name: float(value) for name, value in trainer.callback_metrics.items()}))
+            self.driven.resume_clock()
+
+
+@contextmanager
+def _no_autocast(module: LightningModule) -> Iterator[None]:
+    """Backward passes and steps, within the context of `training_step`, as Lightning runs them: not under its autocast."""
+    with torch.autocast(module.device.type, enabled=False):
+        yield
 
 
 class _StillOptimizer:

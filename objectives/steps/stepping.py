@@ -401,7 +401,7 @@ class _ShardedLossOf(_LossOf):
         return super().forward(batch, samples)
 
 
-def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
+def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: float) -> None:
     """Rescale gradients from a mean over `size` samples to the loss's own denominator, in place."""
     if not isinstance(denominator, Tensor):
         if denominator == size:

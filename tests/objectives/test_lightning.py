@@ -106,7 +106,7 @@ class TestLightning(TrainerContract):
         steps = [("step", step, 50 * step // 600, 3, 30) for step in range(30) for _ in range(2)]
         assert LOG.read[0] == ("optimizer", 0, 0, 3, 30)
         assert [one for one in LOG.read if one[0] == "step"] == steps
-        validations = [("validation", seen // 50, seen // 600, 3, 30) for seen in evaluation_points(1500, evaluations)]
+        validations = [("validation", seen // 50, (seen - 1) // 600, 3, 30) for seen in evaluation_points(1500, evaluations)]
         assert [one for one in LOG.read if one[0] == "validation"] == validations
         seen = [index for step in LOG.steps for one in step for index in one]
         assert seen == SampleStream(600, made.seed).take(0, 1500).index.tolist()
