@@ -72,7 +72,7 @@ class Raises(Points):
     """Fails in the same line in every trial, after its first evaluation."""
 
     def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Score:
-        if setup.samples_budget > 1:
+        if setup.samples_budget > 24:
             raise ValueError("the score is not ready")
         return Score(0, 1)
 
@@ -89,7 +89,7 @@ class RaisesForSome(Points):
     """The first three trials fail, each with another message."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.samples_budget > 1 and setup.number < 3:
+        if setup.samples_budget > 24 and setup.number < 3:
             raise RuntimeError(f"words never heard before: {('one', 'two', 'three')[setup.number]}")
         return super().loss(model, batch, setup)
 
@@ -107,14 +107,14 @@ class KillsItsWorker(Points):
     """The worker of trial 1 dies by SIGKILL in its first attempt."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 1:
+        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 24:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch, setup)
 
 
 class AlwaysKillsItsWorker(Points):
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.number == 1 and setup.samples_budget > 1:
+        if setup.number == 1 and setup.samples_budget > 24:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch, setup)
 
@@ -125,7 +125,7 @@ class Slow(Points):
     sleeps_s = 1.0
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.samples_budget > 1:
+        if setup.samples_budget > 24:
             sleeps_s = float(setup.parameters.get("sleeps_s", self.sleeps_s))
             time.sleep(sleeps_s * len(batch[1]) / setup.samples_budget)
         return super().loss(model, batch, setup)
@@ -150,7 +150,7 @@ class CountsItsSteps(Slow):
     """Leaves a byte for every step in a file beside the study."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.samples_budget > 1:
+        if setup.samples_budget > 24:
             with (Path(setup.folder) / "steps").open("ab") as file:
                 file.write(b".")
         return super().loss(model, batch, setup)
@@ -161,7 +161,7 @@ class TellsWhenItTrains(Slow):
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         times = Path(str(setup.parameters["times"]), str(setup.number))
-        if setup.samples_budget > 1:  # and not the check before the first trial
+        if setup.samples_budget > 24:  # and not the check before the first trial
             with times.open("a") as file:
                 print(time.monotonic(), file=file)
         return super().loss(model, batch, setup)
@@ -255,7 +255,7 @@ class ManyFates(AdamPoints):
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         loss = super().loss(model, batch, setup)
-        lost = setup.samples_budget > 1 and setup.effective_batch % 3 == 0
+        lost = setup.samples_budget > 24 and setup.effective_batch % 3 == 0
         return Loss(loss.total * float("inf"), loss.denominator) if lost else loss
 
 
@@ -263,7 +263,7 @@ class EveryFate(ManyFates):
     """Some batches raise as well, with a message that would like to be markup."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.samples_budget > 1 and setup.effective_batch % 35 == 0:
+        if setup.samples_budget > 24 and setup.effective_batch % 35 == 0:
             raise ValueError(
                 "a `tick`, [a link](https://evil.example/), <img src=x onerror=alert(1)>, $x^2$, | a pipe\n# Heading"
             )
@@ -375,7 +375,7 @@ class KillsARank(Points):
     """Rank 1 of trial 1 dies by SIGKILL in the middle of its first attempt."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 1 and torch.distributed.get_rank() == 1:
+        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 24 and torch.distributed.get_rank() == 1:
             self.micro_batches = getattr(self, "micro_batches", 0) + 1
             if self.micro_batches == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -450,7 +450,7 @@ class DiesOnceInTheMiddle(Noisy):
 
     def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Mapping[str, Score]:
         log = Path(str(setup.parameters["evaluated"])) / f"{setup.number}"
-        if setup.samples_budget > 1 and setup.attempt == 0:
+        if setup.samples_budget > 24 and setup.attempt == 0:
             with log.open("a") as file:
                 file.write(".")
             if log.stat().st_size == 6:
@@ -482,7 +482,7 @@ def own_loop_with_checkpoints(setup: TrialSetup) -> Iterator[Measurement]:
 
 def endure(batch: list[torch.Tensor], setup: TrialSetup) -> None:
     """Let a training take ENDURES_S seconds, however many devices share it."""
-    if setup.samples_budget > 1:
+    if setup.samples_budget > 24:
         share = len(batch[1]) * setup.plan.devices / setup.samples_budget
         time.sleep(share * float(os.environ.get("ENDURES_S", "3")))
 

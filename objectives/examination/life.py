@@ -101,6 +101,8 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
     try:
         started = time.monotonic()
         whole = _lived(begin, straight)
+        if not all(bool(weight.isfinite().all()) for weight in whole):
+            return f"its weights are not finite after {_STEPS} steps"
         if (took_s := time.monotonic() - started) > LIMIT_S:
             return f"{_STEPS} steps of {batch} samples take {took_s:.0f} s"
         with tempfile.TemporaryDirectory(prefix="bsearch-") as folder:

@@ -74,12 +74,12 @@ import pytest
 from bsearch import Measurement
 
 def train(setup):
-    if setup.samples_budget > 1:
+    if setup.samples_budget > 24:
         found = {name: repr(eval(look)) for name, (change, look) in CHANGES.items()}
         Path(FOLDER, f"{setup.number}.json").write_text(json.dumps(found))
     yield Measurement(setup.samples_budget // 2, 1.0, accuracy=0.5 + setup.number / 100)
     change = WHICH(setup.number)
-    if setup.samples_budget > 1:
+    if setup.samples_budget > 24:
         for name in change:
             exec(CHANGES[name][0])
     if setup.number == FAILS:

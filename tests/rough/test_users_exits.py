@@ -50,7 +50,7 @@ def never():
 def train(setup):
     names = [*CODE]
     place = (setup.number - 1) // 2
-    bad = setup.samples_budget > 1 and setup.number % 2 and place < len(names)
+    bad = setup.samples_budget > 24 and setup.number % 2 and place < len(names)
     yield Measurement(setup.samples_budget // 2, 1.0, accuracy=0.5 + setup.number / 1000)
     given = {"facts": {}, "never": never}
     if bad:

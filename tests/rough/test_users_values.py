@@ -94,7 +94,7 @@ import sys
 sys.path.insert(0, {rough!r})
 
 def value(setup):
-    if not setup.number or setup.samples_budget <= 1:
+    if not setup.number or setup.samples_budget <= 24:
         return 0.5
     from test_users_values import VALUES
     return [*VALUES.values()][setup.number - 1]

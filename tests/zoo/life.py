@@ -88,8 +88,10 @@ class ScheduleFree(torch.optim.Optimizer):
     def train(self) -> None:
         self._move(trains=True)
 
-    def eval(self) -> None:
+    def evaluate(self) -> None:
         self._move(trains=False)
+
+    eval = evaluate
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
