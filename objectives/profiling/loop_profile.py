@@ -48,7 +48,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
             _first_measurement(reference, request.setup)
         note = "your own loop takes its own steps; it was only run to its first measurement"
         return replace(unknown, examination=Examination(note=note))
-    task, setup, started = LoopTask(function), replace(request.setup, plan=BatchPlan(1)), time.monotonic()
+    task, setup, started = LoopTask(function), replace(request.setup, plan=BatchPlan(1)), time.process_time()
     with user_code_errors(reference, "preparing its first step"):
         try:
             size = len(task.data(setup).train)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
     task = task.prepared(setup)
     examination = task.parts(setup).examination
     if examination is not None:
-        first_s = time.monotonic() - started - examination.seconds
+        first_s = time.process_time() - started
         with user_code_errors(reference, "a short training"):
             examination = _with_life(examination, function, setup, size, first_s, _driven_parameters)
         if examination.refusals and not setup.training.accept_inexact:
@@ -106,9 +106,9 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
     parameters = ReadParameters(request.setup.parameters)
     setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
-        started = time.monotonic()
+        started = time.process_time()
         smallest, profile = _smallest_of_loop(function, setup, profile)
-        first_s = time.monotonic() - started
+        first_s = time.process_time() - started
         setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         examination = examined_session(function, setup)
         unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all

@@ -63,9 +63,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
-        started = time.monotonic()
+        started = time.process_time()
         smallest, run = _first_run(training, setup, request)
-        first_s = time.monotonic() - started
+        first_s = time.process_time() - started
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
         examination = examined(run, smallest, request.memory.activation_checkpointing)
