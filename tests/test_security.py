@@ -272,7 +272,7 @@ KNOWN = {
 NEVER = {
     "shell=True": r"shell\s*=\s*True",
     "os.system": r"\bos\.(system|popen)\(",
-    "eval(": r"(?<![\w.])eval\(",
+    "eval(": r"(?<![\w.])(?<!def )eval\(",
     "exec(": r"(?<![\w.])exec\(",
     "pickle.loads": r"\b(pickle|cloudpickle|dill|marshal)\.loads?\(",
     "yaml.load": r"\byaml\.(unsafe_|full_)?load(_all)?\(",

@@ -88,10 +88,8 @@ class ScheduleFree(torch.optim.Optimizer):
     def train(self) -> None:
         self._move(trains=True)
 
-    def evaluate(self) -> None:
+    def eval(self) -> None:
         self._move(trains=False)
-
-    eval = evaluate
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
