@@ -333,10 +333,14 @@ def check_no_scheduler(where: str, optimizer: torch.optim.Optimizer) -> None:
         TaskError: one has.
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise TaskError(
-            f"{where}: expected no scheduler, because training.schedule sets the rate; got one with a scheduler. Remove it; "
-            "for a schedule of your own write training.schedule: module:function."
-        )
+        raise scheduler_error(where, "one with a scheduler")
+
+
+def scheduler_error(where: str, got: str) -> TaskError:
+    return TaskError(
+        f"{where}: expected no scheduler, because training.schedule sets the rate; got {got}. Remove it; for a schedule of "
+        "your own write training.schedule: module:function."
+    )
 
 
 def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class TrainingRun(Stepping):
                     evaluation.add(scores)
         return evaluation.values(self.ranks.all_gathered)
 
-    def measurements(self) -> Iterator[Measurement]:
+    def measurements(self) -> Generator[Measurement]:
         """Train for the whole budget; evaluate at equal fractions of it and at its end.
 
         Where an earlier attempt left a checkpoint, its measurements are yielded again and training resumes from it.

@@ -270,7 +270,7 @@ class _Accumulation:
             self.size = denominator  # a whole step needs no weight, and hooks see its loss as it is
         if denominator:  # otherwise the mean is 0/0, and NaN times a weight of 0 is NaN
             # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
-            with _no_autocast(self.module):
+            with torch.autocast(self.module.device.type, enabled=False):  # as Lightning, though within training_step's context
                 self.module.manual_backward(loss * (denominator / self.size))
             self._total = self._total + detached.to(self._total.dtype) * denominator
             self._denominator += denominator
@@ -376,7 +376,7 @@ class _DrivingCallback(Callback):
             TaskError: some are left.
         """
         loop, optimizer = module.trainer.fit_loop.epoch_loop.automatic_optimization, module.trainer.optimizers[0]
-        with _no_autocast(module):
+        with torch.autocast(module.device.type, enabled=False):
             loop._on_before_zero_grad(optimizer)
             loop._optimizer_zero_grad(index, optimizer)
         gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
@@ -400,7 +400,7 @@ class _DrivingCallback(Callback):
 
         module.automatic_optimization = True  # so that it clips, after all hooks
         try:
-            with _no_autocast(module):
+            with torch.autocast(module.device.type, enabled=False):
                 optimizer.step(closure)
         finally:
             module.automatic_optimization = False
@@ -551,13 +551,6 @@ class _DrivingCallback(Callback):
             self._validated = False
             self.report(self.driven.measurement({name: float(value) for name, value in trainer.callback_metrics.items()}))
             self.driven.resume_clock()
-
-
-@contextmanager
-def _no_autocast(module: LightningModule) -> Iterator[None]:
-    """Backward passes and steps, within the context of `training_step`, as Lightning runs them: not under its autocast."""
-    with torch.autocast(module.device.type, enabled=False):
-        yield
 
 
 class _StillOptimizer:

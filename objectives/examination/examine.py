@@ -8,7 +8,7 @@ scores over validation data are compared in the same way. Each finding names its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
@@ -29,7 +30,7 @@ from ..model.activation_checkpointing import checkpoint_activations
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
-from .census import Census
+from .census import census, check_no_living_scheduler, learning
 from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, numbers_of, unchanged
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, reading_findings, subset_fetchers, varied
@@ -48,6 +49,7 @@ from .step import (
     frozen_norms,
     in_precision,
     is_padded,
+    listed,
     perturb,
     restored,
     state_findings,
@@ -77,6 +79,7 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
     keys = varied(run.train_fetcher, run.stream.take(0, min(run.stream.samples, POOL)), _SAMPLES)
 
     live = needs_its_own_model(run)
+    modes = [] if live else [mode for mode in checkpointing if mode != "none"]  # what such a model may do, a copy does not
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
@@ -93,7 +96,8 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
     embedded = embeds(task)
     where = location_of(run, "embed" if embedded else "loss", "training data")
     with unchanged(task):
-        census = _census_of_task(run, smallest)
+        device, place = run.setup.device, location_of(run, "loss")
+        learns = found_in_memory("what learns", place, device, partial(_census_of_task, run, smallest))
         if task.couples_samples:
             examination = Examination(couples_samples=True)
         else:
@@ -106,12 +110,12 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
                 remedies=embedding_cause if embedded else TASK_REMEDIES,
                 task=task,
             )
-            examination = _examined_step(opened, compare, len(keys), smallest, run.setup.device)
+            examination = _examined_step(opened, compare, len(keys), smallest, device)
         findings = [
             *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
             *_mode_findings(run),
-            *census,
-            *(_recomputed(run, keys, checkpointing) if not live else ()),
+            *learns,
+            *found_in_memory("recomputing blocks", place, device, partial(_recomputed, run, keys, modes)),
             *task.examine(run.model, run.data, run.setup),
             *examination.findings,
         ]
@@ -141,9 +145,10 @@ def examined_loop(
     back_propagate = parts.accumulate
     assert back_propagate is not None
 
-    census = _census(place, parts, partial(_first_samples, back_propagate, parts.data, stream, device))
+    step = partial(_first_samples, back_propagate, parts.data, stream, device)
+    learns = found_in_memory("what learns", place, setup.device, partial(_census, place, parts.model, parts.optimizers, step))
     if parts.couples_samples:
-        return Examination(couples_samples=True, findings=tuple(census))
+        return Examination(couples_samples=True, findings=learns)
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         return back_propagate([(size, batch()) for size, batch in micro_batches])
@@ -176,27 +181,42 @@ def examined_loop(
         examination = _examined_step(opened, compare, len(keys), smallest, setup.device)
         if not examination.note:
             break
-    findings = (*census, *examination.findings)
-    return replace(examination, findings=findings, seconds=time.perf_counter() - started)
+    return replace(examination, findings=(*learns, *examination.findings), seconds=time.perf_counter() - started)
 
 
-def _census_of_task(run: TrainingRun, smallest: int) -> list[Finding]:
+def found_in_memory(what: str, where: str, device: str, find: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
+    """What is found, or that memory does not do for finding it: a training may fit that a comparison of two does not."""
+    try:
+        return tuple(find())
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        release_memory(device)
+        return (Finding("unexamined", where, f"{what} could not be examined: memory ran out"),)
+
+
+def _census_of_task(run: TrainingRun, smallest: int) -> Iterator[Finding]:
     def step() -> None:
         plan = BatchPlan(min(max(smallest, 2), run.data.training_set))  # one sample has no batch statistics
         run.accumulate(run.micro_batches(plan, run.loader([plan])), plan.effective_batch)
 
-    return _census(location_of(run, "loss"), run, step, run.task)
+    return _census(location_of(run, "loss"), run.model, [run.optimizer], step, run.task)
 
 
-def _census(where: str, trained: Any, step: Callable[[], object], owner: Any = None) -> list[Finding]:
-    """What learns in two steps of a training, which has a model and optimizers, and is not carried by a trial."""
-    census = Census()
-    for _ in range(2):
-        with restored(trained.model), census.step():
+def _census(
+    where: str, model: nn.Module, optimizers: Sequence[Optimizer], step: Callable[[], object], owner: Any = None
+) -> Iterator[Finding]:
+    """What learns in two steps of a training and is not carried by a trial; a scheduler that sets its rates is a TaskError."""
+
+    def of_the_same_weights() -> None:
+        with restored(model):
             step()
-    for parameter in trained.model.parameters():
+
+    learns = learning(of_the_same_weights)
+    for parameter in model.parameters():
         parameter.grad = None
-    return list(census.findings(where, trained.model, trained.optimizers, owner))
+    check_no_living_scheduler(where, optimizers)
+    return census(where, learns, model, optimizers, owner)
 
 
 def _first_samples(
@@ -346,17 +366,19 @@ def _recomputed(run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCh
         checkpoint_activations(run.task.checkpoint_blocks(other.model), mode)
         seed_draws(0)
         other.accumulate([(most, batch)], most)
-        return [parameter.grad for parameter in other.parameters if parameter.grad is not None]
+        gradients = (torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in other.parameters)
+        return [one.detach().cpu() for one in gradients]
 
-    modes = [mode for mode in modes if mode != "none"]
     if not modes or not most or not run.task.checkpoint_blocks(run.model):
         return
     kept = gradient("none")
     for mode in modes:
         try:
             again = gradient(mode)
-        except Exception:  # noqa: S112  # a mode that does not work is left out where memory is traced
-            continue
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            continue  # a mode that does not work is left out where memory is traced
         if (off := differing(again, kept)) > AUTOCAST_TOLERANCE:
             message = (
                 f"expected blocks with the same gradient where they are computed again in the backward pass, got one that "
@@ -369,9 +391,8 @@ def _recomputed(run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCh
 
 def _mode_findings(run: TrainingRun) -> Iterator[Finding]:
     if names := run.modes.outermost:
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         yield Finding(
             "eval_mode",
             location_of(run, "model"),
-            f"returned in evaluation mode, and kept in it: {shown}. Call .train() on modules that should train.",
+            f"returned in evaluation mode, and kept in it: {listed(names)}. Call .train() on modules that should train.",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Life:
         numbers: the plain numbers that the user's code keeps, by name.
     """
 
-    measurements: Iterator[Measurement]
+    measurements: Generator[Measurement]
     weights: Callable[[], Sequence[Tensor]]
     numbers: Callable[[], dict[str, Any]] = dict
 
@@ -80,7 +80,7 @@ def with_life(
     else:
         found = _compared(where, begin, setup, batch)
     if found and isinstance(found, str):
-        found = Finding("not_resumed", where, f"resuming was not examined: {found}")
+        found = Finding("unexamined", where, f"resuming was not examined: {found}")
     findings = (*examination.findings, *([found] if isinstance(found, Finding) else []))
     return replace(examination, findings=findings, seconds=examination.seconds + time.perf_counter() - started)
 
@@ -102,12 +102,16 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
     try:
         started = time.process_time()
         whole = _lived(begin, straight)
+        if not whole:
+            return "it has no weights when it ends"
         if not all(bool(weight.isfinite().all()) for weight in whole):
             return f"its weights are not finite after {_STEPS} steps"
         if (took_s := time.process_time() - started) > _STRAIGHT_S:
             return f"{_STEPS} steps of {batch} samples take {took_s:.0f} s of processor time"
         with tempfile.TemporaryDirectory(prefix="bsearch-") as folder:
             resumed, hint = _resumed(begin, replace(short, checkpoint=str(Path(folder) / "checkpoint")))
+        if not resumed:
+            return "it began anew"
         off = differing(resumed, whole)
         if off <= _SAME or off <= _REPEATS * differing(_lived(begin, straight), whole):
             return ""
@@ -157,7 +161,7 @@ def life_of_loop(function: TrainFunction, parameters: Callable[[], Sequence[Tens
         seed_everything(setup.seed)
         weights: list[Tensor] = []
 
-        def measurements() -> Iterator[Measurement]:
+        def measurements() -> Generator[Measurement]:
             for measurement in function(setup):
                 weights[:] = parameters()
                 yield measurement
@@ -175,18 +179,17 @@ def _lived(begin: Begin, setup: TrialSetup) -> list[Tensor]:
 
 
 def _resumed(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], str]:
-    """The weights of a life that was saved in the middle; and which of the user's numbers began anew."""
+    """The weights of a life that was saved in the middle, none if it began anew; and which of the user's numbers did."""
     life = begin(setup)
     next(life.measurements)
     before = life.numbers()
-    close = getattr(life.measurements, "close", None)
-    if close is not None:
-        close()
+    life.measurements.close()
     del life
     second = begin(setup)
     anew = second.numbers()
-    for _ in second.measurements:
-        pass
+    *_, last = second.measurements
+    if "resumed_at" not in last.facts:
+        return [], ""
     moved = [
         f"self.{name}, which was {value} and is {anew[name]} again"
         for name, value in before.items()

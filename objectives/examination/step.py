@@ -279,15 +279,19 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
     if changed:
         yield Finding("state", where, state_message(changed[0]))
     if updated:
-        names = ", ".join(updated[:3]) + (", ..." if len(updated) > 3 else "")
         parts = [everything[: samples // 2], everything[samples // 2 :]]
         whole, split = (step.gradient(each, "rows", moves_buffers=True)[0] for each in ([everything], parts))
         off = relative_difference(split, whole)
-        text = f"the forward pass updates tensors once per micro-batch: {names}. Splitting {samples} samples in halves changes "
-        text += f"the gradient by {off:.2g} (relative)"
+        text = f"the forward pass updates tensors once per micro-batch: {listed(updated)}. Splitting {samples} samples in "
+        text += f"halves changes the gradient by {off:.2g} (relative)"
         if off > _MOST_MOVED:
             text += ". What counts steps belongs in after_step(self, model, setup)."
         yield Finding("state" if off > _MOST_MOVED else "buffers", where, text, off)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, in a message."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def state_message(name: str, *, of_loop: bool = False) -> str:

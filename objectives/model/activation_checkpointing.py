@@ -5,12 +5,10 @@ Results stay as they were: random numbers (dropout) are drawn again from the sam
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -19,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from ...spaces.errors import TaskError
 from ...spaces.plan import ActivationCheckpointing
 from .batch_norm import batch_norms
-from .buffers import KeptBuffers
+from .buffers import Moment
 
 _aten = torch.ops.aten
 
@@ -59,14 +57,13 @@ class _Checkpointed:
         options: dict[str, Any] = {}
         if self.mode == "selective":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
-        return checkpoint(self._again_alike(), *args, use_reentrant=False, **options, **kwargs)
+        # What is compiled draws from torch's generators alone.
+        forward = self.forward if torch.compiler.is_compiling() else self._again_alike()
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     def _again_alike(self) -> Callable[..., Any]:
-        """The forward pass; run again, it finds the buffers and the generators of NumPy and Python as the first time.
-
-        Torch's own generators are `checkpoint`'s affair.
-        """
-        before, passes = (KeptBuffers(self.block), _generators()), 0
+        """The forward pass; run again, it finds buffers and generators as the first time. A GPU's are `checkpoint`'s affair."""
+        before, passes = Moment(self.block), 0
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             nonlocal passes
@@ -74,25 +71,15 @@ class _Checkpointed:
             if passes == 1:
                 return self.forward(*args, **kwargs)
             with _disable_current_modes():  # selective checkpointing's, which recognises what is computed again
-                now = KeptBuffers(self.block), _generators()
-                _put_back(*before)
+                now = Moment(self.block)
+                before.put_back()
             try:
                 return self.forward(*args, **kwargs)
             finally:
                 with _disable_current_modes():
-                    _put_back(*now)
+                    now.put_back()
 
         return forward
-
-
-def _generators() -> tuple[Any, Any]:
-    return np.random.get_state(), random.getstate()
-
-
-def _put_back(buffers: KeptBuffers, generators: tuple[Any, Any]) -> None:
-    buffers.put_back()
-    np.random.set_state(generators[0])
-    random.setstate(generators[1])
 
 
 def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpointing) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from ..data.batches import RandomState
 from ..parallel.data_parallel import Ranks
 from .batch_norm import batch_norms
 
@@ -30,6 +32,28 @@ class KeptBuffers:
             # All of them, since BatchNorm writes without counting a version; buffers that did not change keep their version.
             with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
                 buffer.copy_(value)
+
+
+class Moment:
+    """What passes over a model move and draw from, as it is now: its buffers, and the process's generators."""
+
+    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+        self._model, self._device = model, device
+        self._buffers, self._generators = KeptBuffers(model), RandomState.now(device)
+
+    def put_back(self) -> None:
+        self._buffers.put_back()
+        self._generators.restore()
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Context of a pass that is run again from this moment; it leaves both as they are before it."""
+        now = Moment(self._model, self._device)
+        self.put_back()
+        try:
+            yield
+        finally:
+            now.put_back()
 
 
 class SharedBuffers:

@@ -28,7 +28,7 @@ from ..adapters.loop_task import NoTrainingError
 from ..data.batches import Fetcher
 from ..examination.causes import parts_cause
 from ..examination.copies import line_of
-from ..examination.examine import examined_loop
+from ..examination.examine import examined_loop, found_in_memory
 from ..examination.fixed_noise import seed_draws
 from ..examination.step import differing, restored
 from ..loop import Loop, Step, serving
@@ -328,7 +328,9 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
         examination = examined_loop(where, parts, setup, parts_cause, takes_steps=True)
         if examination.refusals or examination.note:
             return examination
-        return replace(examination, findings=(*examination.findings, *_stale(parts, where), *_of_the_plan(parts, where)))
+        stale = found_in_memory("a step taken again", where, setup.device, partial(_stale, parts, where))
+        of_plan = found_in_memory("another plan", where, setup.device, partial(_of_the_plan, parts, where))
+        return replace(examination, findings=(*examination.findings, *stale, *of_plan))
     finally:
         parts.session.close()
 

@@ -32,8 +32,15 @@ class Constants:
             TaskError: it has changed a weight, or trains others than in the first step.
         """
         trained = [parameter.requires_grad for parameter in self._parameters]
-        if trained != self._trained.setdefault(number, trained):
-            self._raise_trained(self._trained[number])
+        if trained != (before := self._trained.setdefault(number, trained)):
+            name, now = next(
+                (name, now) for (name, _), was, now in zip(self._named, before, trained, strict=True) if was != now
+            )
+            raise TaskError(
+                f"{self._where}: expected the same trainable parameters in every step, got {name}, which is "
+                f"{'trained' if now else 'frozen'} now and was not in the first, for which times, memory and the optimizer are "
+                "known. Train in stages of their own; to train all the same, write training: {accept_inexact: true}."
+            )
         versions = [parameter._version for parameter in self._parameters]
         yield
         if [parameter._version for parameter in self._parameters] != versions:
@@ -43,17 +50,6 @@ class Constants:
             raise TaskError(
                 f"{self._where}: expected weights that stay as they are while a step's gradient is computed, got {changed} "
                 "changed meanwhile: each micro-batch would find other weights. Step the optimizer once, after all parts; to "
-                "average weights write training: {ema: 0.999}; what else moves some belongs in after_step(self, model, setup). "
-                "To train all the same, write training: {accept_inexact: true}."
+                "average weights write training: {ema: 0.999}; what else moves some belongs after the step, in a Task's "
+                "after_step. To train all the same, write training: {accept_inexact: true}."
             )
-
-    def _raise_trained(self, before: list[bool]) -> None:
-        name, parameter = next(
-            named for named, trained in zip(self._named, before, strict=True) if named[1].requires_grad != trained
-        )
-        now = "trained" if parameter.requires_grad else "frozen"
-        raise TaskError(
-            f"{self._where}: expected the same trainable parameters in every step, got {name}, which is {now} now and was not "
-            "in the first, for which times, memory and the optimizer are known. Train in stages of their own; to train all the "
-            "same, write training: {accept_inexact: true}."
-        )

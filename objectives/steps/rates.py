@@ -44,6 +44,11 @@ class Rates:
             TaskError: they are not.
         """
         for optimizer, rates in zip(self._optimizers, self._now, strict=False):
+            if (groups := len(optimizer.param_groups)) != len(rates):
+                raise TaskError(
+                    f"{self._where}: expected the {len(rates)} groups that {type(optimizer).__name__} began with, got "
+                    f"{groups}: the schedule knows no peak of others. Make them all at first, or train in stages."
+                )
             for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
                 if group["lr"] is not rate and (got := float(group["lr"])) != rate:
                     raise TaskError(

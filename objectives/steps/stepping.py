@@ -137,10 +137,6 @@ class Stepping(TrainingSamples):
         self.average = WeightAverage(self.parameters)
 
     @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.optimizer]
-
-    @property
     def averages(self) -> Sequence[Tensor]:
         """The average of the weights, if there is one."""
         return self.average.values

@@ -6,16 +6,16 @@ Source: Foret et al. 2020, arXiv 2010.01412.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..data.batches import RandomState, with_tensors
-from ..model.buffers import KeptBuffers
+from ..data.batches import with_tensors
+from ..model.buffers import Moment
 from ..profiling.memory.live_bytes import LiveBytes
 
 
@@ -57,25 +57,14 @@ class HeldStep:
     def __init__(
         self, model: nn.Module, device: torch.device, micro_batches: Sequence[tuple[int, Any]], *, on_device: bool = False
     ) -> None:
-        self._model, self._device = model, device
+        self._device = device
         self._held = [(samples, held(batch, on_device=on_device)) for samples, batch in micro_batches]
-        self._before = KeptBuffers(model), RandomState.now(device)
+        self._before = Moment(model, device)
 
     def micro_batches(self) -> list[tuple[int, Copies]]:
         """The step's micro-batches, as functions that return a copy."""
         return [(samples, Copies(batch, self._device)) for samples, batch in self._held]
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> AbstractContextManager[None]:
         """Context of another pass: it draws the same random numbers, and leaves buffers and generators as they are now."""
-        now = KeptBuffers(self._model), RandomState.now(self._device)
-        _put_back(*self._before)
-        try:
-            yield
-        finally:
-            _put_back(*now)
-
-
-def _put_back(buffers: KeptBuffers, generators: RandomState) -> None:
-    buffers.put_back()
-    generators.restore()
+        return self._before.again()

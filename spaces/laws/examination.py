@@ -17,7 +17,6 @@ from typing import Literal
 #   plan         the code splits a step otherwise than its parts are
 #   beside       a tensor that no model holds gets a gradient
 #   unstepped    a parameter gets a gradient, and no optimizer has it
-#   scheduler    a scheduler of the user's sets rates too
 #   recomputed   a block that is recomputed in the backward pass has another gradient
 #   evaluation   evaluating changes the training
 #   resumed      a training that is saved and resumed ends otherwise
@@ -32,7 +31,7 @@ from typing import Literal
 #   eval_mode            modules that the task has put in evaluation mode, and that stay in it
 #   unstable_validation  validation data that differ when they are read again
 #   scores_not_compared  scores could not be compared
-#   not_resumed          whether it resumes alike could not be examined
+#   unexamined           what could not be compared besides
 #   rows         how rows of documents are made
 Kind = Literal[
     "mean",
@@ -45,7 +44,6 @@ Kind = Literal[
     "plan",
     "beside",
     "unstepped",
-    "scheduler",
     "recomputed",
     "evaluation",
     "resumed",
@@ -57,7 +55,7 @@ Kind = Literal[
     "eval_mode",
     "unstable_validation",
     "scores_not_compared",
-    "not_resumed",
+    "unexamined",
     "packing",
     "causal",
     "rows",
@@ -65,7 +63,7 @@ Kind = Literal[
 REFUSED: frozenset[Kind] = frozenset(
     (
         *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
-        *("stale", "plan", "beside", "unstepped", "scheduler", "recomputed", "evaluation", "resumed"),
+        *("stale", "plan", "beside", "unstepped", "recomputed", "evaluation", "resumed"),
     )
 )
 

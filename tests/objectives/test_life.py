@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from bsearch.objectives.data.batches import Loader, SampleKeys
-from bsearch.objectives.examination.census import Census
+from bsearch.objectives.examination.census import census, check_no_living_scheduler, learning
 from bsearch.objectives.loop import newest_loop
 from bsearch.objectives.machine.torch_settings import seed_everything
 from bsearch.objectives.profiling.step_time import timed_rounds
 from bsearch.objectives.profiling.task_profile import profile_task
+from bsearch.objectives.state.checkpoint import Checkpoint
 from bsearch.objectives.steps.rates import Rates
 from bsearch.objectives.training import TrainingRun
-from bsearch.search.report.frameworks.settings import nearest_even_plan
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
@@ -195,36 +195,63 @@ def test_blocks_with_a_generator_of_their_own_are_refused_where_they_may_be_reco
 
 
 def test_a_tensor_of_one_step_alone_is_its_own_affair() -> None:
-    model, census = nn.Linear(3, 1), Census()
-    beside = torch.ones(3, requires_grad=True)
-    for _ in range(2):
-        with census.step():
-            inputs = torch.randn(4, 3, requires_grad=True)
-            (model(inputs * beside).sum() + inputs.square().sum()).backward()
-    found = list(census.findings("here", model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
+    model, beside = nn.Linear(3, 1), torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        inputs = torch.randn(4, 3, requires_grad=True)
+        (model(inputs * beside).sum() + inputs.square().sum()).backward()
+
+    found = list(census("here", learning(step), model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
     assert [finding.kind for finding in found] == ["beside"]
     assert "a tensor of shape (3,)" in found[0].message
 
 
-def parts_of(model: nn.Module) -> Iterator[nn.Parameter]:
-    yield from list(model.parameters())[:1]
-
-
 def test_parameters_without_an_optimizer_and_schedulers_are_named() -> None:
-    model, census = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), Census()
-    optimizer = torch.optim.SGD(parts_of(model), lr=0.1)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
+    learns = learning(lambda: model(torch.ones(2, 3)).sum().backward())
+    (found,) = census("here", learns, model, [optimizer])
+    assert found.kind == "unstepped"
+    assert all(name in found.message for name in ("0.bias", "1.weight", "1.bias")) and "0.weight" not in found.message
+    check_no_living_scheduler("here", [optimizer])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    for _ in range(2):
-        with census.step():
-            model(torch.ones(2, 3)).sum().backward()
-    texts = {finding.kind: finding.message for finding in census.findings("here", model, [optimizer])}
-    assert "got none for 1.weight, 0.bias, 1.bias" in texts["unstepped"] or "1.bias" in texts["unstepped"]
-    assert "got StepLR" in texts["scheduler"]
-    del scheduler
+    with pytest.raises(TaskError, match=r"here: expected no scheduler, .* got StepLR"):
+        check_no_living_scheduler("here", [scheduler.optimizer])
 
 
-# What is exported
+# Lives
 
 
-def test_an_even_plan_is_not_made_of_a_step_whose_samples_are_compared() -> None:
-    assert nearest_even_plan(BatchPlan(64, 2)).accumulation == 2  # which is why such a step has a plan of its own
+def test_a_life_that_was_not_resumed_is_not_said_to_have_been_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = ProfileRequest(setup(8), Memory(), highest=40)
+    found = profile_task("helpers:Net", request).examination
+    assert found is not None and not found.findings
+    monkeypatch.setattr(Checkpoint, "load", lambda self: None)
+    found = profile_task("helpers:Net", request).examination
+    assert found is not None and [finding.kind for finding in found.findings] == ["unexamined"]
+    assert "resuming was not examined: it began anew" in found.findings[0].message
+
+
+def test_memory_that_runs_out_while_two_trainings_are_compared_is_told_and_refuses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("made")
+
+    monkeypatch.setattr("bsearch.objectives.examination.examine._recomputed", full)
+    monkeypatch.setattr("bsearch.objectives.examination.examine._census", full)
+    found = profile_task("helpers:Net", ProfileRequest(setup(8), Memory(), highest=40)).examination
+    assert found is not None and found.verdict == "exact"
+    assert [finding.message for finding in found.findings] == [
+        "what learns could not be examined: memory ran out",
+        "recomputing blocks could not be examined: memory ran out",
+    ]
+
+
+def test_groups_that_come_later_are_refused() -> None:
+    optimizer = torch.optim.SGD([group(0.1)])
+    rates = Rates("here", [optimizer], "constant", 0.0)
+    rates.set(0.5)
+    optimizer.add_param_group(group(0.2))
+    with pytest.raises(TaskError, match="expected the 1 groups that SGD began with, got 2"):
+        rates.check()

@@ -109,6 +109,18 @@ def test_a_rule_that_ends_between_the_batches_keeps_the_rate_and_says_so() -> No
     assert "the learning rate stays that of batch 129" in large.even_notes[0]
 
 
+def test_a_step_whose_samples_are_compared_stays_one() -> None:
+    """Two micro-batches of 32 accumulated have 31 negatives each, not 63."""
+    made = chosen(BatchPlan(64, 2))
+    record = TrialRecord(3, "complete", {"effective_batch": 64}, TrialFacts(), 1.0, 0.5)
+    stored = StoredStudy("sqlite://", "small", study_from_dict(small_study()), {}, 0.0, (record,), ParetoFront((record,)))
+    settings = settings_of(stored, record, replace(made.setup, embedding="cached"), "the knee")
+    assert (settings.even.micro_batch, settings.even.accumulation) == (64, 1)
+    (note,) = settings.even_notes
+    assert "compares all 64 samples of a step" in note and "mini_batch_size=32" in note
+    assert all(note in FRAMEWORKS[framework](settings).notes for framework in EVEN)
+
+
 # ---------------------------------------------------------------- texts
 
 
