@@ -13,6 +13,7 @@ import pytest
 import torch
 from bsearch.objectives.model.activation_checkpointing import checkpoint_activations
 from bsearch.objectives.parallel.rank_processes import RankProcesses
+from bsearch.objectives.profiling.memory import limit
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.training import TrainingRun
@@ -242,11 +243,14 @@ class Breaks(Words):
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_computed_again_trains_without() -> None:
+def test_a_model_that_cannot_be_computed_again_trains_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is said, beside what a busy machine leaves unconfirmed."""
+    monkeypatch.setattr(limit.verified, "__defaults__", (0.0,))
     known = profile_task(f"{__file__}:Breaks", request(12 * 2**20))
     assert [one.activation_checkpointing for one in known.each] == ["none"]
     assert known.memory is not None
-    assert "activation checkpointing failed: ValueError: a second time" in known.memory.note
+    for said in ("full activation checkpointing failed: ValueError: a second time", "selective activation", "not confirmed on"):
+        assert said in known.memory.note
 
 
 @pytest.mark.slow

@@ -80,9 +80,9 @@ def with_each_kind(
             if not found:
                 raise
             # The study runs without: this kind does not suit the model.
-            law, reason = found[0].memory, f"{_kind_of(kind)} failed: {type(error).__name__}: {error}"
+            law, reason = found[0].memory, f"{_kind_of(kind)} failed: {type(error).__name__}: {error}".splitlines()[0][:300]
             if law is not None:
-                found[0] = replace(found[0], memory=replace(law, note=law.note or reason.splitlines()[0][:300]))
+                found[0] = replace(found[0], memory=replace(law, note="; ".join(filter(None, (reason, law.note)))))
             continue
         caps = {devices: found[0].cap_on(devices, request.memory.headroom) for devices in request.devices}
         if all(cap is None or cap >= request.largest_share(profile.training_set, devices) for devices, cap in caps.items()):
