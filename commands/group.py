@@ -53,20 +53,6 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 
-# Commands of earlier versions, and what to type now.
-MOVED = {
-    "bench": "bsearch profile STUDY --batches around:128",
-    "completion": "_BSEARCH_COMPLETE=bash_source bsearch (or zsh_source, fish_source)",
-    "doctor": "bsearch check, without a study; bsearch check STUDY --machine with one",
-    "fit-batch": "bsearch ask TABLE, or bsearch ask STUDY --until VALUE",
-    "import": "bsearch ask SOURCE --save FILE.db",
-    "plan": "bsearch check STUDY --batch N, or bsearch.plan_batch in Python",
-    "rules": "bsearch ask STUDY; docs/reference/rules.md lists all rules",
-    "scale-up": "bsearch ask STUDY... --scale data=10x,model=4x",
-    "schema": "bsearch check --schema",
-    "track": "bsearch export STUDY --to mlflow, wandb or tensorboard",
-}
-
 
 class _Commands(click.Group):
     """Turns our errors into messages and exit codes; shows a traceback only with --debug."""
@@ -75,12 +61,6 @@ class _Commands(click.Group):
         for section, commands in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl(list(commands.items()), col_max=12)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] in MOVED and not ctx.resilient_parsing:
-            click.echo(f"bsearch {args[0]} is now: {MOVED[args[0]]}", err=True)
-            ctx.exit(BAD_INPUT)
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with handled_signals(), _said_once():

@@ -51,8 +51,7 @@ def profile(
     effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
 
     With --batches: do powers of two pay off on your model and device? Training and inference are timed in interleaved rounds,
-    and only differences larger than the noise are reported. Also finds the largest micro-batch that fits, and tries the sizes
-    that a rule of thumb for convolutional nets suggests.
+    and only differences larger than the noise are reported. Also finds the largest micro-batch that fits.
     """
     if batches is not None:
         if device_like is not None or (out is not None and out.suffix == ".png"):

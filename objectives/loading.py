@@ -21,7 +21,7 @@ from ..spaces.schedule import Schedule, is_own
 from ..spaces.trial import TrialSetup
 from .machine.process_state import is_users
 from .task import Task, TrainFunction
-from .task_code import check_task_file, import_root, schedule_reference, task_sources
+from .task_code import check_task_file, import_root, schedule_reference, sources_of, task_sources
 from .task_modules import module_name
 
 
@@ -52,6 +52,25 @@ def load_task(reference: str) -> Task | TrainFunction:
         f"task {reference}: expected a Task or a generator function `def train(setup): ... yield Measurement(...)`, got {kind}"
         f"{'. A decorated one needs functools.wraps' * inspect.isfunction(found)}"
     )
+
+
+def load_anew(reference: str) -> Task | TrainFunction:
+    """The same from modules that are imported once more, as in a new process; where they cannot be, from those there are."""
+    sources = set(map(str, sources_of(reference)))
+    kept = {name: module for name, module in sys.modules.items() if getattr(module, "__file__", None) in sources}
+    kept = {name: module for name, module in kept.items() if is_users(str(module.__file__), name)}
+    try:
+        for name in kept:
+            del sys.modules[name]
+        return load_task(reference)
+    except TaskError:
+        pass
+    finally:
+        sys.modules.update(kept)
+        for package, own, module in ((*name.rpartition(".")[::2], module) for name, module in kept.items()):
+            if package in sys.modules:
+                setattr(sys.modules[package], own, module)
+    return load_task(reference)
 
 
 # Fractions of the budget, in equal steps, at which a user's schedule is checked before it is used.

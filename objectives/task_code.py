@@ -87,13 +87,21 @@ def task_packages(reference: str) -> dict[str, str]:
     Raises:
         TaskError: the file cannot be found.
     """
-    source = _source(reference, reference.rpartition(":")[0])
-    names = {name.partition(".")[0] for path in task_sources(source) for _, name in _imported(path.read_bytes())}
+    names = {name.partition(".")[0] for path in sources_of(reference) for _, name in _imported(path.read_bytes())}
     found: dict[str, str] = {}
     for name in sorted(names - sys.stdlib_module_names - {"bsearch", ""}):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def sources_of(reference: str) -> tuple[Path, ...]:
+    """The files of a task's own modules.
+
+    Raises:
+        TaskError: its file cannot be found.
+    """
+    return task_sources(_source(reference, reference.rpartition(":")[0]))
 
 
 def _source(reference: str, place: str) -> Path:

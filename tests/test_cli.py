@@ -20,7 +20,7 @@ import pytest
 import yaml
 from bsearch import run as run_in_python
 from bsearch.cli import main
-from bsearch.commands.group import MOVED, SECTIONS
+from bsearch.commands.group import SECTIONS
 from bsearch.search.report.frameworks import FRAMEWORKS
 from bsearch.search.run import driver
 from bsearch.search.store.stored import StoredStudy
@@ -102,14 +102,6 @@ def test_no_name_of_an_option_means_two_things() -> None:
             meanings.setdefault(name, {})[meaning] = command
     assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
     assert all(option.help for _, option in EVERY_OPTION)
-
-
-@pytest.mark.parametrize("command", MOVED)
-def test_a_command_of_earlier_versions_says_what_to_type_now(command: str) -> None:
-    result = bsearch(command, "study.yaml", "--json")
-    assert (result.exit_code, result.output) == (2, f"bsearch {command} is now: {MOVED[command]}\n")
-    named = re.findall(r"bsearch (\w+)", MOVED[command])
-    assert set(named) <= set(COMMANDS)
 
 
 def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None:

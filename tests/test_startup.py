@@ -102,6 +102,7 @@ def test_a_driver_imports_no_torch_and_no_tracker_and_waits_for_no_port_that_is_
     assert not {"torch", "mlflow", "wandb"}.intersection(imported)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_beside_a_running_study_no_thread_imports_what_all_queries_go_through(
     study_file: Callable[..., Path], tmp_path: Path

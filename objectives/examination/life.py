@@ -20,10 +20,9 @@ from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Measurement, TrialSetup
 from ..data.batches import Fetcher, SampleKeys
-from ..loading import error_line, load_task
+from ..loading import error_line, load_anew
 from ..machine.device_memory import release_memory
 from ..machine.torch_settings import seed_everything
-from ..task import TrainFunction
 from ..training import TrainingRun
 from .copies import numbers_of
 from .scores import few_samples
@@ -131,7 +130,8 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
     message = (
         f"expected a training that ends alike where it is saved and resumed, got weights that differ by {off:.2g} (relative) "
         f"after {_STEPS} steps, resumed after two: a checkpoint holds models, optimizers, and the generators of torch, "
-        f"NumPy and Python, and nothing else{hint}. Keep it as a buffer of the model; with a Loop, pass it in state={{...}}."
+        f"NumPy and Python, but no attributes and no variables of modules{hint}. Keep it as a buffer of the model; with a "
+        "Loop, pass it in state={...}."
     )
     return Finding("resumed", where, message, off)
 
@@ -147,19 +147,20 @@ def life_of_task(reference: str) -> Begin:
     """Begins a task's training."""
 
     def begin(setup: TrialSetup) -> Life:
-        task: Any = load_task(reference)
+        task: Any = load_anew(reference)
         run = _Brief(task, setup)
         return Life(run.measurements(), lambda: run.parameters, lambda: numbers_of(task))
 
     return begin
 
 
-def life_of_loop(function: TrainFunction, parameters: Callable[[], Sequence[Tensor]]) -> Begin:
+def life_of_loop(reference: str, parameters: Callable[[], Sequence[Tensor]]) -> Begin:
     """Begins a user's own loop; `parameters` are those of the one that has begun last, asked for while it lives."""
 
     def begin(setup: TrialSetup) -> Life:
         seed_everything(setup.seed)
         weights: list[Tensor] = []
+        function: Any = load_anew(reference)
 
         def measurements() -> Generator[Measurement]:
             for measurement in function(setup):

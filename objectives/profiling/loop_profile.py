@@ -59,7 +59,7 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
     if examination is not None:
         first_s = time.process_time() - started
         with user_code_errors(reference, "a short training"):
-            examination = _with_life(examination, function, setup, size, first_s, _driven_parameters)
+            examination = _with_life(examination, reference, function, setup, size, first_s, _driven_parameters)
         if examination.refusals and not setup.training.accept_inexact:
             raise TaskError("\n".join(examination.refusal_lines))
     profile = replace(profile, examination=examination)
@@ -112,7 +112,8 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
         setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         examination = examined_session(function, setup)
         unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
-        examination = _with_life(examination, function, setup, profile.training_set or 0, first_s, _kit_parameters)
+        samples = profile.training_set or 0
+        examination = _with_life(examination, reference, function, setup, samples, first_s, _kit_parameters)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):
@@ -128,6 +129,7 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
 
 def _with_life(
     examination: Examination,
+    reference: str,
     function: TrainFunction,
     setup: TrialSetup,
     samples: int,
@@ -136,7 +138,7 @@ def _with_life(
 ) -> Examination:
     named: Any = plain(function)
     where = f"{line_of(named, setup.folder)}{named.__name__}"
-    return with_life(examination, where, life_of_loop(function, parameters), setup, samples, first_s)
+    return with_life(examination, where, life_of_loop(reference, parameters), setup, samples, first_s)
 
 
 def _kit_parameters() -> Sequence[nn.Parameter]:

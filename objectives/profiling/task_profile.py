@@ -68,7 +68,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         first_s = time.process_time() - started
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
-        examination = examined(run, smallest, request.memory.activation_checkpointing)
+        examination = examined(run, smallest, request.memory.activation_checkpointing, max(request.devices))
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "

@@ -60,18 +60,21 @@ _RESIDENT_SHARE = 0.03
 class Stepping(TrainingSamples):
     """The data, model and optimizer of an attempt at a task. On several devices, one rank's part.
 
+    Args:
+        ranks: those that the process belongs to; default: as many as the plan has devices.
+
     Raises:
         TaskError: the task's data, model or optimizer break their contract.
     """
 
-    def __init__(self, task: Task, setup: TrialSetup) -> None:
+    def __init__(self, task: Task, setup: TrialSetup, ranks: Ranks | None = None) -> None:
         self.task, self.setup = task, setup
         if setup.sharding == "fsdp2" and acts_after_steps(task):
             raise TaskError(
                 f"{name_of(task)}.after_step: expected ddp or zero1 with it, since with fsdp2 each device holds a share of "
                 "each parameter; got devices.sharding: fsdp2. Write zero1."
             )
-        self.ranks = Ranks.of(setup.plan.devices)
+        self.ranks = ranks or Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
         self.device = device_of(setup.device)
         self.schedule = schedule_of(setup)

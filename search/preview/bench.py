@@ -13,12 +13,14 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from ...objectives.loading import load_task
 from ...objectives.machine.device_memory import release_memory
-from ...objectives.profiling.bench import BenchFacts, bench_facts, bench_probe, peak_bytes
 from ...objectives.profiling.first_step import user_code_errors
+from ...objectives.profiling.memory.tracing import MemoryProbe
 from ...objectives.profiling.step_time import Round, timed_rounds
-from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
-from ...spaces.laws.device import DeviceProfile
+from ...objectives.task import Task
+from ...spaces.errors import InfeasiblePlanError, StudyFileError, TaskError, cut
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch
 from ...spaces.planning import micro_batch_cap
 from ...spaces.profile_request import profile_request
@@ -30,7 +32,7 @@ ROUNDS = 8
 
 
 def run_bench(spec: StudySpec, sizes: Sequence[int], notify: Callable[[str], None]) -> dict[str, Any]:
-    """Time the sizes, and those that the rule suggests among them; the document of `bsearch profile --batches`.
+    """Time the sizes; the document of `bsearch profile --batches`.
 
     Args:
         sizes: effective batches, ascending.
@@ -46,18 +48,16 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], notify: Callable[[str], Non
     request = replace(profile_request(spec, runner.device), timing_s=0.0, highest=1 << 30, others=())
     notify("measuring memory ...")
     profile = runner.profile(spec.task, request)
-    probe = bench_probe(spec.task, request)
+    probe = _probe(spec.task, request)
     assert profile.training_set is not None
     if profile.unused_parameters:
         names = ", ".join(profile.unused_parameters)
         raise StudyFileError(f"{spec.task}: expected parameters that the task reads; it never read {names}")
     if sizes[-1] > profile.training_set:
         raise StudyFileError(f"sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
-    facts = bench_facts(probe)
-    suggested = some_suggestions(facts, sizes)
-    plans, left_out = _plans(spec, profile, sizes, suggested)
+    plans, left_out = _plans(spec, profile, sizes)
     with user_code_errors(spec.task, f"measuring the memory of batches of up to {max(plans)}"):
-        peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
+        peaks = _peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
     del probe
     setup = replace(
         request.setup,
@@ -73,20 +73,36 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], notify: Callable[[str], Non
             rounds.append(seen)
             notify(f"timing {len(plans)} sizes: round {len(rounds)} of {ROUNDS + 1}")
     about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
-    return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)
+    return bench_document(profile, plans, rounds[1:], peaks, about)
 
 
-def _plans(
-    spec: StudySpec, profile: DeviceProfile, sizes: Sequence[int], suggested: Sequence[int]
-) -> tuple[dict[int, BatchPlan], list[str]]:
-    """The plans of the sizes, and of the suggestions with their neighbours; and why some have none.
+def _probe(reference: str, request: ProfileRequest) -> MemoryProbe:
+    """A probe of a task's memory and input.
+
+    Raises:
+        TaskError: a generator, or code that breaks its contract.
+    """
+    task = load_task(reference)
+    if not isinstance(task, Task):
+        raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
+    return MemoryProbe(task, replace(request.setup, plan=BatchPlan(1)))
+
+
+def _peak_bytes(probe: MemoryProbe, micro_batches: Iterable[int]) -> dict[int, int]:
+    """Peak bytes of a training step by micro-batch: traced on a CPU, measured on a GPU."""
+    measured = probe.setup.device == "gpu"
+    return {
+        size: (probe.counted("train", size) if measured else probe.train_peak(size)).total for size in sorted({*micro_batches})
+    }
+
+
+def _plans(spec: StudySpec, profile: DeviceProfile, sizes: Sequence[int]) -> tuple[dict[int, BatchPlan], list[str]]:
+    """The plans of the sizes, and why some have none.
 
     Raises:
         StudyFileError: none has one.
     """
-    assert profile.training_set is not None
     devices = max(spec.devices.counts)
-    beside = {near for size in suggested for near in (size - 1, size, size + 1) if near <= profile.training_set}
     limits: dict[str, Any] = {
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
@@ -95,7 +111,7 @@ def _plans(
     }
     plans: dict[int, BatchPlan] = {}
     left_out = []
-    for size in sorted({*sizes, *beside}):
+    for size in sizes:
         try:
             plans[size] = plan_batch(size, devices=devices, **limits)
         except InfeasiblePlanError as error:
@@ -105,19 +121,8 @@ def _plans(
     return plans, left_out
 
 
-# MobileNetV3-large on CIFAR-10 at 224 pixels, V100, mixed precision, minutes of 10 epochs, one run each.
-# Source: Raschka 2022, "Do Batch Sizes Actually Need to Be Powers of 2?", sebastianraschka.com/blog/2022/batch-size-2.html
-PUBLISHED = {
-    1: {100: 10.50, 127: 9.80, 128: 9.78, 129: 9.92, 156: 9.38, 511: 8.74, 512: 8.71, 513: 8.72},
-    4: {255: 2.95, 256: 2.87, 257: 2.86},
-}
-PUBLISHED_IMAGE = (3, 224, 224)
-
 # Sizes this near to a power of two, relative, are compared with it.
 _NEAR = 0.05
-
-# Suggestions of the rule that are tried.
-_SUGGESTIONS = 2
 
 
 def sizes_of(text: str) -> list[int]:
@@ -138,27 +143,6 @@ def sizes_of(text: str) -> list[int]:
         near = (round(0.78 * size), size - 1, size, size + 1, round(1.22 * size))
         sizes.update(added for added in (near if found[1] else (size,)) if added >= 1)
     return sorted(sizes)
-
-
-def suggested_sizes(facts: BenchFacts, low: int, high: int) -> list[int]:
-    """Sizes int(n * 2^14 * SM / (H * W * C)) between two, for n = 1, 2, ...; a rule of thumb for convolutional nets.
-
-    Source: quoted by Raschka 2022 (see PUBLISHED); SM is the number of a GPU's multiprocessors.
-
-    >>> suggested_sizes(BenchFacts((3, 224, 224), 80), 1, 40)
-    [8, 17, 26, 34]
-    """
-    if facts.image is None:
-        return []
-    step = (1 << 14) * facts.multiprocessors / math.prod(facts.image)
-    return sorted({int(n * step) for n in range(1, int(high / step) + 1) if low <= int(n * step) <= high})
-
-
-def some_suggestions(facts: BenchFacts, sizes: Sequence[int]) -> list[int]:
-    """A few suggested sizes, spread over the requested range."""
-    every = suggested_sizes(facts, sizes[0], sizes[-1])
-    places = [round((len(every) - 1) * (part + 1) / (_SUGGESTIONS + 1)) for part in range(_SUGGESTIONS)]
-    return sorted({every[place] for place in places}) if every else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +205,7 @@ def bench_document(
     profile: DeviceProfile,
     plans: Mapping[int, BatchPlan],
     rounds: Sequence[Round],
-    facts: BenchFacts,
     peaks: Mapping[int, int],
-    asked: Iterable[int],
-    suggested: Sequence[int],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The JSON document of `bsearch profile --batches`.
@@ -232,11 +213,9 @@ def bench_document(
     Args:
         plans: by size, in the order of the rounds' figures.
         peaks: peak bytes by micro-batch.
-        asked: the requested sizes; the others were added to test the rule.
         rounds: those that count, without the warm-up round.
     """
     assert profile.training_set is not None and profile.validation_set is not None
-    comparable = tuple(facts.image or ()) == PUBLISHED_IMAGE
     rows, per_sample_s = [], {}
     for index, (size, plan) in enumerate(plans.items()):
         steps = [timed_round.steps[index][0] for timed_round in rounds]
@@ -250,25 +229,14 @@ def bench_document(
                 "inference_s": _mean_and_std([each.evaluations[index] * profile.validation_set for each in rounds]),
                 "samples_per_s": _mean_and_std([size / step_s for step_s in steps]),
                 "peak_bytes": peaks.get(plan.largest_micro_batch),
-                "published_minutes": PUBLISHED.get(plan.devices, {}).get(size) if comparable else None,
-                "suggested": size in suggested,
             }
         )
-    near = neighbours({*asked} & {*plans})
-    beside = [(size, other) for size in suggested for other in (size - 1, size + 1) if {size, other} <= {*plans}]
-    compared = differences(per_sample_s, near + beside)
     return {
         **about,
         "device": profile.device,
         "rounds": len(rounds),
         "rows": rows,
-        "differences": [_difference(difference) for difference in compared[: len(near)]],
-        "rule": {
-            "image": facts.image,
-            "multiprocessors": facts.multiprocessors,
-            "suggested": list(suggested),
-            "differences": [_difference(difference) for difference in compared[len(near) :]],
-        },
+        "differences": [_difference(one) for one in differences(per_sample_s, neighbours(plans))],
         "largest_micro_batch": profile.largest_micro_batch,
         "limit_bytes": profile.limit_bytes,
         "training_set": profile.training_set,

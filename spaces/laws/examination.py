@@ -14,7 +14,8 @@ from typing import Literal
 #   layer        a layer of the model mixes them
 #   state        the loss changes parameters, once per micro-batch
 #   stale        a step's gradient holds that of the step before
-#   plan         the code splits a step otherwise than its parts are
+#   plan         the code computes something from setup.plan that the step already has
+#   sharding     the optimizer's update of a parameter depends on the others, which zero1 keeps elsewhere
 #   beside       a tensor that no model holds gets a gradient
 #   unstepped    a parameter gets a gradient, and no optimizer has it
 #   recomputed   a block that is recomputed in the backward pass has another gradient
@@ -42,6 +43,7 @@ Kind = Literal[
     "state",
     "stale",
     "plan",
+    "sharding",
     "beside",
     "unstepped",
     "recomputed",
@@ -63,7 +65,7 @@ Kind = Literal[
 REFUSED: frozenset[Kind] = frozenset(
     (
         *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
-        *("stale", "plan", "beside", "unstepped", "recomputed", "evaluation", "resumed"),
+        *("stale", "plan", "sharding", "beside", "unstepped", "recomputed", "evaluation", "resumed"),
     )
 )
 

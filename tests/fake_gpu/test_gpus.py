@@ -198,6 +198,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [["run", "--serial"], pytest.param(["check"], marks=pytest.mark.long), ["check", "--machine", "--serial"]]

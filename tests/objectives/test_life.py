@@ -255,3 +255,99 @@ def test_groups_that_come_later_are_refused() -> None:
     optimizer.add_param_group(group(0.2))
     with pytest.raises(TaskError, match="expected the 1 groups that SGD began with, got 2"):
         rates.check()
+
+
+# Plans
+
+
+class Divided(Net):
+    """What `setup.plan` says, as if the step had not been split already."""
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
+        whole = super().loss(model, batch, setup)
+        return replace(whole, total=whole.total / setup.plan.accumulation)
+
+
+class DividedBeforehand(Net):
+    parts = 1
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        self.parts = setup.plan.accumulation
+        return super().model(setup)
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
+        whole = super().loss(model, batch, setup)
+        return replace(whole, total=whole.total / self.parts)
+
+
+class PerDevice(Net):
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
+        whole = super().loss(model, batch, setup)
+        return replace(whole, total=whole.total / setup.plan.devices)
+
+
+def examined(task: type[Net], changes: dict[str, Any] | None = None, **request: Any) -> list[tuple[str, str]]:
+    known = setup(8, training={"accept_inexact": True}, **(changes or {}))
+    found = profile_task(f"objectives.test_life:{task.__name__}", ProfileRequest(known, Memory(), highest=40, **request))
+    assert found.examination is not None
+    return [(one.kind, one.message) for one in found.examination.findings]
+
+
+@pytest.mark.parametrize("task", [Divided, DividedBeforehand])
+def test_what_a_task_computes_from_the_plan_once_more_is_named(task: type[Net]) -> None:
+    ((kind, message),) = examined(task)
+    assert kind == "plan"
+    assert "differs by 0.5 (relative) where setup.plan says 2 micro-batches rather than 1" in message
+
+
+def test_what_it_computes_from_the_devices_matters_where_there_are_several() -> None:
+    assert not examined(PerDevice)
+    ((kind, message),) = examined(PerDevice, devices=(1, 2))
+    assert kind == "plan" and "2 devices rather than 1" in message
+
+
+class Normalised(torch.optim.SGD):
+    """Steps of one length over all parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        gradients = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
+        length = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        for gradient in gradients:
+            gradient /= length
+        super().step()
+
+
+class AcrossParameters(Net):
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return Normalised(model.parameters(), lr=setup.learning_rate)
+
+
+class Each(Net):
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
+
+
+def test_an_optimizer_that_looks_across_parameters_has_no_shards() -> None:
+    shared = {"changes": {"sharding": "zero1"}, "devices": (1, 2)}
+    assert not examined(Each, **shared)  # type: ignore[arg-type]
+    assert not examined(AcrossParameters, devices=(1, 2))
+    ((kind, message),) = examined(AcrossParameters, **shared)  # type: ignore[arg-type]
+    assert kind == "sharding" and "where Normalised updates half of them" in message
+
+
+CALLS = [0]
+
+
+class Counting(Net):
+    """Counts its steps in a variable of its module, which begins anew with each process."""
+
+    def after_step(self, model: nn.Module, setup: TrialSetup) -> None:
+        CALLS[0] += 1
+        with torch.no_grad():
+            model[0].weight.mul_(1 - 0.01 * CALLS[0])  # type: ignore[index]
+
+
+def test_a_life_is_resumed_as_in_a_new_process() -> None:
+    ((kind, message),) = examined(Counting)
+    assert kind == "resumed" and "variables of modules" in message

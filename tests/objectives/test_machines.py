@@ -79,6 +79,7 @@ def test_ranks_over_machines_equal_one_process_and_end_with_their_job(spread: Ca
         assert host.exitcode == 0
 
 
+@pytest.mark.long
 def test_a_rank_killed_on_another_machine_is_told_and_the_others_end(spread: Callable[..., RankProcesses]) -> None:
     here = Here(1, 2)
     ranks = spread(here)

@@ -143,6 +143,7 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
     assert told_apart(told_apart(records)) == told_apart(records)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [1, 3])
 @settings(max_examples=1, deadline=None)
@@ -163,6 +164,7 @@ def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, sh
         assert away(rate.effective_batch, rate.learning_rate.value) < cliff
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 999))

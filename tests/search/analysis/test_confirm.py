@@ -73,6 +73,7 @@ def test_a_loss_is_better_when_lower() -> None:
     assert probabilities[3] < 0.05
 
 
+@pytest.mark.long
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.floats(0, 1)), min_size=1, max_size=7),
     st.floats(0.01, 0.5),

@@ -7,9 +7,8 @@ import random
 
 import pytest
 from bsearch.cli import main
-from bsearch.objectives.profiling.bench import BenchFacts
 from bsearch.search.preview import bench
-from bsearch.search.preview.bench import PUBLISHED, differences, sizes_of, some_suggestions, suggested_sizes
+from bsearch.search.preview.bench import differences, sizes_of
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
 from conftest import TASKS
@@ -54,16 +53,7 @@ def test_a_true_difference_of_five_per_cent_is_found_under_load() -> None:
     assert "% slower per sample" in one.sentence()
 
 
-def test_the_rule_speaks_of_images_alone() -> None:
-    assert suggested_sizes(BenchFacts(None, 80), 1, 1000) == []
-    facts = BenchFacts((3, 224, 224), 80)
-    every = suggested_sizes(facts, 1, 1000)
-    assert every == [int(n * (1 << 14) * 80 / (224 * 224 * 3)) for n in range(1, len(every) + 1)]
-    assert set(some_suggestions(facts, [100, 500])) <= set(every)
-    assert len(some_suggestions(facts, [100, 500])) == 2
-    assert set(PUBLISHED[1]) == {100, 127, 128, 129, 156, 511, 512, 513}
-
-
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_size_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "ROUNDS", 3)

@@ -183,6 +183,7 @@ def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_an_address_where_nobody_listens_is_told_with_its_variable(tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}

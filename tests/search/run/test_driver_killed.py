@@ -66,6 +66,7 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["starting Ray", "trying the training code"])
 def test_a_driver_that_is_asked_to_go_goes(study_file: Callable[..., Path], line: str) -> None:
     """Where Ray has a handler of its own, and where its core would dump its stacks."""

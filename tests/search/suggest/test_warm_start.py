@@ -38,6 +38,7 @@ def earlier(study_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
     return later
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_earlier_study_spares_the_first_points(earlier: Callable[..., Path]) -> None:
     result, said = ran(earlier(budget={"trials": 3, "profile_s": 0.3}))

@@ -1,0 +1,106 @@
+"""The same micro-batches under other plans: how a step is split, and over how many devices, is no affair of the user's code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...spaces.laws.examination import Finding
+from ...spaces.plan import BatchPlan
+from ..optimizers import needs_closure
+from ..parallel.data_parallel import Ranks
+from ..parallel.zero1 import ShardedOptimizer
+from ..training import TrainingRun
+from .copies import copied, location_of
+from .fixed_noise import seed_draws
+from .step import differing
+
+# Processor seconds that making the model and one step may take.
+_MAKING_S = 10.0
+# Relative difference of updates that is none of rounding.
+_ANOTHER = 1e-3
+# Devices of a plan with several.
+_DEVICES = 2
+
+
+def plan_findings(run: TrainingRun, smallest: int, devices: int) -> Iterator[Finding]:
+    """Whether an update depends on what `setup.plan` says of it, where a trial has up to so many `devices`."""
+    where, size = location_of(run, "loss"), 3 * smallest
+    if run.task.couples_samples or run.data.training_set < size:
+        return
+    started = time.process_time()
+    update = _update(run, BatchPlan(size), smallest)
+    if (took_s := time.process_time() - started) > _MAKING_S:
+        text = f"the use of setup.plan was not examined: making the model and a step take {took_s:.0f} s of processor time"
+        yield Finding("unexamined", where, text)
+        return
+    others = {"2 micro-batches rather than 1": BatchPlan(size, 2)}
+    if devices > 1:
+        others["2 devices rather than 1"] = BatchPlan(size, devices=_DEVICES)
+    for what, plan in others.items():
+        off = differing(_update(run, plan, smallest), update)
+        # What another run of the same plan changes too is not the plan's: a short life will tell.
+        if off > _ANOTHER and differing(_update(run, BatchPlan(size), smallest), update) <= _ANOTHER:
+            message = (
+                f"expected the same update for the same micro-batches, got one that differs by {off:.2g} (relative) where "
+                f"setup.plan says {what}: the code computes something from it, such as a loss that is divided by the "
+                "accumulation, or a rate that grows with the devices. The step has that already; leave it out."
+            )
+            yield Finding("plan", where, message, off)
+            return
+    if devices > 1 and run.setup.sharding == "zero1" and (off := _sharded_off(run, smallest)) > _ANOTHER:
+        message = (
+            f"expected an optimizer whose update of a parameter depends on that parameter alone, got weights that differ by "
+            f"{off:.2g} (relative) where {type(run.optimizer).__name__} updates half of them: it looks across parameters. "
+            "Write devices: {sharding: ddp}."
+        )
+        yield Finding("sharding", location_of(run, "optimizer"), message, off)
+
+
+def _update(run: TrainingRun, plan: BatchPlan, smallest: int) -> list[Tensor]:
+    """The change of the parameters in one step in the same two micro-batches, where the setup has this plan."""
+    training = run.setup.training.model_copy(update={"compile": False})
+    setup = replace(run.setup, plan=plan, largest_micro_batch=2 * smallest, training=training)
+    other = TrainingRun(run.task, setup, Ranks())
+    parts = [_part(other, 0, 2 * smallest), _part(other, 2 * smallest, smallest)]
+    return _changes(other, lambda: other.step(parts, 3 * smallest))
+
+
+def _part(run: TrainingRun, start: int, samples: int) -> tuple[int, Any]:
+    return samples, run.train_fetcher.fetch(run.stream.take(start, samples))
+
+
+def _changes(run: TrainingRun, update: Callable[[], object]) -> list[Tensor]:
+    """By how much an update changes the parameters."""
+    before = [parameter.detach().clone() for parameter in run.parameters]
+    run.rates.set(0.5)
+    seed_draws(0)
+    update()
+    return [(parameter.detach() - was).cpu() for parameter, was in zip(run.parameters, before, strict=True)]
+
+
+def _sharded_off(run: TrainingRun, smallest: int) -> float:
+    """How far three updates with the same gradients differ where each of two devices has the state of some parameters."""
+
+    def updated(other: TrainingRun) -> None:
+        loss = other.accumulate([_part(other, 0, 2 * smallest)], 2 * smallest)
+        gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in other.parameters]
+        for scale in (1.0, 0.5, 2.0):
+            for parameter, gradient in zip(other.parameters, gradients, strict=True):
+                parameter.grad = None if gradient is None else gradient * scale
+            other.optimizer.step(*[lambda: loss] * needs_closure(other.optimizer))  # type: ignore[arg-type]
+
+    def changes(rank: int | None = None) -> list[Tensor]:
+        other = copied(run, None, perturbed=False)
+        if rank is not None:
+            ShardedOptimizer(other.optimizer, rank, _DEVICES, dict)  # which it changes in place
+        return _changes(other, partial(updated, other))
+
+    shares = zip(*map(changes, range(_DEVICES)), strict=True)
+    return differing([torch.stack(each).sum(0) for each in shares], changes())
