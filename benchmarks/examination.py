@@ -1,7 +1,7 @@
 """What the examination before the first trial costs, and whether it raises false alarms.
 
 python benchmarks/examination.py seconds             # digits, ResNet-18, the GPT example; three repeats, medians
-python benchmarks/examination.py alarms --seeds 100  # the zoo's exact trainings at many seeds, in three settings
+python benchmarks/examination.py alarms --seeds 50   # the zoo's exact trainings at many seeds: the whole examination
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import argparse
 import sys
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import torch
 from bsearch.objectives.examination.examine import examined
 from bsearch.objectives.loading import load_task
+from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.task import Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import BsearchError
+from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import TrialSetup
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +30,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers import setup  # noqa: E402  # of the tests
 from zoo.entries import ENTRIES  # noqa: E402
 
-SETTINGS = {"fp32": {}, "bf16": {"precision": "bf16"}, "compiled": {"compile": True}}
+# Changes of the training, and the sharding over up to two devices.
+SETTINGS = {
+    "fp32": ({}, "ddp"),
+    "bf16": ({"precision": "bf16"}, "ddp"),
+    "compiled": ({"compile": True}, "ddp"),
+    "zero1": ({}, "zero1"),
+}
 
 
 class ResNet(Task):
@@ -64,19 +72,23 @@ def seconds(repeats: int) -> None:
         print(f"{name:22}{took[0]:10.2f}{median(took[1:]):11.2f}  {found.samples:7}  {found.difference:.1e}   {found.verdict}")
 
 
-def alarms(seeds: int) -> None:
-    print(f"{'training':52}" + "".join(f"{name:>10}" for name in SETTINGS) + "   refused of so many seeds; worst difference")
+def alarms(seeds: int, settings: list[str]) -> None:
+    print(f"{'training':52}" + "".join(f"{name:>10}" for name in settings) + "   refused of so many seeds; worst difference")
     total = count = 0
     for entry in ENTRIES:
         if entry.expects != "exact" or entry.framework:
             continue
-        task, row, worst = load_task(entry.reference), [], 0.0
-        for training in SETTINGS.values():
+        row, worst = [], 0.0
+        for training, sharding in map(SETTINGS.__getitem__, settings):
+            if entry.is_loop and sharding != "ddp":
+                row.append(0)
+                continue
             refused = 0
             for seed in range(seeds):
-                made = setup(8, training={**training, "seed": seed})
+                made = setup(8, training={**training, "seed": seed}, sharding=sharding, metric=entry.metric)
+                request = ProfileRequest(made, Memory(), highest=40, devices=(1, 2), timing_s=0.0)
                 try:
-                    found = examined(TrainingRun(task, replace(made, metric=entry.metric)), 1)
+                    found = profile_task(entry.reference, request).examination
                 except BsearchError as error:
                     print(entry.name, seed, error)
                     refused += 1
@@ -85,8 +97,9 @@ def alarms(seeds: int) -> None:
                 worst = max(worst, found.difference)
                 if found.verdict != "exact":
                     print(f"  {entry.name}, seed {seed}: {found.sentence} {[str(one) for one in found.refusals]}")
+            count += seeds
             row.append(refused)
-        total, count = total + sum(row), count + seeds * len(row)
+        total += sum(row)
         print(f"{entry.name:52}" + "".join(f"{refused:10}" for refused in row) + f"   {worst:.1e}", flush=True)
     print(f"false alarms: {total} of {count}")
 
@@ -97,6 +110,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("seconds", "alarms"))
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    seconds(arguments.repeats) if arguments.what == "seconds" else alarms(arguments.seeds)
+    seconds(arguments.repeats) if arguments.what == "seconds" else alarms(arguments.seeds, arguments.settings)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -351,3 +352,46 @@ class Counting(Net):
 def test_a_life_is_resumed_as_in_a_new_process() -> None:
     ((kind, message),) = examined(Counting)
     assert kind == "resumed" and "variables of modules" in message
+
+
+# What bsearch itself could get wrong
+
+
+class Dropping(Net):
+    """With momentum, dropout and a scheduled decay, so that a life depends on all that a trial carries."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return nn.Sequential(*super().model(setup).children(), nn.Dropout(0.3))  # type: ignore[operator]
+
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9)
+
+
+@contextmanager
+def modes_left(*_: Any) -> Iterator[None]:
+    yield
+
+
+FAULTS = {
+    "a checkpoint without one of its parts": ("objectives.training.set_random_state", lambda *_: None, Dropping, "resumed"),
+    "a mode that is not put back": ("objectives.training.untouched", modes_left, Dropping, "evaluation"),
+    "a generator that is not put back": (
+        "objectives.model.buffers.RandomState.restore",
+        lambda _: None,
+        WithNoise,
+        "recomputed",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_bsearch_would_be_found_by_a_pair(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, wrong, task, kind = FAULTS[fault]
+    memory = Memory(activation_checkpointing=("none", "full"))
+    request = ProfileRequest(setup(8, training={"accept_inexact": True}), memory, highest=40)
+    reference = f"objectives.test_life:{task.__name__}"
+    right = profile_task(reference, request).examination
+    assert right is not None and kind not in [finding.kind for finding in right.refusals]
+    monkeypatch.setattr(f"bsearch.{place}", wrong)
+    found = profile_task(reference, request).examination
+    assert found is not None and kind in [finding.kind for finding in found.refusals]
