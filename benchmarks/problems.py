@@ -354,6 +354,42 @@ class Share:
         return hypervolume(points, *self.ends) / self.whole
 
 
+class Decision:
+    """What people take: the fastest setting within so much of the best.
+
+    Tolerances are shares of the range of accuracies that the true front has, above the reference point; `top` is the
+    hypervolume above the best less a fifth of that range.
+    """
+
+    TOLERANCES = 0.02, 0.05, 0.1
+
+    def __init__(self, problem: Problem) -> None:
+        every = sorted(problem.everything(), key=lambda point: (point[0], -point[1]))
+        best = max(accuracy for _, accuracy in every)
+        spread = best - max(every[0][1], problem.lowest)
+        self.levels = [best - share * spread for share in self.TOLERANCES]
+        self.fastest_s = [min(seconds for seconds, accuracy in every if accuracy >= level) for level in self.levels]
+        self._ends = every[0][0], max(seconds for seconds, _ in every), best - 0.2 * spread
+        self._top = hypervolume(every, *self._ends)
+
+    def of(self, points: list[tuple[float, float]]) -> list[float]:
+        """By tolerance, whether any is within it, then log of the seconds of the fastest such over the true one's (NaN: none);
+        and the share of `top`."""
+        within = [[seconds for seconds, accuracy in points if accuracy >= level] for level in self.levels]
+        logs = [math.log(min(some) / true) if some else math.nan for some, true in zip(within, self.fastest_s, strict=True)]
+        return [*map(float, map(bool, within)), *logs, hypervolume(points, *self._ends) / self._top]
+
+
+def decision_rows(decided: np.ndarray) -> str:
+    """`Decision.of` of searches, (searches, columns, 7), as two rows."""
+    with np.errstate(invalid="ignore"):
+        means = np.nansum(decided, axis=0) / np.isfinite(decided).sum(axis=0)
+    reached = [" ".join(f"{100 * one:.0f}" for one in column[:3]) for column in means]
+    times = [f"{math.exp(column[4]):.2f} x  {column[6]:.3f}" for column in means]
+    rows = ("within 2, 5, 10 %", reached), ("time within 5 %, top", times)
+    return "\n".join(f"    {name:<30}" + "".join(f"{cell:>16}" for cell in cells) for name, cells in rows)
+
+
 def head(title: str, after: Sequence[int]) -> str:
     """The header: shares after these numbers of trials, or after their time."""
     return f"{title:<34}" + "".join(f"{count:>16}" for count in after) + "   ask ms"

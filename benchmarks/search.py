@@ -7,11 +7,13 @@
 
 Printed is the share of the true front's hypervolume (log seconds against accuracy) reached by the true values of the complete
 trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or with
-`--time` after the mean time of so many random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
-searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+time` divides improvements
-by time, `+time+stop` does both, and `+pause` pauses trials as well as dividing by time, and resumes them at `--restart` mean
-trainings each; `:4` takes four suggestions from each fit of the models, with `--workers` trials at once. `--noise` is added to
-times (a share) and accuracies.
+`--time` after the mean time of so many random trials; and what people decide by: percent of the searches that have any setting
+within 2, 5 and 10 % of the front's range of the best, the geometric mean of the fastest such setting's seconds over the true
+one's, and the share of the hypervolume of the top fifth of that range. `known` is `front` with seconds known beforehand, as in
+a study; `/2` searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+time` divides
+what candidates are worth by time, `+time+stop` does both, and `+pause` pauses trials as well as dividing by time, and resumes
+them at `--restart` mean trainings each; `:4` takes four suggestions from each fit of the models, with `--workers` trials at
+once. `--noise` is added to times (a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import numpy as np
 import optuna
 from bsearch.search.suggest.ask_tell import Search
 from bsearch.spaces.trial import Suggestion
-from problems import FRACTIONS, WORKERS, Problem, Share, head, problems, row
+from problems import FRACTIONS, WORKERS, Decision, Problem, Share, decision_rows, head, problems, row
 
 AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials, and the usual counts
 
@@ -228,10 +230,10 @@ def main() -> None:
             print(f"{family}: skipped, not found in BSEARCH_DATA")
             continue
         first: list[list[float]] = []
+        measures = [(Share(problem), Decision(problem)) for problem in members]
         for way in options.ways:
-            shares, asks, stopped, ended, risen = [], [], [], 0, 0
-            for problem in members:
-                share = Share(problem)
+            shares, decided, asks, stopped, ended, risen = [], [], [], [], 0, 0
+            for problem, (share, decision) in zip(members, measures, strict=True):
                 unit_s = problem.mean_seconds() / WORKERS
                 for seed in range(options.seeds):
                     if options.time:
@@ -247,12 +249,14 @@ def main() -> None:
                         result = one_by_one(way, problem, options.trials, seed, options.noise)
                         counts = after
                     shares.append([share.of(result.points[:count]) for count in counts])
+                    decided.append([decision.of(result.points[:count]) for count in counts])
                     asks += result.asks_s[-5:]
                     stopped += result.stopped
                     ended, risen = ended + len(result.points), risen + result.risen
             wrong = f"{sum(stopped)} of the {sum(stopped) + risen} that would have risen above the front"
             more = f"   {ended} ended, {len(stopped)} stopped, {wrong}" if stopped else ""
             print(row(f"{family}, {way}", shares, asks, more), flush=True)
+            print(decision_rows(np.array(decided)), flush=True)
             first = shares if way == options.ways[0] else first
             if options.paired and way != options.ways[0]:
                 differences = (np.array(shares) - np.array(first)).tolist()

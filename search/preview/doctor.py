@@ -87,7 +87,6 @@ def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[st
     """
     return [
         ("packages", packages),
-        ("bytecode", bytecode),
         ("cpu", lambda: cpu(spec)),
         ("memory", memory),
         ("gpu", lambda: gpu(spec)),
@@ -141,25 +140,6 @@ def packages(distribution: str = "bsearch") -> Iterator[Finding]:
             advice = "Install matching builds of torch and torchvision: pip install --force-reinstall torch torchvision"
             yield Finding("packages", "problem", f"{module} cannot be imported: {type(error).__name__}: {message}", advice)
             return
-
-
-def bytecode(modules: Sequence[str] = ("torch",)) -> Iterator[Finding]:
-    """Whether Python keeps what it has compiled of these modules; each of a study's processes imports them."""
-    for module in modules:
-        found = importlib.util.find_spec(module)
-        if found is None or not found.origin or not found.origin.endswith(".py"):
-            continue
-        cached = Path(importlib.util.cache_from_source(found.origin))
-        if cached.exists():
-            continue
-        if sys.dont_write_bytecode:
-            reason, advice = "PYTHONDONTWRITEBYTECODE is set", "unset PYTHONDONTWRITEBYTECODE"
-        elif not os.access(next(folder for folder in cached.parents if folder.exists()), os.W_OK):
-            reason, advice = f"{cached.parent} cannot be written", "As its owner, compile it once"
-        else:
-            continue  # the first import will write it
-        text = f"{module} has no cached bytecode, because {reason}: every process compiles it again, which doubles start times"
-        yield Finding("bytecode", "warning", text, f"{advice}; or: python -m compileall -q {Path(found.origin).parent}")
 
 
 def _plain(requirement: Requirement) -> str:
@@ -235,7 +215,6 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
         else:
             yield Finding("gpu", "ok", f"{description}; it multiplies, also in bf16 and fp16")
     if usable.gpus:
-        yield from _exclusive_mode()
         return
     there = f"{machine}, driver {driver or 'unknown'}, but " if machine else ""
     if usable.reason and (usable.advice or required):
@@ -247,22 +226,6 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
         yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
     else:
         yield Finding("gpu", "ok", "none: trials run on the CPU")
-
-
-def _exclusive_mode() -> Iterator[Finding]:
-    """Cards that only one process at a time may use: trials on several GPUs, and several trials on one, need two."""
-    try:
-        modes = [row[0] for row in nvidia_smi("compute_mode")]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return
-    if exclusive := [str(index) for index, mode in enumerate(modes) if mode == "Exclusive_Process"]:
-        yield Finding(
-            "gpu",
-            "warning",
-            f"GPU {', '.join(exclusive)}: one process at a time may use it (compute mode Exclusive_Process), so trials on "
-            "several GPUs, and several trials on one, fail there",
-            "Run `nvidia-smi -c DEFAULT` as an administrator, or write devices.per_trial: 1.",
-        )
 
 
 def _nvidia() -> tuple[str, str]:

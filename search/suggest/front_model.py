@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -39,6 +41,9 @@ _WARM_START_FROM = 60
 _REFIT_GROWTH = 1.02
 # The reference point's score: this many times as far below the best as the median is, or the worst seen.
 _WORST = 20.0
+# Of what is worth most: the share of the front's range up to which nearness to the best counts, and the log of how much longer
+# than the slowest candidate a training is worth nothing.
+_NEAR, _LATER = 0.05, math.log(2.0)
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
 # Names of the processes of what training takes.
@@ -47,6 +52,8 @@ _MEASURES = ("seconds", "second_speed")
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
+# Where the front's strips end on each measure's log axis, and the level of each of their cells.
+Cells = tuple[list[Array], Array]
 # Log length scales and log noise variance of the last fit of each process, and how many trials had ended.
 Fits = dict[str, tuple[Array, float, int]]
 # Logs of what training takes at points (n, width), as (n, measures), by laws; NaN where they know none; None without laws.
@@ -183,13 +190,23 @@ class FrontModel:
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
         """
-        cells = self._front_cells()
+        return self._improvements(self._front_cells(), points, log_taken)
+
+    def worth(self, points: Array, log_taken: Array | None) -> Array:
+        """The same of scores on the scale of `nearness`, which candidates are ranked by: people take the fastest setting within
+        so much of the best, so a front is worth what it has near its best score.
+        """
+        cuts, levels = self._front_cells()
+        later = [np.append(ends[:-1], ends[-1] + _LATER) for ends in cuts]
+        return self._improvements((later, levels), points, log_taken, partial(nearness, levels=levels))
+
+    def _improvements(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Any = np.asarray) -> Array:
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
-        parts = [self._improvement(cells, points[block], None if log_taken is None else log_taken[block]) for block in blocks]
+        taken = (None if log_taken is None else log_taken[block] for block in blocks)
+        parts = [self._improvement(cells, points[each], some, on_scale) for each, some in zip(blocks, taken, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def _improvement(self, cells: tuple[list[Array], Array], points: Array, log_taken: Array | None) -> Array:
-        """`expected_hypervolume_improvement` over the front's cells of some of the points."""
+    def _improvement(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Any) -> Array:
         cuts, levels = cells
         mean, std = self.score_model.predict(points)
         widths = []
@@ -201,9 +218,9 @@ class FrontModel:
             # What is expected to be left below each cut; a strip's width is the difference of two.
             below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
             widths.append(np.diff(below, axis=1, prepend=0.0))
-        drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as score
+        drawn = on_scale(self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :]))  # (m, nodes), as score
         each, place = np.unique(levels, return_inverse=True)
-        above = drawn[:, None, :] - each[None, :, None]
+        above = drawn[:, None, :] - on_scale(each)[None, :, None]
         rises = np.maximum(above, 0.0, out=above) @ _WEIGHTS
         if len(widths) == 1:
             improvement = (widths[0] * rises[:, place]).sum(axis=1)
@@ -219,7 +236,7 @@ class FrontModel:
             )
         return np.asarray(improvement)
 
-    def _front_cells(self) -> tuple[list[Array], Array]:
+    def _front_cells(self) -> Cells:
         """Where strips end on each measure's log axis, and the level of each cell, from the models' noise-free front.
 
         A cell's level is the best score of what takes no more than its beginning by every measure.
@@ -258,19 +275,19 @@ class FrontModel:
         cost: Callable[[Array], Array] | None = None,
         prior: OptimumPrior | None = None,
     ) -> Iterator[tuple[Array, float]]:
-        """The points (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
+        """The points (width,) of largest `worth` among many candidates, and that.
 
         One after the other, each given those before at their predicted outcomes.
 
         Args:
-            cost: of points, by which their improvements are divided.
+            cost: of points, by which their worths are divided.
             prior: of the optimum, by whose weight they are multiplied.
         """
 
         strength = 0.0 if prior is None else prior.strength(self.points[: len(self.score)], self.score, self._ended)
 
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
-            improvement = self.expected_hypervolume_improvement(points, times)
+            improvement = self.worth(points, times)
             worth = improvement if cost is None else improvement / cost(points)
             if prior is not None:
                 worth = worth * prior.weights(points, strength)
@@ -316,16 +333,16 @@ class FrontModel:
         return by_model if log_taken is None else np.where(np.isnan(log_taken), by_model, log_taken)
 
     def paused_worth_more(self, paused: PausedTrials, known: KnownLogTaken, worth: float) -> int | None:
-        """The waiting trial of the largest improvement per second of the rest of its training; None if none is above `worth`.
+        """The waiting trial of the largest worth per second of the rest of its training; None if none is above `worth`.
 
         Args:
-            worth: improvement per second.
+            worth: per second.
         """
         if not paused.waiting.any():
             return None
         times = known(paused.points)
         left_s = self.seconds_at(paused.points, times) * (1 - paused.fractions)
-        each = np.where(paused.waiting, self.expected_hypervolume_improvement(paused.points, times) / left_s, -math.inf)
+        each = np.where(paused.waiting, self.worth(paused.points, times) / left_s, -math.inf)
         best = int(np.argmax(each))
         return int(paused.numbers[best]) if each[best] > worth else None
 
@@ -335,6 +352,21 @@ class FrontModel:
         cuts, levels = self._front_cells()
         cells = tuple(np.searchsorted(ends, taken, side="right") for ends, taken in zip(cuts, self.log_taken.T, strict=True))
         return np.asarray(mean - levels[cells])
+
+
+def nearness(score: Array, levels: Array) -> Array:
+    """How near scores come to the front's best: halving what is missing is worth as much anywhere, down to a share of the
+    front's range; beyond the best it goes on with the slope there.
+
+        -log(d + ε) for d > 0, -log ε - d / ε otherwise;  d = min(1, (best - score) / range)
+
+    Args:
+        levels: of the front's cells.
+    """
+    best, members = float(levels.max()), np.unique(levels)[1:]
+    lowest = float(members[0] if len(members) > 1 else levels.min())
+    missing = np.minimum((best - score) / max(best - lowest, 1e-9 * max(abs(best), 1.0)), 1.0)
+    return np.where(missing > 0, -np.log(np.maximum(missing, 0.0) + _NEAR), -math.log(_NEAR) - missing / _NEAR)
 
 
 class _Candidates:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import py_compile
 import socket
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +16,6 @@ from bsearch.cli import main
 from bsearch.objectives.machine.host import cgroup_limit
 from bsearch.search.preview.doctor import (
     Finding,
-    bytecode,
     cpu,
     disk,
     examined,
@@ -130,21 +127,6 @@ def test_a_full_disk_and_a_missing_package_are_problems(tmp_path: Path, monkeypa
     monkeypatch.setattr("importlib.metadata.requires", lambda name: ["no-such-package-here>=1", "click>=900"])
     found = [(finding.state, finding.advice) for finding in packages() if finding.state != "ok"]
     assert found == [("problem", "pip install 'no-such-package-here>=1'"), ("problem", "pip install 'click>=900'")]
-
-
-def test_packages_that_every_process_compiles_again_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "compiled_again.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (finding,) = bytecode(["compiled_again", "no_such_package"])
-    assert finding.state == "warning"
-    assert "PYTHONDONTWRITEBYTECODE" in finding.found
-    assert "compileall" in finding.advice
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert not [*bytecode(["compiled_again"])]  # the first import writes it
-    py_compile.compile(str(tmp_path / "compiled_again.py"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert not [*bytecode(["compiled_again"])]
 
 
 def test_a_check_that_fails_itself_ends_no_other() -> None:

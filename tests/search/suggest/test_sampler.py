@@ -15,7 +15,7 @@ from bsearch.search.analysis.gaussian_process import conditioned, fitted
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.trials import Trials
-from bsearch.search.suggest.front_model import FrontModel, _Candidates
+from bsearch.search.suggest.front_model import _LATER, FrontModel, _Candidates, nearness
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.search.suggest.optuna.copy import record_of
 from bsearch.search.suggest.optuna.sampler import FrontSampler
@@ -160,9 +160,10 @@ def area(points: list[tuple[float, float]], end: float, worst: float) -> float:
     return total
 
 
+@pytest.mark.parametrize("ranked", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool) -> None:
-    """Against the mean improvement of the area over twenty thousand draws of seconds and score."""
+def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked: bool) -> None:
+    """Against the mean improvement of the area over twenty thousand draws of seconds and score, also as they are ranked."""
     rng = np.random.default_rng(2)
     points = rng.random((8, 2))
     seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * rng.standard_normal(8)), points.sum(1)
@@ -174,22 +175,33 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool) -> Non
     )
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([[0.3], [1.1], [1.7]]) if known else None
-    gains = model.expected_hypervolume_improvement(candidates, times)
-    (cuts,), levels = model._front_cells()
+    (cuts,), plain = model._front_cells()
+    assert model.hypervolume() == pytest.approx(area(list(zip(cuts[:-1], plain[1:], strict=True)), cuts[-1], plain[0]))
+    gains = (model.worth if ranked else model.expected_hypervolume_improvement)(candidates, times)
+    levels, end = (nearness(plain, plain), cuts[-1] + _LATER) if ranked else (plain, cuts[-1])
     front = list(zip(cuts[:-1], levels[1:], strict=True))
     mean, std = model.score_model.predict(candidates)
     time, time_std = model.taken_models[0].predict(candidates) if times is None else (times[:, 0], np.zeros(3))
-    assert model.hypervolume() == pytest.approx(area(front, cuts[-1], levels[0]))
-    end = cuts[-1]
     before = area(front, end, levels[0])
     for index in range(3):
-        drawn = zip(
-            time[index] + time_std[index] * rng.standard_normal(20000),
-            model.scale.back(mean[index] + std[index] * rng.standard_normal(20000)),
-            strict=True,
-        )
+        scores = model.scale.back(mean[index] + std[index] * rng.standard_normal(20000))
+        scores = nearness(scores, plain) if ranked else scores
+        drawn = zip(time[index] + time_std[index] * rng.standard_normal(20000), scores, strict=True)
         more = np.array([area([*front, one], end, levels[0]) - before for one in drawn])
         assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6)
+
+
+def test_halving_what_is_missing_is_worth_as_much_anywhere() -> None:
+    levels = np.array([0.0, 0.5, 0.7, 0.9])  # the reference point, and a front from .5 to .9
+    worth = [float(nearness(np.array(score), levels)) for score in (0.9 - 0.4 * 2.0 ** -np.arange(5))]
+    assert np.diff(worth)[:3] == pytest.approx(math.log(2), rel=0.4)  # down to a twentieth of the range
+    assert nearness(np.array(0.9), levels) == pytest.approx(-math.log(0.05))
+    assert nearness(np.array([0.0, 0.5]), levels) == pytest.approx([-math.log(1.05)] * 2)  # nothing below the front
+    step = 1e-6
+    up, down = (float(nearness(np.array(0.9 + side), levels)) + math.log(0.05) for side in (step, -step))
+    assert up == pytest.approx(-down, rel=1e-3) and up > 0  # no kink at the best
+    for same in (np.array([0.7]), np.array([0.2, 0.7]), np.array([0.7, 0.7])):  # a front of one member, or of none
+        assert np.isfinite(nearness(np.array([0.1, 0.7, 0.8]), same)).all()
 
 
 def volume(points: list[tuple[float, float, float]], ends: tuple[float, float], worst: float) -> float:
