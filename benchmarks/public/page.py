@@ -122,8 +122,8 @@ make benchmark-public    # python benchmarks/public/run.py; it resumes. --ways o
   know, and 1 - accuracy. BoTorch is given the reference point, begins with five Sobol points as Ax does, and optimizes from 4
   starts and 256 samples, so that it ends in time. MOASHA's ranks are repaired. PriMO has no priors; where it would fail
   because all trials of a rung still run, it proposes without them.
-- **bsearch's rows** are of the search before [decision 0077](decisions/0077-what-people-choose.md), which ranks settings by what
-  people choose: since then less of the whole hypervolume, and more of its top.
+- **bsearch's rows** are of the search before [decision 0077](decisions/0077-what-people-choose.md), which ranks settings by
+  what people choose: since then less of the whole hypervolume, and more of its top.
 - **Seeds** differ, because asks of Gaussian processes take long. `*`: the wall-clock limit cut some of these searches short:
   a lower bound, and no rank. Where nothing stands, nothing was run. Milliseconds are the median of the last asks, on shared
   cores.
