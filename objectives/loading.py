@@ -60,11 +60,10 @@ def load_anew(reference: str) -> Task | TrainFunction:
     kept = {name: module for name, module in sys.modules.items() if getattr(module, "__file__", None) in sources}
     kept = {name: module for name, module in kept.items() if is_users(str(module.__file__), name)}
     try:
-        for name in kept:
-            del sys.modules[name]
-        return load_task(reference)
-    except TaskError:
-        pass
+        with suppress(TaskError):
+            for name in kept:
+                del sys.modules[name]
+            return load_task(reference)
     finally:
         sys.modules.update(kept)
         for package, own, module in ((*name.rpartition(".")[::2], module) for name, module in kept.items()):

@@ -96,11 +96,7 @@ def task_packages(reference: str) -> dict[str, str]:
 
 
 def sources_of(reference: str) -> tuple[Path, ...]:
-    """The files of a task's own modules.
-
-    Raises:
-        TaskError: its file cannot be found.
-    """
+    """The files of a task's own modules; a TaskError if its own cannot be found."""
     return task_sources(_source(reference, reference.rpartition(":")[0]))
 
 

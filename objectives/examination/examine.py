@@ -33,7 +33,6 @@ from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, emb
 from .census import census, check_no_living_scheduler, learning
 from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, numbers_of, unchanged
 from .fixed_noise import fixed_noise, seed_draws
-from .plans import plan_findings
 from .reading import POOL, reading_findings, subset_fetchers, varied
 from .scores import score_findings
 from .step import (
@@ -68,15 +67,13 @@ _SAMPLES, _RECOMPUTED = 24, 2
 Values = Callable[[Step, Indices], tuple[float, float]]
 
 
-def examined(
-    run: TrainingRun, smallest: int, checkpointing: Sequence[ActivationCheckpointing] = (), devices: int = 1
-) -> Examination:
+def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[ActivationCheckpointing] = ()) -> Examination:
     """Examine a task's training.
 
     Args:
         run: of the task; its own model is not changed.
         smallest: the fewest samples that the model works with.
-        checkpointing, devices: modes of activation checkpointing, and the most devices, that plans may choose.
+        checkpointing: modes of activation checkpointing that plans may choose.
     """
     started, task = time.perf_counter(), run.task
     keys = varied(run.train_fetcher, run.stream.take(0, min(run.stream.samples, POOL)), _SAMPLES)
@@ -124,8 +121,6 @@ def examined(
         ]
         if not any(finding.kind == "layer" for finding in findings):  # scores depend on it too
             findings += score_findings(run)
-        if not replace(examination, findings=tuple(findings)).refusals:
-            findings += found_in_memory("the use of setup.plan", place, device, partial(plan_findings, run, smallest, devices))
     return replace(examination, findings=tuple(findings), seconds=time.perf_counter() - started)
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...spaces.laws.examination import Finding
+from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
 from ..optimizers import needs_closure
 from ..parallel.data_parallel import Ranks
 from ..parallel.zero1 import ShardedOptimizer
+from ..task import Task
 from ..training import TrainingRun
-from .copies import copied, location_of
+from .copies import copied, location_of, unchanged
+from .examine import found_in_memory
 from .fixed_noise import seed_draws
 from .step import differing
 
@@ -25,49 +27,61 @@ from .step import differing
 _MAKING_S = 10.0
 # Relative difference of updates that is none of rounding.
 _ANOTHER = 1e-3
-# Devices of a plan with several.
-_DEVICES = 2
 
 
-def plan_findings(run: TrainingRun, smallest: int, devices: int) -> Iterator[Finding]:
-    """Whether an update depends on what `setup.plan` says of it, where a trial has up to so many `devices`."""
+def with_plans(examination: Examination, run: TrainingRun, make: Callable[[], Any], smallest: int, devices: int) -> Examination:
+    """The examination with whether updates of the task that `make` returns depend on `setup.plan`, if none is refused yet."""
+    if examination.refusals:
+        return examination
+    started, find = time.perf_counter(), partial(_findings, run, make, smallest, devices)
+    with unchanged(run.task):
+        found = found_in_memory("the use of setup.plan", location_of(run, "loss"), run.setup.device, find)
+    seconds = examination.seconds + time.perf_counter() - started
+    return replace(examination, findings=(*examination.findings, *found), seconds=seconds)
+
+
+def _findings(run: TrainingRun, make: Callable[[], Any], smallest: int, devices: int) -> Iterator[Finding]:
     where, size = location_of(run, "loss"), 3 * smallest
     if run.task.couples_samples or run.data.training_set < size:
         return
     started = time.process_time()
-    update = _update(run, BatchPlan(size), smallest)
+    update = _update(run, make(), BatchPlan(size), smallest)
     if (took_s := time.process_time() - started) > _MAKING_S:
-        text = f"the use of setup.plan was not examined: making the model and a step take {took_s:.0f} s of processor time"
-        yield Finding("unexamined", where, text)
+        yield _unexamined(where, f"making the model and a step take {took_s:.0f} s of processor time")
         return
-    others = {"2 micro-batches rather than 1": BatchPlan(size, 2)}
-    if devices > 1:
-        others["2 devices rather than 1"] = BatchPlan(size, devices=_DEVICES)
-    for what, plan in others.items():
-        off = differing(_update(run, plan, smallest), update)
-        # What another run of the same plan changes too is not the plan's: a short life will tell.
-        if off > _ANOTHER and differing(_update(run, BatchPlan(size), smallest), update) <= _ANOTHER:
-            message = (
-                f"expected the same update for the same micro-batches, got one that differs by {off:.2g} (relative) where "
-                f"setup.plan says {what}: the code computes something from it, such as a loss that is divided by the "
-                "accumulation, or a rate that grows with the devices. The step has that already; leave it out."
-            )
-            yield Finding("plan", where, message, off)
+    others = ("2 micro-batches rather than 1", BatchPlan(size, 2)), ("2 devices rather than 1", BatchPlan(size, devices=2))
+    for what, plan in others[: min(devices, 2)]:
+        if (off := differing(_update(run, make(), plan, smallest), update)) > _ANOTHER:
+            repeats = differing(_update(run, make(), BatchPlan(size), smallest), update) <= _ANOTHER
+            yield plan_finding(where, off, what) if repeats else _unexamined(where, "two updates of the same plan differ")
             return
     if devices > 1 and run.setup.sharding == "zero1" and (off := _sharded_off(run, smallest)) > _ANOTHER:
         message = (
-            f"expected an optimizer whose update of a parameter depends on that parameter alone, got weights that differ by "
-            f"{off:.2g} (relative) where {type(run.optimizer).__name__} updates half of them: it looks across parameters. "
-            "Write devices: {sharding: ddp}."
+            f"expected an optimizer that updates each parameter alone, got weights that differ by {off:.2g} (relative) where "
+            f"{type(run.optimizer).__name__} updates half of them, as with zero1. Write devices: {{sharding: ddp}}."
         )
         yield Finding("sharding", location_of(run, "optimizer"), message, off)
 
 
-def _update(run: TrainingRun, plan: BatchPlan, smallest: int) -> list[Tensor]:
+def plan_finding(where: str, off: float, what: str) -> Finding:
+    """That updates, or gradients, of the same micro-batches differ by `off` where `setup.plan` says something else of them."""
+    message = (
+        f"expected the same update for the same micro-batches, got one that differs by {off:.2g} (relative) where setup.plan "
+        f"says {what}: the code computes something from it, such as a loss that is divided by the accumulation, or a rate that "
+        "grows with the devices. The step has that already (a Loop's in part.weight); leave it out."
+    )
+    return Finding("plan", where, message, off)
+
+
+def _unexamined(where: str, why: str) -> Finding:
+    return Finding("unexamined", where, f"the use of setup.plan was not examined: {why}")
+
+
+def _update(run: TrainingRun, task: Task, plan: BatchPlan, smallest: int) -> list[Tensor]:
     """The change of the parameters in one step in the same two micro-batches, where the setup has this plan."""
     training = run.setup.training.model_copy(update={"compile": False})
     setup = replace(run.setup, plan=plan, largest_micro_batch=2 * smallest, training=training)
-    other = TrainingRun(run.task, setup, Ranks())
+    other = TrainingRun(task, setup, Ranks())
     parts = [_part(other, 0, 2 * smallest), _part(other, 2 * smallest, smallest)]
     return _changes(other, lambda: other.step(parts, 3 * smallest))
 
@@ -99,8 +113,8 @@ def _sharded_off(run: TrainingRun, smallest: int) -> float:
     def changes(rank: int | None = None) -> list[Tensor]:
         other = copied(run, None, perturbed=False)
         if rank is not None:
-            ShardedOptimizer(other.optimizer, rank, _DEVICES, dict)  # which it changes in place
+            ShardedOptimizer(other.optimizer, rank, 2, dict)  # which it changes in place
         return _changes(other, partial(updated, other))
 
-    shares = zip(*map(changes, range(_DEVICES)), strict=True)
+    shares = zip(*map(changes, range(2)), strict=True)
     return differing([torch.stack(each).sum(0) for each in shares], changes())

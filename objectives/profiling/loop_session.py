@@ -30,6 +30,7 @@ from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop, found_in_memory
 from ..examination.fixed_noise import seed_draws
+from ..examination.plans import plan_finding
 from ..examination.step import differing, restored
 from ..loop import Loop, Step, serving
 from ..machine import accelerator
@@ -365,9 +366,4 @@ def _of_the_plan(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
     finally:
         other.session.close()
     if (off := differing(of_plan, split)) > _ANOTHER:
-        message = (
-            f"expected the same gradient for the same parts of a step, got one that differs by {off:.2g} (relative) where "
-            "setup.plan has two parts rather than one: something counts the parts once more, such as an accumulation of "
-            "accelerate, or a loss divided by it. part.weight is all that a part needs."
-        )
-        yield Finding("plan", where, message, off)
+        yield plan_finding(where, off, "2 micro-batches rather than 1")

@@ -15,8 +15,9 @@ from ...spaces.trial import TrialSetup
 from ..examination.copies import location_of
 from ..examination.examine import examined
 from ..examination.life import life_of_task, with_life
+from ..examination.plans import with_plans
 from ..examination.scores import first_scores
-from ..loading import load_task, schedule_of
+from ..loading import load_anew, load_task, schedule_of
 from ..machine import accelerator
 from ..machine.device import bytes_here, device_name, neighbours_here
 from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
@@ -68,7 +69,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         first_s = time.process_time() - started
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
-        examination = examined(run, smallest, request.memory.activation_checkpointing, max(request.devices))
+        examination = examined(run, smallest, request.memory.activation_checkpointing)
+        examination = with_plans(examination, run, partial(load_anew, reference), smallest, max(request.devices))
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "

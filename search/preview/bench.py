@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from statistics import mean, stdev
 from typing import Any
@@ -90,10 +91,8 @@ def _probe(reference: str, request: ProfileRequest) -> MemoryProbe:
 
 def _peak_bytes(probe: MemoryProbe, micro_batches: Iterable[int]) -> dict[int, int]:
     """Peak bytes of a training step by micro-batch: traced on a CPU, measured on a GPU."""
-    measured = probe.setup.device == "gpu"
-    return {
-        size: (probe.counted("train", size) if measured else probe.train_peak(size)).total for size in sorted({*micro_batches})
-    }
+    peak = partial(probe.counted, "train") if probe.setup.device == "gpu" else probe.train_peak
+    return {size: peak(size).total for size in sorted({*micro_batches})}
 
 
 def _plans(spec: StudySpec, profile: DeviceProfile, sizes: Sequence[int]) -> tuple[dict[int, BatchPlan], list[str]]:
@@ -236,7 +235,17 @@ def bench_document(
         "device": profile.device,
         "rounds": len(rounds),
         "rows": rows,
-        "differences": [_difference(one) for one in differences(per_sample_s, neighbours(plans))],
+        "differences": [
+            {
+                "size": one.size,
+                "against": one.other,
+                "change": one.change,
+                "interval": [one.low, one.high],
+                "real": one.real,
+                "sentence": one.sentence(),
+            }
+            for one in differences(per_sample_s, neighbours(plans))
+        ],
         "largest_micro_batch": profile.largest_micro_batch,
         "limit_bytes": profile.limit_bytes,
         "training_set": profile.training_set,
@@ -245,14 +254,3 @@ def bench_document(
 
 def _mean_and_std(values: Sequence[float]) -> dict[str, float]:
     return {"mean": mean(values), "std": stdev(values) if len(values) > 1 else math.nan}
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-    return {
-        "size": difference.size,
-        "against": difference.other,
-        "change": difference.change,
-        "interval": [difference.low, difference.high],
-        "real": difference.real,
-        "sentence": difference.sentence(),
-    }

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -41,8 +40,8 @@ _WARM_START_FROM = 60
 _REFIT_GROWTH = 1.02
 # The reference point's score: this many times as far below the best as the median is, or the worst seen.
 _WORST = 20.0
-# Of what is worth most: the share of the front's range up to which nearness to the best counts, and the log of how much longer
-# than the slowest candidate a training is worth nothing.
+# Where candidates are ranked: the share of the front's range below its best within which scores count linearly, further down by
+# their logarithm; and how far beyond the slowest candidate, in log seconds, the last strip ends.
 _NEAR, _LATER = 0.05, math.log(2.0)
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
@@ -54,6 +53,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 # Where the front's strips end on each measure's log axis, and the level of each of their cells.
 Cells = tuple[list[Array], Array]
+Scale = Callable[[Array], Array]
 # Log length scales and log noise variance of the last fit of each process, and how many trials had ended.
 Fits = dict[str, tuple[Array, float, int]]
 # Logs of what training takes at points (n, width), as (n, measures), by laws; NaN where they know none; None without laws.
@@ -200,13 +200,13 @@ class FrontModel:
         later = [np.append(ends[:-1], ends[-1] + _LATER) for ends in cuts]
         return self._improvements((later, levels), points, log_taken, partial(nearness, levels=levels))
 
-    def _improvements(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Any = np.asarray) -> Array:
+    def _improvements(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Scale = np.asarray) -> Array:
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
         taken = (None if log_taken is None else log_taken[block] for block in blocks)
         parts = [self._improvement(cells, points[each], some, on_scale) for each, some in zip(blocks, taken, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def _improvement(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Any) -> Array:
+    def _improvement(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Scale) -> Array:
         cuts, levels = cells
         mean, std = self.score_model.predict(points)
         widths = []

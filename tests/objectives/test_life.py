@@ -358,7 +358,7 @@ def test_a_life_is_resumed_as_in_a_new_process() -> None:
 
 
 class Dropping(Net):
-    """With momentum, dropout and a scheduled decay, so that a life depends on all that a trial carries."""
+    """With momentum and dropout, so that a life depends on all that a trial carries."""
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return nn.Sequential(*super().model(setup).children(), nn.Dropout(0.3))  # type: ignore[operator]
