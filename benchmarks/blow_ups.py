@@ -101,7 +101,7 @@ def study(truth: Truth, sizes: Sequence[tuple[float, float]], trials: int, rng: 
                 model_parameters=int(size[1]),
             )
             values = {"effective_batch": size_of_step, "reference_rate": math.exp(log_rate)}
-            made.append(TrialRecord(len(made), "complete", values, facts, 1.0, loss))
+            made.append(TrialRecord(len(made), "complete", values, facts, 1.0, loss, direction="minimize"))
     return made
 
 

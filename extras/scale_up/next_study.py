@@ -15,7 +15,7 @@ from .scaled_up import NextStudy, follows_size, size_of
 
 # It searches batches and rates this many times smaller and larger than what is expected to be best.
 _AROUND = 5
-_NOT_NEXT = {"baseline", "stopping", "target", "storage", "confirm", "warm_start"}
+_NOT_NEXT = {"baseline", "stopping", "storage", "confirm", "warm_start"}
 
 
 def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy) -> dict[str, Any]:

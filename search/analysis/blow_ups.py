@@ -5,10 +5,12 @@ in units of the median's distance below the best, is a regression with two kinds
 
     y = quadratic(ln batch, ln rate) + linear(others) + e,    e ~ (1 − s) Student-t₄(0, σ) + s Uniform(down to the worst)
 
-Coefficients, σ and the share s are found by expectation and maximization, which starts from the better half of the trials. A
-trial blew up if the second kind is the likelier one, and a result of a lower rate for its batch is better that took no more
-samples, steps, parameters, devices or time. Without such a witness, it may have learned little because its rate was low or its
-training short, which is a result. So what is told apart is on no front anyway.
+Coefficients, σ and the share s are found by expectation and maximization, which starts from the better half of the trials.
+Coefficients that are held small keep the surface from following blow-ups; the last round lets them be large, so that results
+on a surface that merely falls steeply are not taken for blow-ups. A trial blew up if the second kind is the likelier one, and
+a result of a lower rate for its batch is better that took no more samples, steps, parameters, devices or time. Without such a
+witness, it may have learned little because its rate was low or its training short, which is a result. So what is told apart
+is on no front anyway.
 
 Source: Aitkin & Wilson 1980, "Mixture models, outliers, and the EM algorithm", doi 10.1080/00401706.1980.10486163.
 """
@@ -34,10 +36,11 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 FEWEST = 12
 # How far down the metric is looked at, in units of the median's distance below the best.
 _DEEPEST = 30.0
-# The prior: blow-ups and results seen beforehand, standard deviation of the coefficients, σ and as how many trials it counts.
-_SEEN, _COEFFICIENT, _SIGMA, _COUNTS = (0.5, 6.0), 0.5, 0.3, 4.0
-# Of the fit; and what makes the density of Student's t with 4 degrees of freedom, (1 + x²/4)^(-5/2), integrate to 1.
-_ROUNDS, _STUDENT = 25, 3 / 8
+# The prior: blow-ups and results seen beforehand, σ and as how many trials it counts.
+_SEEN, _SIGMA, _COUNTS = (0.5, 6.0), 0.3, 4.0
+_COEFFICIENTS = (0.5,) * 25 + (16.0,)  # their standard deviation in each round of the fit
+# What makes the density of Student's t with 4 degrees of freedom, (1 + x²/4)^(-5/2), integrate to 1.
+_STUDENT = 3 / 8
 # How best rates move with the batch, as far as is known without a study.
 _SLOPE = 0.5
 
@@ -115,8 +118,8 @@ def _shares(terms: Array, heights: Array) -> Array:
     share = np.zeros(count)
     share[np.argsort(-heights, kind="stable")[: math.ceil(count / 2)]] = 1.0
     variance, blown = _SIGMA**2, _SEEN[0] / sum(_SEEN)
-    prior = np.diag([1e-6] + [_COEFFICIENT**-2] * (terms.shape[1] - 1))
-    for _ in range(_ROUNDS):
+    for size in _COEFFICIENTS:
+        prior = np.diag([1e-6] + [size**-2] * (terms.shape[1] - 1))
         precision = terms.T @ (terms * share[:, None]) / variance + prior
         coefficients = np.linalg.solve(precision, terms.T @ (share * heights) / variance)
         residuals = heights - terms @ coefficients

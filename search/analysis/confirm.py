@@ -19,6 +19,8 @@ from .run_noise import run_noise
 
 # Of intervals; also the probability of being better below which two members are ties.
 CONFIDENCE = 0.9
+# Of `budget.trials`, at its end.
+FOR_REPEATS = 0.3
 # Settings less likely than this to be on the front are not repeated.
 _LEAST_PROBABILITY = 0.1
 _DRAWS = 2000

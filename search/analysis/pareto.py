@@ -72,9 +72,13 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
 
 
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
-    """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean."""
-    metric = objectives.metric
-    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed, objectives.second_speed)
+    """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean.
+
+    What does not reach the study's `at_least` or `at_most` is left out, unless nothing does.
+    """
+    metric, settings = objectives.metric, averaged(records, objectives)
+    reaching = [one for one in settings if one.score is not None and one.score >= metric.least_score]
+    return front_of(reaching or settings, metric.name, metric.direction, objectives.speed, objectives.second_speed)
 
 
 def front_of(

@@ -14,7 +14,7 @@ from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
 from ...spaces.record import TrialFacts, TrialRecord
 from ..analysis.choice import NEARLY_BEST, below, chance_to_reach, fastest_within, settings_reaching
-from ..analysis.confirm import CONFIDENCE, averaged
+from ..analysis.confirm import CONFIDENCE, FOR_REPEATS, averaged
 from ..analysis.rates import BestRates, Estimate
 from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy, codes
@@ -29,8 +29,8 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
     settings |= {record.number: record for record in averaged(records, spec.objectives)}
     sentences = (
         *inexact_sentences(study),
-        confirm_sentence(front, spec.confirm.repeats),
-        target_sentence(study, spec.target) if spec.target is not None else None,
+        confirm_sentence(front, spec.confirm),
+        floor_sentence(study),
         knee_sentence(front),
         *comparison(front, settings.values()),
         contention_sentence(records),
@@ -80,8 +80,8 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         return None
     left = sum((trial.facts.runs or 1) + (trial.facts.failed_runs or 0) <= repeats for trial in front.trials)
     missing = (
-        f" {left} members still have fewer than {repeats} repeats: raise budget.trials; its last part "
-        "(confirm.share) is reserved for repeats."
+        f" {left} members still have fewer than {repeats} repeats: raise budget.trials, whose last "
+        f"{FOR_REPEATS:.0%} are reserved for repeats."
         if left
         else ""
     )
@@ -109,6 +109,17 @@ def target_sentence(study: StoredStudy, target: float) -> str:
         f"{begin}: trial {first.number} is the {front.fastest} to reach it, {front.takes(first)} ({sure}); "
         f"{len(reaching)} of {trained} settings reach it."
     )
+
+
+def floor_sentence(study: StoredStudy) -> str | None:
+    """Which setting is the fastest to reach the study's `at_least`, and that the front leaves out what does not."""
+    metric = study.spec.objectives.metric
+    if metric.floor is None:
+        return None
+    key = f"objectives.metric.{'at_most' if metric.direction == 'minimize' else 'at_least'}"
+    reached = any(trial.score is not None and trial.score >= metric.least_score for trial in study.front.trials)
+    shown = f"The front leaves out the others ({key})" if reached else f"Until one does, search and front ignore {key}"
+    return f"{target_sentence(study, metric.floor)} {shown}."
 
 
 def knee_sentence(front: ParetoFront) -> str | None:

@@ -23,7 +23,7 @@ from ...spaces.planning import CostKey
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import COUNTED, NODE_DIED, Measurement, Outcome, Suggestion, TrialSetup
-from ..analysis.confirm import next_repeat, next_seed
+from ..analysis.confirm import FOR_REPEATS, next_repeat, next_seed
 from ..store.tables import Tables
 from ..store.trials import Trials
 from ..suggest.front_model import preload
@@ -366,6 +366,8 @@ class StudyRun:
         record = self.trials.end(number, result)
         self.trials.commit()
         self.ended.end(record)
+        if words := self.ended.far_from_floor():
+            self._say(words)
         if not again:
             self.notify(Event("ended", record=record))
 
@@ -527,14 +529,14 @@ class StudyRun:
 
     def _next_repeat(self) -> TrialRecord | None:
         """A repeat of a member of the front, due before anything new in the last part of the budget; None if none is due."""
-        confirm, most = self.spec.confirm, self.spec.budget.trials
-        to_end = len(self.running)
-        if self.ending.stage < Stage.NO_NEW_TRIALS and self.ended.counted + to_end < most - confirm.reserved(most):
+        most = self.spec.budget.trials
+        search = most - round(FOR_REPEATS * most) if self.spec.confirm else most
+        if self.ending.stage < Stage.NO_NEW_TRIALS and self.ended.counted + len(self.running) < search:
             return None
         repeats = [record for record in self.trials if record.is_repeat]
         running = Counter(record.setting for record in repeats if not record.has_ended)
         members = [trial.number for trial in self.ended.front().trials]
-        setting = next_repeat(self.ended.done, self.spec.objectives, confirm.repeats, running, members)
+        setting = next_repeat(self.ended.done, self.spec.objectives, self.spec.confirm, running, members)
         if setting is None:
             return None
         # A seed of its own: one that settings shared would suit, or not, all of them alike.

@@ -474,8 +474,11 @@ class StudyRow:
     @cached_property
     def study(self) -> StudySpec:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
-        # How a study was sent to a cluster is its file's to say; `budget.sure` was a key once.
+        # How a study was sent to a cluster is its file's to say; `budget.sure` was a key once, these two were sections.
         stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name != "submit"}
+        for name, key in (("stopping", "kind"), ("confirm", "repeats")):
+            if isinstance(section := stored.get(name), dict) and key in section:
+                stored[name] = section[key]
         if isinstance(budget := stored.get("budget"), dict):
             stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
         said: list[str] = []

@@ -30,7 +30,7 @@ from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, nea
 from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
-from ...spaces.study.goals import STOPPINGS, Metric, Objectives, StoppingRule
+from ...spaces.study.goals import STOPPINGS, Metric, Objectives
 from ...spaces.trial import Suggestion
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
@@ -55,7 +55,7 @@ class Search:
             memory or cannot be planned, which are never proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
-        stopping: front or none; `risk` is the accepted probability of stopping a trial that would have improved the front.
+        stopping: front or none.
         by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
         pauses: trials may be paused instead of stopped: tell "paused" where `report` says so and keep a checkpoint: a later
             `ask` may suggest the same trial again, with `resumes_from` above 0. That finds more early on where time limits a
@@ -78,7 +78,6 @@ class Search:
         metric: str = "accuracy",
         sampler: str = "front",
         stopping: str = "front",
-        risk: float = 0.05,
         by_time: bool = False,
         pauses: bool = False,
         storage: str | None = None,
@@ -104,8 +103,6 @@ class Search:
             for name, domain in domains.items()
             if sampler != "front" and getattr(domain, "prior", None) is not None
         ]
-        if not 0 < risk < 1:
-            faults.append(Fault("risk", f"expected a share above 0 and below 1, got {risk!r}"))
         if rule is not None and not {"reference_rate", "effective_batch"} <= set(domains):
             faults.append(
                 Fault("space", f"expected reference_rate and effective_batch for rule {rule}, got {', '.join(domains)}")
@@ -130,7 +127,7 @@ class Search:
         self._copied_to, self._name = storage, name
         self._copy: OptunaDatabase | None = None
         self._early_stopping: EarlyStopping = early_stopping(
-            StoppingRule(kind=stopping, risk=risk), self.objectives.metric, self._is_new_ground if pauses else None
+            stopping, self.objectives.metric, self._is_new_ground if pauses else None
         )
         for record in self._trials:
             if record.outcome == "complete":

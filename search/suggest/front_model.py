@@ -75,9 +75,17 @@ class FrontModel:
         last: fits to start from; updated in place.
         ended: trials that have ended in all, of which `observations` may be a selection.
         place: of batch and rate in the space, where they are searched; then what is known of them is the models' prior.
+        floor: scores below it are worth nothing, once a trial reaches it.
     """
 
-    def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
+    def __init__(
+        self,
+        observations: Observations,
+        last: Fits,
+        ended: int = 0,
+        place: BatchRate | None = None,
+        floor: float = -math.inf,
+    ) -> None:
         paused = observations.paused
         self.log_taken = np.log(np.vstack([observations.taken, paused.seconds[:, None]]) if len(paused) else observations.taken)
         self.scale = ScoreScale(np.append(observations.score, paused.score))
@@ -85,7 +93,7 @@ class FrontModel:
         self.on_front = np.append(observations.own, np.zeros(len(paused), dtype=bool))
         # Logs of the most that a candidate takes by each measure, where the last strips end.
         self.most = np.full(self.log_taken.shape[1], -math.inf)
-        self._last, self._ended = last, ended
+        self._last, self._ended, self._floor = last, ended, floor
         self._structures: dict[str, Structure] = {}
         if place is not None:
             self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"score": ScorePrior(place)}
@@ -244,6 +252,8 @@ class FrontModel:
         mean = self.scale.back(self.score_model.mean_at(self.points))
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
+        if (mean[self.on_front] > self._floor).any():
+            worst = max(worst, self._floor)
         counts = self.on_front & (mean > worst)
         members = np.flatnonzero(counts)[front_places(self.log_taken[counts], mean[counts])]
         cuts, places = [], []

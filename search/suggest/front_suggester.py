@@ -56,6 +56,7 @@ class FrontSuggester(Suggester):
         by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
         pauses: trials are paused at the rung, so two of the first are at a high and a low rate: their curves show early
             whether curves cross.
+        floor: scores below it are worth nothing, once a trial reaches it.
         seed: of the random points and of the candidates; together with a trial's number.
     """
 
@@ -72,6 +73,7 @@ class FrontSuggester(Suggester):
         scaled: bool = True,
         by_time: bool = False,
         pauses: bool = False,
+        floor: float = -math.inf,
         seed: int = 0,
     ) -> None:
         searched = {name: distribution for name, distribution in space.items() if not distribution.single()}
@@ -84,7 +86,7 @@ class FrontSuggester(Suggester):
         self._prior_trials = tuple(prior_trials)
         self._doubt = Doubt() if doubted else None
         self._known_seconds = known_seconds
-        self._seed = seed
+        self._seed, self._floor = seed, floor
         self._last: Fits = {}  # the previous fits, to start the next from
 
     def suggest(
@@ -172,7 +174,7 @@ class FrontSuggester(Suggester):
     def _model(self, observations: Observations, known: KnownLogTaken) -> FrontModel:
         ended = len(observations.points) + len(observations.failed) + len(observations.paused)
         used = observations.subset_near_front(MOST_POINTS)
-        model = FrontModel(used, self._last, ended, self._place)
+        model = FrontModel(used, self._last, ended, self._place, self._floor)
         model.condition_on_pending(observations.pending, known)
         return model
 

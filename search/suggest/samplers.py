@@ -50,5 +50,6 @@ def suggester_of(
         scaled=space.fixed.get("rule") != "constant",
         by_time=by_time,
         pauses=pauses,
+        floor=objectives.metric.least_score,
         seed=seed,
     )

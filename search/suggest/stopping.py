@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import stdtr
 
 from ...spaces.record import TrialFacts
-from ...spaces.study.goals import Metric, StoppingRule
+from ...spaces.study.goals import Metric
 from ..analysis.gaussian_process import Array
 from ..analysis.score_scale import ScoreScale
 from .pausing import RUNG
@@ -205,10 +205,12 @@ class FrontStopping(EarlyStopping):
         if fraction < _EARLIEST:
             return False
         curve, finished = self.curves[number], self.finished()
-        as_cheap = [other.last for other in finished if other.takes_at_most(curve)]
-        if not as_cheap:
+        beaten = [other.last for other in finished if other.takes_at_most(curve)]
+        if any(other.last >= self._metric.least_score for other in finished):
+            beaten.append(self._metric.least_score)
+        if not beaten or max(beaten) == -math.inf:
             return False
-        probability = probability_as_low(curve, max(as_cheap), finished)
+        probability = probability_as_low(curve, max(beaten), finished)
         return probability is not None and probability < self.risk
 
 
@@ -252,12 +254,12 @@ class PauseAtRung(EarlyStopping):
 
 
 def early_stopping(
-    rule: StoppingRule, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool] | None = None
+    kind: str, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool] | None = None
 ) -> EarlyStopping:
     """What decides which trials are stopped; with `is_new_ground`, as `PauseAtRung` takes it, they are paused instead."""
-    if rule.kind == "none":
+    if kind == "none":
         return NoEarlyStopping(metric)
-    return FrontStopping(metric, float(rule.risk)) if is_new_ground is None else PauseAtRung(metric, is_new_ground)
+    return FrontStopping(metric) if is_new_ground is None else PauseAtRung(metric, is_new_ground)
 
 
 def stopped_sentence(facts: TrialFacts) -> str:

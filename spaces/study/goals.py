@@ -1,7 +1,8 @@
-"""`objectives`, `budget`, `stopping` and `confirm`: what is searched for, and how long."""
+"""`objectives`, `budget` and `stopping`: what is searched for, and how long."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
@@ -104,6 +105,29 @@ class Metric(Section):
         "accuracy", min_length=1, description="Name of the metric, as the task or the training loop reports it."
     )
     direction: Direction = Field("maximize", description="Whether lower or higher is better.")
+    at_least: Number | None = Field(
+        None,
+        description="Values below it are worth nothing: the front, the search and early stopping look only at what reaches it, "
+        "once a trial does. It may be changed between runs.",
+    )
+    at_most: Number | None = Field(None, description="The same for a metric that is minimized: values above are worth nothing.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given, fits = ("at_least", "at_most") if self.direction == "minimize" else ("at_most", "at_least")
+        if getattr(self, given) is not None:
+            raise fault(f"expected {fits} with direction: {self.direction}, got {given}. Write {fits}, or the other direction.")
+        return self
+
+    @property
+    def floor(self) -> float | None:
+        """The value beyond which, downwards or upwards, nothing is worth anything; None where there is none."""
+        return self.at_most if self.direction == "minimize" else self.at_least
+
+    @property
+    def least_score(self) -> float:
+        """The score of `floor`."""
+        return -math.inf if self.floor is None else self.score(self.floor)
 
     def score(self, value: float) -> float:
         """A value of it so that higher is better; and such a score as its value."""
@@ -144,7 +168,7 @@ class Objectives(Section):
         "both measures and the metric.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
-        Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction}`."
+        Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction, at_least}`."
     )
 
     @property
@@ -171,7 +195,7 @@ class Objectives(Section):
 STOPPINGS = ("front", "none")
 
 
-def _stopping(value: str) -> str:
+def checked_stopping(value: str) -> str:
     if value == "pause":
         raise fault(
             "expected front or none; got pause. Write front: where time limits a study of trainings of one length, trials are "
@@ -179,39 +203,3 @@ def _stopping(value: str) -> str:
         )
     chosen: str = one_of(value, STOPPINGS)
     return chosen
-
-
-class StoppingRule(Section):
-    """Which trials are stopped early."""
-
-    kind: Annotated[StrictStr, AfterValidator(_stopping)] = Field(
-        "front",
-        description="front: stop trials that are unlikely to reach the front at their training time; where `budget.hours` or "
-        "`cost` limits a study whose `epochs` are one number, trials are paused after about a third of their training instead, "
-        "and resumed from their checkpoints where that is worth more than starting a new one. none: every trial trains its "
-        "full budget.",
-    )
-    risk: Share = Field(
-        0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."
-    )
-
-
-class Confirm(Section):
-    """Repeating the front's members with other seeds, so that a lucky seed is not mistaken for a good setting."""
-
-    repeats: StrictInt = Field(
-        0, ge=0, description="Additional runs of each of the front's members, with other seeds; they count as trials."
-    )
-    share: Share = Field(0.3, description="Final share of budget.trials, reserved for these runs.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.repeats == 0 and self.share != type(self).model_fields["share"].default:
-            raise fault("expected repeats along with share, got none. Write {repeats: 2, share: 30%}.")
-        if self.repeats and not self.share:
-            raise fault("expected a share above 0 along with repeats, got 0. Write share: 30%, or repeats: 0.")
-        return self
-
-    def reserved(self, trials: int) -> int:
-        """Number of trials in the budget reserved for repeats."""
-        return round(self.share * trials) if self.repeats else 0

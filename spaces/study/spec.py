@@ -8,28 +8,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictStr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictInt, StrictStr, ValidationError, model_validator
 
-from ..domain import Domain, Fixed, Number, PathText, Scalar, Section, check_all, fault, one_of, searched_of, values_of
+from ..domain import Domain, Fixed, PathText, Scalar, Section, check_all, fault, one_of, searched_of, values_of
 from ..errors import Fault, StudyFileError, near_miss
 from ..record import OURS_OF_SCORES
 from .cluster import Cluster
 from .devices import Devices, Memory
-from .goals import Budget, Confirm, Objectives, StoppingRule
+from .goals import Budget, Metric, Objectives, checked_stopping
 from .space import Space
 from .submit import Submit
 from .training import BETAS, CODE, RECIPE, Training
 
 Tracker = Literal["mlflow", "wandb", "tensorboard"]
 Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"]
-
-
-def _stopping(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-def _confirm(value: Any) -> Any:
-    return {"repeats": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _several(value: Any) -> Any:
@@ -90,23 +82,23 @@ class StudySpec(Section):
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
         None, description="SQLAlchemy URL of the database with all results; default: a SQLite file next to the study file."
     )
-    target: Number | None = Field(
-        None,
-        description="A value of the metric to reach: the end of a run, and `show` and the report after it, name the fastest "
-        "setting that reaches it.",
-    )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
         "front",
         description=f"The sampler that proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler; "
         "front is bsearch's own, the others are Optuna's.",
     )
-    stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
-        StoppingRule(), description="Which trials are stopped early: front, none, or `{kind, risk}`."
+    stopping: Annotated[StrictStr, AfterValidator(checked_stopping)] = Field(
+        "front",
+        description="front: stop trials that are unlikely to reach the front at their training time; where `budget.hours` or "
+        "`cost` limits a study whose `epochs` are one number, trials are paused after about a third of their training instead, "
+        "and resumed from their checkpoints where that is worth more than starting a new one. none: every trial trains its "
+        "full budget.",
     )
-    confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
-        Confirm(),
-        description="Repeat each of the front's members this many times, each with a new seed: a number, or "
-        "`{repeats, share}`. The front then shows means with intervals.",
+    confirm: StrictInt = Field(
+        0,
+        ge=0,
+        description="Repeat each of the front's members this many times, each with a new seed, in the last 30 % of "
+        "`budget.trials`. The front then shows means with intervals.",
     )
     tracking: Annotated[tuple[Tracker, ...], BeforeValidator(_several, json_schema_input_type=Tracker | list[Tracker])] = Field(
         (),
@@ -135,7 +127,7 @@ class StudySpec(Section):
         limited = (budget.hours is not None or budget.cost is not None) and not budget.keeps_model
         of_one_length = "epochs" not in self.searched() and self.objectives.second_speed is None
         can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
-        return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping.kind == "front"
+        return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
 
     @property
     def is_limited_by_time(self) -> bool:
@@ -170,6 +162,9 @@ class StudySpec(Section):
         """The part of the study that must not change between runs; the task's hash is added to it."""
         # Defaults are left out, so that a key added by a later version does not change existing studies.
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
+        metric = self.objectives.metric
+        comparable = self.objectives.model_copy(update={"metric": Metric(name=metric.name, direction=metric.direction)})
+        parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)  # a floor changes no trial
         for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
         for domain in parts["space"].values():  # where trials are tried, not what they are
@@ -338,9 +333,8 @@ def _sharding(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _repeats(study: StudySpec) -> Iterator[Disagreement]:
-    repeats, trials = study.confirm.repeats, study.budget.trials
-    if repeats >= trials:
-        yield "confirm.repeats", f"expected fewer than budget.trials, {trials}; got {repeats}"
+    if study.confirm >= study.budget.trials:
+        yield "confirm", f"expected fewer than budget.trials, {study.budget.trials}; got {study.confirm}"
 
 
 def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
@@ -358,5 +352,5 @@ def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
         yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
     if study.sampler != "front":
         yield by, f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}"
-    if study.confirm.repeats:
-        yield "confirm.repeats", f"expected 0 with {by}, whose time is for the search; got repeats."
+    if study.confirm:
+        yield "confirm", f"expected 0 with {by}, whose time is for the search; got repeats."

@@ -7,12 +7,11 @@ an accepted value means the same everywhere, quoted or not. Everything else abou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, Field, StrictInt, StrictStr
 
-from ..domain import Number, PathText, Section, check_all, fault
+from ..domain import Number, PathText, Section, fault
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:
@@ -45,30 +44,6 @@ def _launcher(value: str) -> str:
     return value
 
 
-# What is written instead of a key that earlier versions had, by key or section.
-_MOVED = {
-    "memory_per_node": "a line of the template, #SBATCH --mem=256G, or memory among a worker's resources in a RayJob",
-    "ray.address": "launcher: ray@ADDRESS",
-    "ray": "a template without the line py_modules, with which the cluster's own bsearch runs",
-    "slurm.setup": "lines of the template before {{ command }}",
-    "slurm.requeues": "a line of the template before {{ command }}, requeues=5",
-    "slurm.options": "lines of the template, #SBATCH --NAME=VALUE",
-    "slurm": "a line of the template, #SBATCH --{key}=VALUE",
-    "kuberay.namespace": "launcher: kuberay@NAMESPACE",
-    "kuberay": "a template, which is a RayJob manifest of your own",
-    "plugins": "a template, which a plug-in reads as it likes",
-}
-
-
-def _moved(section: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The keys of earlier versions in a section, and what is written instead of each."""
-    for name in section.keys() & {key.partition(".")[0] for key in _MOVED}:
-        inner = section[name]
-        for path in [(name, str(key)) for key in inner] if isinstance(inner, dict) and name != "plugins" else [(name,)]:
-            instead = _MOVED.get(".".join(path), _MOVED.get(name, "")).replace("{key}", path[-1])
-            yield path, f"expected {instead}; got a key of the study file. docs/clusters.md shows templates."
-
-
 class Submit(Section):
     """The batch job that `bsearch submit` creates; not part of the study's identity."""
 
@@ -87,13 +62,6 @@ class Submit(Section):
     cpus_per_node: StrictInt = Field(4, ge=1, description="CPU cores per machine.")
     hours: Number | None = Field(None, gt=0, le=24 * 365, description="Time limit of the job in hours; default: the cluster's.")
     environment: tuple[Variable, ...] = Field((), description="Environment variables passed on to the job, by name.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_moved(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            check_all(cls.model_construct(), sorted(_moved(data)))
-        return data
 
     @property
     def place(self) -> str:

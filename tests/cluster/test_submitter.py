@@ -162,37 +162,6 @@ submit:
     ]
 
 
-def test_settings_that_are_lines_of_a_template_now_are_refused_by_name() -> None:
-    text = """study: a
-task: m:x
-space: {effective_batch: 3, reference_rate: 0.1}
-submit:
-  memory_per_node: 256GiB
-  slurm:
-    partition: gpu
-    setup: [module load cuda/12]
-  ray: {address: "http://head:8265", ship: false}
-  kuberay: {namespace: vision, image: "a/b:1"}
-  plugins: {paper: {sheets: 3}}
-"""
-    with pytest.raises(StudyFileError) as error:
-        parse_study(text)
-    assert [(fault.line, fault.key, fault.message.partition("; got")[0]) for fault in error.value.faults] == [
-        (
-            5,
-            "submit.memory_per_node",
-            "expected a line of the template, #SBATCH --mem=256G, or memory among a worker's resources in a RayJob",
-        ),
-        (7, "submit.slurm.partition", "expected a line of the template, #SBATCH --partition=VALUE"),
-        (8, "submit.slurm.setup", "expected lines of the template before {{ command }}"),
-        (9, "submit.ray.address", "expected launcher: ray@ADDRESS"),
-        (9, "submit.ray.ship", "expected a template without the line py_modules, with which the cluster's own bsearch runs"),
-        (10, "submit.kuberay.image", "expected a template, which is a RayJob manifest of your own"),
-        (10, "submit.kuberay.namespace", "expected launcher: kuberay@NAMESPACE"),
-        (11, "submit.plugins", "expected a template, which a plug-in reads as it likes"),
-    ]
-
-
 def test_the_package_declares_the_launchers_it_knows() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
     assert declared == {point.name: point.value for point in OURS}

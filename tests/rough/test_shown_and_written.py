@@ -110,7 +110,7 @@ PLACES: list[tuple[str, ...]] = [
     ("budget", "min_gain"),
     ("memory", "headroom"),
     ("cluster", "checkpoint_every_s"),
-    ("target",),
+    ("objectives", "metric", "at_least"),
 ]
 
 

@@ -174,7 +174,12 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "second_speed: device_s",
             "expected a measure that is no fixed multiple of train_s, got device_s, which is one if",
         ),
-        ("storage: ", "confirm: 200\nstorage: ", "confirm.repeats: expected fewer than budget.trials, 60; got 200"),
+        (
+            "direction: minimize",
+            "direction: minimize, at_least: 2",
+            "metric: expected at_most with direction: minimize, got at_le",
+        ),
+        ("storage: ", "confirm: 200\nstorage: ", "confirm: expected fewer than budget.trials, 60; got 200"),
         ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
         ("{name: val_loss, direction: minimize}", "val_loss", "Write {name: val_loss, direction: minimize}"),
         ("epochs: {low: 2, high: 20}", "epochs: 1e300", "space.epochs: expected a number above 0, at most a million"),
@@ -240,6 +245,8 @@ def test_the_identity_holds_what_may_not_change(study_file: Callable[..., Path])
     spec = read_study(study_file())
     assert spec.identity() == read_study(study_file(budget={"trials": 99}, cluster={"trials_at_once": 1})).identity()
     assert spec.identity() != read_study(study_file(training={"evaluations": 3})).identity()
+    floor = {"metric": {"name": "accuracy", "at_least": 0.9}}
+    assert spec.identity() == read_study(study_file(objectives=floor)).identity()
     assert json.loads(json.dumps(spec.identity())) == spec.identity()
 
 
@@ -353,7 +360,7 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
     assert [line.partition(": expected")[0] for line in messages(text, "a.yaml")] == [
         "a.yaml:7: warm_start",
         "a.yaml:10: budget.cost",
-        "a.yaml:11: confirm.repeats",
+        "a.yaml:11: confirm",
     ]
 
 

@@ -98,7 +98,7 @@ def report_page(drawn: StudyData) -> str:
         outcomes=outcome_counts(study.records),
         picks=[
             {"name": name, "number": trial.number, "result": f"{number(trial.accuracy)} {front.takes(trial)}"}
-            for name, trial in picks(front, study.spec.target)
+            for name, trial in picks(front, study.spec.objectives.metric.floor)
         ],
         summary=[plain(sentence) for sentence in _summary(drawn)],
         figures=figures,

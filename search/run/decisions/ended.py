@@ -10,6 +10,9 @@ from ....spaces.record import TrialRecord, counted
 from ....spaces.study.goals import Objectives
 from ...analysis.pareto import study_front
 
+# Ended trials after which it is said that nothing reaches the metric's floor.
+_SAID_AFTER = 10
+
 
 class EndedTrials:
     """What counts towards the budget so far, and the front.
@@ -49,6 +52,16 @@ class EndedTrials:
         self._paused.pop(record.number, None)
         self._shares.pop(record.number, None)
         self._of_done += record.counts
+
+    def far_from_floor(self) -> str | None:
+        """What is said once, when so many trials have ended and none reaches the metric's floor; else None."""
+        metric, best = self._objectives.metric, self.front().best
+        if len(self.done) != _SAID_AFTER or best is None or best.score is None or best.score >= metric.least_score:
+            return None
+        return (
+            f"none of {_SAID_AFTER} trials reaches {metric.name} {metric.floor:.12g}; the best, trial {best.number}, has "
+            f"{best.accuracy:.6g}: until one does, the search goes on as without that bound"
+        )
 
     def pause(self, record: TrialRecord) -> None:
         """A trial was paused."""

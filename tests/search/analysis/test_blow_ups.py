@@ -110,6 +110,12 @@ def test_a_setting_that_was_trained_again_is_not_told_apart() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), count=st.integers(0, 60), cliff=st.floats(0.3, 3.0))
+# Few results that fall steeply on both sides, and the few of a thousand that a fit with small coefficients took for blow-ups.
+@example(seed=255, count=12, cliff=3.0)
+@example(seed=83, count=12, cliff=3.0)
+@example(seed=899, count=20, cliff=3.0)
+@example(seed=102, count=15, cliff=2.0)
+@example(seed=694, count=12, cliff=1.5)
 def test_where_nothing_blew_up_nothing_is_told_apart(seed: int, count: int, cliff: float) -> None:
     records, _ = made(seed, count, 0.0, cliff)
     assert told_apart(records) == tuple(records)

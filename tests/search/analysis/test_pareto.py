@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 import optuna
 import pytest
-from bsearch.search.analysis.pareto import front_members, front_of, knee
+from bsearch.search.analysis.pareto import front_members, front_of, knee, study_front
 from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
 from bsearch.search.report.page.draw import picture
 from bsearch.search.report.page.figures import front_figure
@@ -20,6 +21,7 @@ from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.readable import seconds
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
+from bsearch.spaces.study.goals import Objectives, turned
 from conftest import small_study
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,21 @@ def test_the_front_is_what_no_other_point_beats(points: list[tuple[float, float]
     members = front_members(points)
     assert sorted(members) == slow
     assert [points[index][0] for index in members] == sorted(points[index][0] for index in members)
+
+
+@given(points, st.integers(0, 6).map(float), st.sampled_from(["minimize", "maximize"]))
+def test_below_a_floor_nothing_is_on_the_front_unless_nothing_reaches_it(
+    points: list[tuple[float, float]], floor: float, direction: Literal["minimize", "maximize"]
+) -> None:
+    key = "at_most" if direction == "minimize" else "at_least"
+    bounded = Objectives.model_validate({"metric": {"name": "m", "direction": direction, key: turned(floor, direction)}})
+    plain = Objectives.model_validate({"metric": {"name": "m", "direction": direction}})
+    trials = [
+        TrialRecord(number, "complete", {}, TrialFacts(), seconds, turned(score, direction), direction=direction)
+        for number, (seconds, score) in enumerate(points)
+    ]
+    reaching = [trial for trial in trials if (trial.score or 0.0) >= floor]
+    assert study_front(trials, bounded) == study_front(reaching or trials, plain)
 
 
 @given(points.filter(lambda points: len(points) > 0))

@@ -36,7 +36,11 @@ def one_suggestion_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestion_queue, "_LASTS", 0.0)
 
 
-def study(metric: str, optimum: float, curved: float, task: str = f"{TASKS}:training", **changes: Any) -> dict[str, Any]:
+def study(
+    metric: str, optimum: float, curved: float, task: str = f"{TASKS}:training", floor: float | None = None, **changes: Any
+) -> dict[str, Any]:
+    direction = DIRECTIONS[metric]
+    bound = {} if floor is None else {"at_least" if direction == "maximize" else "at_most": turned(floor, direction)}
     return small_study(
         task=task,
         space={
@@ -48,7 +52,7 @@ def study(metric: str, optimum: float, curved: float, task: str = f"{TASKS}:trai
             "curved": curved,
         },
         training={"evaluations": 5, "samples": 1000},
-        objectives={"metric": {"name": metric, "direction": DIRECTIONS[metric]}},
+        objectives={"metric": {"name": metric, "direction": direction, **bound}},
         **changes,
     )
 
@@ -120,7 +124,7 @@ def test_a_minimized_metric_is_searched_as_a_maximized_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"sampler": "tpe"}, {"sampler": "gp"}, {"budget": {"hours": 1}}], ids=str)
+@pytest.mark.parametrize("changes", [{"sampler": "tpe"}, {"sampler": "gp"}, {"budget": {"hours": 1}}, {"floor": 0.5}], ids=str)
 def test_so_it_is_by_every_sampler(study_file: Callable[..., Path], changes: dict[str, Any]) -> None:
     changes = dict(changes)
     gain, deficit = both(study_file, {"trials": 8, **changes.pop("budget", {})}, optimum=0.01, curved=1.0, **changes)

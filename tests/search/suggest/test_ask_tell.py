@@ -119,8 +119,8 @@ def test_all_faults_at_once() -> None:
         Search({"batch": {"low": 9, "high": 3}, "rate": {"lo": 1}})
     assert {"space.batch", "space.rate"} <= {fault.key.rpartition(".low")[0] or fault.key for fault in caught.value.faults}
     with pytest.raises(StudyFileError) as caught:
-        Search({"rule": ["auto", "sqrt"]}, direction="max", risk=5)  # type: ignore[arg-type]
-    assert [fault.key for fault in caught.value.faults] == ["direction", "space.rule", "risk"]
+        Search({"rule": ["auto", "sqrt"]}, direction="max")  # type: ignore[arg-type]
+    assert [fault.key for fault in caught.value.faults] == ["direction", "space.rule"]
     with pytest.raises(StudyFileError, match="stopping: expected one of front, none; got 'fornt'"):
         Search(SPACE, stopping="fornt")
 

@@ -160,9 +160,10 @@ def area(points: list[tuple[float, float]], end: float, worst: float) -> float:
     return total
 
 
-@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("floor", [-math.inf, 1.2, 9.0])
 @pytest.mark.parametrize("known", [False, True])
-def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked: bool) -> None:
+@pytest.mark.parametrize("ranked", [False, True])
+def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked: bool, floor: float) -> None:
     """Against the mean improvement of the area over twenty thousand draws of seconds and score, also as they are ranked."""
     rng = np.random.default_rng(2)
     points = rng.random((8, 2))
@@ -171,11 +172,14 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked
     none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
     rung = np.full((2, 8), math.nan)
     model = FrontModel(
-        Observations(points, seconds[:, None], accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing, *rung, none), {}
+        Observations(points, seconds[:, None], accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing, *rung, none),
+        {},
+        floor=floor,
     )
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([[0.3], [1.1], [1.7]]) if known else None
     (cuts,), plain = model._front_cells()
+    assert (plain[0] == floor) == (floor == 1.2)  # where none reaches it, it is as without
     assert model.hypervolume() == pytest.approx(area(list(zip(cuts[:-1], plain[1:], strict=True)), cuts[-1], plain[0]))
     gains = (model.worth if ranked else model.expected_hypervolume_improvement)(candidates, times)
     levels, end = (nearness(plain, plain), cuts[-1] + _LATER) if ranked else (plain, cuts[-1])

@@ -17,7 +17,7 @@ from bsearch.search.suggest.stopping import (
     early_stopping,
     expectation,
 )
-from bsearch.spaces.study.goals import Metric, StoppingRule
+from bsearch.spaces.study.goals import Metric
 from scipy.special import stdtr
 
 TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
@@ -103,7 +103,7 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(pauses: bool) -> None:
     curves = measured_curves(2)[:60]
     is_new_ground = (lambda number, others: not others) if pauses else None
-    saw, reads = (early_stopping(StoppingRule(), Metric(), is_new_ground) for _ in range(2))
+    saw, reads = (early_stopping("front", Metric(), is_new_ground) for _ in range(2))
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.
