@@ -369,7 +369,8 @@ class Decision:
         spread = best - max(every[0][1], problem.lowest)
         self.levels = [best - share * spread for share in self.TOLERANCES]
         self.fastest_s = [min(seconds for seconds, accuracy in every if accuracy >= level) for level in self.levels]
-        self._ends = every[0][0], max(seconds for seconds, _ in every), best - 0.2 * spread
+        self.floor = best - 0.2 * spread
+        self._ends = every[0][0], max(seconds for seconds, _ in every), self.floor
         self._top = hypervolume(every, *self._ends)
 
     def of(self, points: list[tuple[float, float]]) -> list[float]:

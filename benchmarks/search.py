@@ -10,10 +10,11 @@ trials, mean and standard error over seeds and problems: after 10, 25, 50, ... t
 `--time` after the mean time of so many random trials; and what people decide by: percent of the searches that have any setting
 within 2, 5 and 10 % of the front's range of the best, the geometric mean of the fastest such setting's seconds over the true
 one's, and the share of the hypervolume of the top fifth of that range. `known` is `front` with seconds known beforehand, as in
-a study; `/2` searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+time` divides
-what candidates are worth by time, `+time+stop` does both, and `+pause` pauses trials as well as dividing by time, and resumes
-them at `--restart` mean trainings each; `:4` takes four suggestions from each fit of the models, with `--workers` trials at
-once. `--noise` is added to times (a share) and accuracies.
+a study; `/2` searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+time`
+divides what candidates are worth by time, `+floor` is told that nothing below that fifth is worth anything, `+time+stop` does
+both, and `+pause` pauses trials as well as dividing by time, and resumes them at `--restart` mean trainings each; `:4` takes
+four suggestions from each fit of the models, with `--workers` trials at once. `--noise` is added to times (a share) and
+accuracies.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
         sampler="front" if sampler == "known" else sampler,
         stopping="front" if {"stop", "pause"} & {*added} else "none",
         pauses="pause" in added,
+        floor=Decision(problem).floor if "floor" in added else None,
         by_time=bool({"time", "pause"} & {*added}),
         known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,

@@ -13,6 +13,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
 from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.study.goals import bound_of
 from ..analysis.choice import NEARLY_BEST, below, chance_to_reach, fastest_within, settings_reaching
 from ..analysis.confirm import CONFIDENCE, FOR_REPEATS, averaged
 from ..analysis.rates import BestRates, Estimate
@@ -116,7 +117,7 @@ def floor_sentence(study: StoredStudy) -> str | None:
     metric = study.spec.objectives.metric
     if metric.floor is None:
         return None
-    key = f"objectives.metric.{'at_most' if metric.direction == 'minimize' else 'at_least'}"
+    key = f"objectives.metric.{bound_of(metric.direction)}"
     reached = any(trial.score is not None and trial.score >= metric.least_score for trial in study.front.trials)
     shown = f"The front leaves out the others ({key})" if reached else f"Until one does, search and front ignore {key}"
     return f"{target_sentence(study, metric.floor)} {shown}."

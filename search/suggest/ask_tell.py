@@ -30,7 +30,7 @@ from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, nea
 from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
-from ...spaces.study.goals import STOPPINGS, Metric, Objectives
+from ...spaces.study.goals import STOPPINGS, Metric, Objectives, bound_of
 from ...spaces.trial import Suggestion
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
@@ -54,6 +54,7 @@ class Search:
         known_seconds: function from parameters to the seconds of a full training run; NaN for settings that do not fit in
             memory or cannot be planned, which are never proposed.
         direction: of the accuracy, or of any metric in its place.
+        floor: a value of it beyond which nothing is worth anything, as `objectives.metric.at_least`.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
         stopping: front or none.
         by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
@@ -76,6 +77,7 @@ class Search:
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         direction: Literal["minimize", "maximize"] = "maximize",
         metric: str = "accuracy",
+        floor: float | None = None,
         sampler: str = "front",
         stopping: str = "front",
         by_time: bool = False,
@@ -110,7 +112,9 @@ class Search:
         if faults:
             raise StudyFileError(faults)
         self.rule, self.reference_batch = rule, reference_batch
-        self.objectives = Objectives(metric=Metric(name=metric, direction=direction))
+        self.objectives = Objectives(
+            metric=Metric.model_validate({"name": metric, "direction": direction, bound_of(direction): floor})
+        )
         self._trials = Trials(None if storage is None else Tables(storage), name, objectives=self.objectives)
         self._space = SearchSpace.of(domains)
         self._suggester = suggester_of(

@@ -204,9 +204,9 @@ class FrontModel:
         """The same of scores on the scale of `nearness`, which candidates are ranked by: people take the fastest setting within
         so much of the best, so a front is worth what it has near its best score.
         """
-        cuts, levels = self._front_cells()
+        cuts, levels = self._front_cells(floored=False)
         later = [np.append(ends[:-1], ends[-1] + _LATER) for ends in cuts]
-        return self._improvements((later, levels), points, log_taken, partial(nearness, levels=levels))
+        return self._improvements((later, self._floored(levels)), points, log_taken, partial(nearness, levels=levels))
 
     def _improvements(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Scale = np.asarray) -> Array:
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
@@ -244,7 +244,10 @@ class FrontModel:
             )
         return np.asarray(improvement)
 
-    def _front_cells(self) -> Cells:
+    def _floored(self, levels: Array) -> Array:
+        return np.maximum(levels, self._floor) if levels.max() > self._floor else levels
+
+    def _front_cells(self, *, floored: bool = True) -> Cells:
         """Where strips end on each measure's log axis, and the level of each cell, from the models' noise-free front.
 
         A cell's level is the best score of what takes no more than its beginning by every measure.
@@ -252,8 +255,6 @@ class FrontModel:
         mean = self.scale.back(self.score_model.mean_at(self.points))
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
-        if (mean[self.on_front] > self._floor).any():
-            worst = max(worst, self._floor)
         counts = self.on_front & (mean > worst)
         members = np.flatnonzero(counts)[front_places(self.log_taken[counts], mean[counts])]
         cuts, places = [], []
@@ -265,7 +266,7 @@ class FrontModel:
         np.maximum.at(levels, tuple(places), mean[members])
         for axis in range(levels.ndim):
             levels = np.maximum.accumulate(levels, axis=axis)
-        return cuts, levels
+        return cuts, self._floored(levels) if floored else levels
 
     def hypervolume(self) -> float:
         """The front's hypervolume over the logs of what training takes, up to the most that a candidate takes (after `best`),

@@ -25,6 +25,11 @@ def turned(value: float, direction: Direction) -> float:
     return value if direction == "maximize" else -value
 
 
+def bound_of(direction: Direction) -> str:
+    """The key of a metric's floor."""
+    return "at_most" if direction == "minimize" else "at_least"
+
+
 # Measures of speed.
 Speed = Literal["train_s", "device_s", "cost", "energy_j"]
 
@@ -114,15 +119,16 @@ class Metric(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given, fits = ("at_least", "at_most") if self.direction == "minimize" else ("at_most", "at_least")
-        if getattr(self, given) is not None:
+        fits = bound_of(self.direction)
+        given = next((key for key in ("at_least", "at_most") if key != fits and getattr(self, key) is not None), None)
+        if given is not None:
             raise fault(f"expected {fits} with direction: {self.direction}, got {given}. Write {fits}, or the other direction.")
         return self
 
     @property
     def floor(self) -> float | None:
         """The value beyond which, downwards or upwards, nothing is worth anything; None where there is none."""
-        return self.at_most if self.direction == "minimize" else self.at_least
+        return getattr(self, bound_of(self.direction))  # type: ignore[no-any-return]
 
     @property
     def least_score(self) -> float:

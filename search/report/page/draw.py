@@ -103,15 +103,6 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
             above = [high - y for high, y in zip(layer.high, layer.y, strict=True)]
             below = [y - low for low, y in zip(layer.low, layer.y, strict=True)]
             trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1}
-    elif layer.kind == "bars":
-        trace |= {
-            "type": "bar",
-            "orientation": "h",
-            "base": list(layer.low),
-            "x": [high - low for low, high in zip(layer.low, layer.high, strict=True)],
-            "width": [0.8] * len(layer.x),
-            "textposition": "none",
-        }
     elif layer.kind == "band":
         trace |= {
             "mode": "lines",
@@ -134,8 +125,6 @@ def _plotly_axis(axis: Axis, log_ticks: list[float]) -> dict[str, Any]:
     document: dict[str, Any] = {"title": {"text": _escaped(axis.title)}, "type": "log" if axis.log else "linear"}
     if axis.log:
         document |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
-    if axis.ticks:
-        document |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(label) for _, label in axis.ticks]}
     if axis.ends:
         document["range"] = [math.log10(end) if axis.log else end for end in axis.ends]
     return document
@@ -162,12 +151,10 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         for axis, name in sides:
             getattr(axes, f"set_{name}scale")("log" if axis.log else "linear")
             getattr(axes, f"set_{name}label")(plain(axis.title))
-            ticks = axis.ticks
             if axis.log:
                 getattr(axes, f"{name}axis").minorticks_off()
-                ticks = tuple((tick, f"{tick:g}") for tick in figure.log_ticks(name))
-            if ticks:
-                getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [plain(label) for _, label in ticks])
+                ticks = figure.log_ticks(name)
+                getattr(axes, f"set_{name}ticks")(ticks, [f"{tick:g}" for tick in ticks])
             if axis.ends:
                 getattr(axes, f"set_{name}lim")(*axis.ends)
         axes.set_title(plain(figure.title))
@@ -208,9 +195,6 @@ def _draw(axes: Axes, layer: Layer, figure: Figure) -> None:
         axes.scatter(layer.x, layer.y, **options, **colour)
         for x, y, batch in zip(layer.x, layer.y, layer.batches, strict=False):
             axes.annotate(batch, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8)
-    elif layer.kind == "bars":
-        widths = [high - low for low, high in zip(layer.low, layer.high, strict=True)]
-        axes.barh(layer.y, widths, left=layer.low, height=0.8, color=style.light, edgecolor="white", label=layer.name)
     elif layer.kind == "band":
         axes.fill_between(layer.x, layer.low, layer.high, color=style.light, alpha=0.15, lw=0, label=layer.name)
     elif layer.kind == "steps":

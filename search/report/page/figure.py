@@ -29,23 +29,21 @@ class Axis:
     """An axis, with the name of its quantity.
 
     Args:
-        ticks: (position, label) where numbers are not meaningful.
         ends: what is shown, where not all of it is.
     """
 
     name: str
     title: str
     log: bool = False
-    ticks: tuple[tuple[float, str], ...] = ()
     ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a figure: points, a line through them, steps, a band from `low` to `high`, or bars.
+    """One layer of a figure: points, a line through them, steps, or a band from `low` to `high`.
 
     Args:
-        low, high: each point's interval, the band's edges, or the start and end of each horizontal bar.
+        low, high: each point's interval, or the band's edges.
         labels: hover text of each point.
         trials: trial number of each point.
         shown: whether it is visible initially, or only when selected in the legend.
@@ -54,7 +52,7 @@ class Layer:
     """
 
     name: str
-    kind: Literal["points", "line", "steps", "band", "bars"]
+    kind: Literal["points", "line", "steps", "band"]
     tone: Tone
     x: tuple[float, ...]
     y: tuple[float, ...]

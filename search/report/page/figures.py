@@ -13,7 +13,6 @@ from .figure import Figure, Layer, Tone
 from .powers_of_two import powers_of_two
 from .rates import rate_figure
 from .study_data import StudyData, finite
-from .timeline import timeline_figure
 
 _FAILED_TONES: dict[str, Tone] = {"diverged": "diverged", "infeasible": "infeasible", "error": "failed"}
 
@@ -27,7 +26,6 @@ def figures_of(data: StudyData) -> list[Figure]:
         step_time_figure(data),
         powers_figure(data),
         curves_figure(data),
-        timeline_figure(data.study.records, data.attempts, data.label),
     )
     return [figure for figure in figures if figure is not None and figure.layers]
 

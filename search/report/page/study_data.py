@@ -13,7 +13,6 @@ from ....spaces.laws.device import DeviceProfile
 from ....spaces.readable import number
 from ....spaces.record import TrialRecord
 from ...run.profiles import stored_profiles
-from ...store.rows import AttemptRow
 from ...store.stored import StoredStudy
 from ..columns import MEASURES
 from ..sentences import setting_words
@@ -26,19 +25,17 @@ class StudyData:
 
     Args:
         curves: (samples seen, accuracy) by trial.
-        attempts: as stored in the database.
         profiles: of the device that trials are timed for, by parameters that change cost; empty if none is stored.
     """
 
     study: StoredStudy
     curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
-    attempts: Sequence[AttemptRow] = ()
     profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
 
     @classmethod
     def of(cls, study: StoredStudy) -> StudyData:
         tables = study.tables()
-        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables))
+        return cls(study, tables.curves(study.name), stored_profiles(study, tables))
 
     @property
     def front(self) -> ParetoFront:

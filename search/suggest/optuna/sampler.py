@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,7 +30,7 @@ class FrontSampler(BaseSampler):
 
     Args:
         space: what is searched; not given, the parameters that finished trials have in common.
-        conditions, known_seconds, prior_trials, scaled, by_time, seed: as for `FrontSuggester`.
+        conditions, known_seconds, prior_trials, scaled, by_time, floor, seed: as for `FrontSuggester`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class FrontSampler(BaseSampler):
         prior_trials: Sequence[PriorTrial] = (),
         scaled: bool = True,
         by_time: bool = False,
+        floor: float = -math.inf,
         seed: int = 0,
     ) -> None:
         self._space = dict(space) if space is not None else None
@@ -50,6 +52,7 @@ class FrontSampler(BaseSampler):
             "prior_trials": prior_trials,
             "scaled": scaled,
             "by_time": by_time,
+            "floor": floor,
             "seed": seed,
         }
         self._independent = RandomSampler(seed=seed)

@@ -107,7 +107,6 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         "step-time",
         "powers-of-two",
         "learning-curves",
-        "timeline",
     ]
     for figure in figures:
         rows = list(csv.DictReader(io.StringIO(csv_text(figure.rows()))))
@@ -142,8 +141,8 @@ def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -
     result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (study_path.parent / "results" / "small" / "report.html").stat().st_size > 1_000_000
-    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 7
-    assert result.output.count("wrote ") == 22
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 6
+    assert result.output.count("wrote ") == 19
 
 
 def front(*points: tuple[float, float]) -> Any:
@@ -200,7 +199,7 @@ def opened(browser: Any, page: str, tmp_path: Path) -> Iterator[Callable[..., An
         view.on("pageerror", lambda error: said.append(str(error)))
         view.on("request", lambda request: said.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
         view.goto((tmp_path / "report.html").as_uri())
-        view.wait_for_selector("#plot-timeline svg")
+        view.wait_for_selector("#plot-learning-curves svg")
         return view
 
     yield open_at

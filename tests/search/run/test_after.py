@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 from bsearch.search.report.notes import _outcome
-from bsearch.search.report.page.timeline import TONES
 from bsearch.search.run.decisions.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Paused, Retry, after
 from bsearch.search.run.decisions.attempt import Attempt
 from bsearch.spaces.front import ParetoFront
@@ -89,8 +88,7 @@ def test_more_failures_than_the_budget_end_the_study() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_outcome_has_its_words_its_colour_and_its_line_in_the_documents(kind: OutcomeKind) -> None:
-    assert kind in TONES
+def test_every_outcome_has_its_words_and_its_line_in_the_documents(kind: OutcomeKind) -> None:
     ended = TrialRecord(0, kind, {}, train_s=1.0, accuracy=0.5, ended_at="2026-01-01T00:00:00")
     words = _outcome(ended, ParetoFront(()))
     assert ("Complete" in words) == (kind == "complete")

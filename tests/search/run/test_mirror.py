@@ -18,7 +18,7 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.stopping import FrontStopping
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialRecord
-from bsearch.spaces.study.goals import Metric, turned
+from bsearch.spaces.study.goals import Metric, bound_of, turned
 from conftest import small_study
 from helpers import run
 from hypothesis import HealthCheck, Phase, given, settings
@@ -40,7 +40,7 @@ def study(
     metric: str, optimum: float, curved: float, task: str = f"{TASKS}:training", floor: float | None = None, **changes: Any
 ) -> dict[str, Any]:
     direction = DIRECTIONS[metric]
-    bound = {} if floor is None else {"at_least" if direction == "maximize" else "at_most": turned(floor, direction)}
+    bound = {} if floor is None else {bound_of(direction): turned(floor, direction)}
     return small_study(
         task=task,
         space={

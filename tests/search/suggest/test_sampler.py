@@ -178,18 +178,19 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked
     )
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([[0.3], [1.1], [1.7]]) if known else None
-    (cuts,), plain = model._front_cells()
+    (cuts,), whole = model._front_cells(floored=False)
+    plain = model._floored(whole)
     assert (plain[0] == floor) == (floor == 1.2)  # where none reaches it, it is as without
     assert model.hypervolume() == pytest.approx(area(list(zip(cuts[:-1], plain[1:], strict=True)), cuts[-1], plain[0]))
     gains = (model.worth if ranked else model.expected_hypervolume_improvement)(candidates, times)
-    levels, end = (nearness(plain, plain), cuts[-1] + _LATER) if ranked else (plain, cuts[-1])
+    levels, end = (nearness(plain, whole), cuts[-1] + _LATER) if ranked else (plain, cuts[-1])
     front = list(zip(cuts[:-1], levels[1:], strict=True))
     mean, std = model.score_model.predict(candidates)
     time, time_std = model.taken_models[0].predict(candidates) if times is None else (times[:, 0], np.zeros(3))
     before = area(front, end, levels[0])
     for index in range(3):
         scores = model.scale.back(mean[index] + std[index] * rng.standard_normal(20000))
-        scores = nearness(scores, plain) if ranked else scores
+        scores = nearness(scores, whole) if ranked else scores
         drawn = zip(time[index] + time_std[index] * rng.standard_normal(20000), scores, strict=True)
         more = np.array([area([*front, one], end, levels[0]) - before for one in drawn])
         assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6)

@@ -49,8 +49,7 @@
     return figure.traces.map((from) => {
       const trace = structuredClone(from), tone = colour(trace.tone);
       delete trace.tone;
-      if (trace.type === "bar") trace.marker = { color: tone, line: { color: css("--ground"), width: 1 } };
-      else if (trace.fill) trace.fillcolor = translucent(tone, 0.18);
+      if (trace.fill) trace.fillcolor = translucent(tone, 0.18);
       else if (trace.mode === "lines") trace.line.color = tone;
       else if (Array.isArray(trace.marker.color)) {
         Object.assign(trace.marker, { colorscale: "Viridis", showscale: true, colorbar: { title: { text: trace.marker.title, side: "right" }, thickness: 10, tickfont: { color: css("--ink") } }, line: { color: css("--ink"), width: 0.5 } });
