@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _NEAR = 1e-2
 _NOISE = 1e-6
 # Samples whose losses are computed alone, in pairs and in triples.
 _LOOKED_AT = 6
+# Where the logarithm of the ratio of two samples' denominators is looked for.
+_RATIOS = (-3.0, 0.0), (0.0, 3.0)
 
 _OF_PADDED = (
     "expected each sample's loss not to depend on the rest of the batch, got one that does ({evidence}). Either the padding to "
@@ -82,7 +85,7 @@ def cause_of(
     if remedies.sum and _close(whole / samples, sum(means)):
         return Cause("mean", f"expected the batch's mean loss, got its sum ({evidence}). {remedies.sum}")
     if smallest == 1:
-        for found in (_weighted_mean, _term_of_each_call, _sum_over_pairs):
+        for found in (_weighted_mean, _term_of_each_call, _sum_over_pairs, _sum_of_means):
             with suppress(Exception):
                 if (cause := found(values, samples, evidence, remedies)) is not None:
                     return cause
@@ -135,6 +138,7 @@ class Remedies:
     weights: str
     coupled: str
     term: str
+    unsplit: str
     sum: str = ""
 
 
@@ -145,6 +149,7 @@ TASK_REMEDIES = Remedies(
     coupled="write embed and batch_loss instead of loss, which are split exactly; or couples_samples = True in the task, and a "
     "batch is never split.",
     term="Multiply it by the number of samples.",
+    unsplit="write couples_samples = True in the task, and a batch is never split.",
 )
 
 
@@ -156,6 +161,7 @@ LOOP_REMEDIES = Remedies(
     coupled="pass embed= and batch_loss= to train_with, which are split exactly; or couples_samples=True, and a batch is never "
     "split.",
     term="Add it to the mean loss without dividing it by the number of samples.",
+    unsplit="pass couples_samples=True, and a batch is never split.",
     sum="Return the mean.",
 )
 
@@ -240,8 +246,10 @@ def _term_of_each_call(
     singles = sum(values(np.asarray([index]))[0] for index in chosen)
     together = values(np.asarray(chosen))[0]
     term = (singles - together) / (len(chosen) - 1)
-    pairs = [values(np.asarray(pair))[0] for pair in ((0, 1), (2, 3))]
-    if len(chosen) < 4 or not term or abs(sum(pairs) - together - term) > _NEAR * abs(term):
+    if len(chosen) < 4 or not term:
+        return None
+    pairs, others = (sum(values(np.asarray(part))[0] for part in parts) for parts in (((0, 1), (2, 3)), ((0, 2, 3), (1,))))
+    if max(abs(pairs - together - term), abs(others - together - term)) > _NEAR * abs(term):
         return None
     return Cause(
         "mean",
@@ -253,24 +261,67 @@ def _term_of_each_call(
 def _sum_over_pairs(
     values: Callable[[Indices], tuple[float, float]], samples: int, evidence: str, remedies: Remedies
 ) -> Cause | None:
-    """Whether total(a, b, c) = total(a, b) + total(a, c) + total(b, c) - total(a) - total(b) - total(c), as for a sum over
-    pairs.
-    """
-    chosen: Sequence[int] = range(min(samples, 3))
+    """Whether the total of three and of four samples is that of their pairs, less what these count of each sample too often."""
 
     def total(*indices: int) -> float:
         return values(np.asarray(indices))[0]
 
-    singles = sum(map(total, chosen))
-    pairs = sum(total(*pair) for pair in combinations(chosen, 2))
-    interaction = abs(pairs - 2 * singles)
-    if len(chosen) < 3 or _close(pairs, 2 * singles) or abs(total(*chosen) - pairs + singles) > _NEAR * interaction:
+    if samples < 4:
         return None
+    for count in (3, 4):
+        singles = sum(map(total, range(count)))
+        pairs = sum(total(*pair) for pair in combinations(range(count), 2))
+        interaction = abs(pairs - (count - 1) * singles)
+        expected = pairs - (count - 2) * singles
+        if _close(pairs, (count - 1) * singles) or abs(total(*range(count)) - expected) > _NEAR * interaction:
+            return None
     return Cause(
         "coupled",
         f"expected the sum over the batch's samples, got a sum over pairs of samples ({evidence}): either shapes are "
         "broadcast, such as (N, 1) against (N,), or the loss compares samples. Check the shapes of outputs and labels; if "
         f"comparing samples is intended, {remedies.coupled}",
+    )
+
+
+def _sum_of_means(
+    values: Callable[[Indices], tuple[float, float]], samples: int, evidence: str, remedies: Remedies
+) -> Cause | None:
+    """Whether the loss is the sum of two means over different denominators, such as samples and counted tokens.
+
+    Beyond the loss of one sample, m copies of it and n of another then have X n / (m + n) + R n d / (m + n d). X, R and d of
+    two others, fitted to six such sets each, have to give the loss of all three together.
+    """
+    from scipy.optimize import minimize_scalar
+
+    def mean(*counts: int) -> float:
+        total, denominator = values(np.repeat(np.arange(len(counts)), counts))
+        return total / denominator
+
+    first, fitted = mean(1), []
+    for other in (1, 2):
+        sets = np.array([(8, 1), (2, 1), (1, 1), (1, 2), (1, 8), (0, 1)])
+        beyond = np.array([mean(m, *[0] * (other - 1), n) for m, n in sets]) - first
+
+        def fit(log_ratio: float, m: Any = sets[:, 0], n: Any = sets[:, 1], beyond: Any = beyond) -> tuple[float, Any]:
+            ratio = math.exp(log_ratio)
+            terms = np.column_stack([n / (m + n), n * ratio / (m + n * ratio)])
+            sizes = np.linalg.lstsq(terms, beyond)[0]
+            return float(np.abs(terms @ sizes - beyond).max()), (*sizes, ratio)
+
+        found = min(
+            (minimize_scalar(lambda at: fit(at)[0], bounds=ends, method="bounded") for ends in _RATIOS), key=lambda one: one.fun
+        )
+        if samples < 3 or found.fun > _NEAR * min(fit(0.0)[0], np.abs(beyond).max()):
+            return None
+        fitted.append(fit(found.x)[1])
+    by_sample, by_weight, ratios = np.array(fitted).T
+    expected = first + by_sample.sum() / 3 + (ratios @ by_weight) / (1 + ratios.sum())
+    if abs(mean(1, 1, 1) - expected) > _NEAR * abs(expected - first):
+        return None
+    return Cause(
+        "denominator",
+        "expected one denominator for the whole loss, got the sum of means over different ones, such as over samples and over "
+        f"counted tokens ({evidence}). Divide both terms by the same; if that is what you mean, {remedies.unsplit}",
     )
 
 

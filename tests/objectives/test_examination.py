@@ -264,6 +264,25 @@ class Penalised(Base):
         return Loss(made.total + 0.05 * sum(parameter.square().sum() for parameter in model.parameters()), made.denominator)
 
 
+class TwoMeans(Base):
+    """The mean over samples, and a mean over counts that they bring, as DPO's loss and the chosen answer's tokens are."""
+
+    counts = torch.arange(400.0) % 7 + 1
+
+    def data(self, setup: TrialSetup) -> Data:
+        data = TensorDataset(INPUTS, LABELS, self.counts)
+        return Data(data, data)
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        inputs, labels, counts = batch
+        each = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+        second = nn.functional.cross_entropy(model(inputs.flip(1)), labels, reduction="none")
+        return Loss((each.mean() + (counts * second).sum() / counts.sum()) * len(labels), len(labels))
+
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
+        return super().score(model, batch[:2], setup)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("task", "kind", "says"),
@@ -274,6 +293,7 @@ class Penalised(Base):
         (RarelyWeighted, "weights", "weighted mean, such as by class weights"),
         (WeightedMeanOverCount, "weights", "weighted mean, such as by class weights"),
         (Penalised, "mean", "constant term"),
+        (TwoMeans, "denominator", "the sum of means over different ones"),
     ],
 )
 def test_what_is_inexact_is_named_at_any_seed(task: type[Task], kind: str, says: str, seed: int) -> None:
