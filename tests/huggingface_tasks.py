@@ -335,6 +335,25 @@ def forgetful(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(), callbacks=[Decaying()])
 
 
+class Averaging(Trainer):
+    """Averages a metric over batches, as TRL's trainers do."""
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
+        loss, logits, labels = super().prediction_step(model, inputs, *args, **more)
+        with torch.no_grad():
+            chosen = logits.argmax(-1) if logits is not None else model(**inputs)["logits"].argmax(-1)
+        self.batches.append(float((chosen == inputs["labels"]).double().mean().square()))
+        return loss, logits, labels
+
+    def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
+        self.batches: list[float] = []
+        return {**super().evaluate(*args, **more), "eval_squared": sum(self.batches) / len(self.batches)}
+
+
+def averaging(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), Averaging)
+
+
 def followed(setup: TrialSetup) -> Iterator[Measurement]:
     yield from follow(trained(setup, Plain()))
 

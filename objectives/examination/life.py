@@ -6,6 +6,7 @@ side effects, or keeps weights that no checkpoint holds, ends with other weights
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -37,6 +38,9 @@ _BATCH = 4
 _FIRST_S, _STRAIGHT_S = 20.0, 8.0
 # Relative difference of weights up to which two lives are one, and how many times that of a life from itself.
 _SAME, _REPEATS = 1e-6, 10.0
+# The second life evaluates so many samples at a time, where the first took at most these seconds; and the relative difference
+# of the metric from which it depends on that.
+_EVALUATED, _QUICK_S, _METRIC = 5, 2.0, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +104,23 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
     straight = replace(short, training=short.training.model_copy(update={"evaluations": 1}), checkpoint=None)
     try:
         started = time.process_time()
-        whole = _lived(begin, straight)
+        whole, reached = _lived(begin, straight)
         if not whole:
             return "it has no weights when it ends"
         if not all(bool(weight.isfinite().all()) for weight in whole):
             return f"its weights are not finite after {_STEPS} steps"
         if (took_s := time.process_time() - started) > _STRAIGHT_S:
             return f"{_STEPS} steps of {batch} samples take {took_s:.0f} s of processor time"
+        few = _EVALUATED if took_s < _QUICK_S else setup.evaluation_batch
         with tempfile.TemporaryDirectory(prefix="bsearch-") as folder:
-            resumed, hint = _resumed(begin, replace(short, checkpoint=str(Path(folder) / "checkpoint")))
+            kept = replace(short, checkpoint=str(Path(folder) / "checkpoint"), evaluation_batch=few)
+            resumed, reached_again, hint = _resumed(begin, kept)
         if not resumed:
             return "it began anew"
         off = differing(resumed, whole)
-        if off <= _SAME or off <= _REPEATS * differing(_lived(begin, straight), whole):
-            return ""
-        evaluated = differing(_lived(begin, replace(short, checkpoint=None)), whole)
+        if off <= _SAME or off <= _REPEATS * differing(_lived(begin, straight)[0], whole):
+            return _averaged(where, setup.metric, reached, reached_again)
+        evaluated = differing(_lived(begin, replace(short, checkpoint=None))[0], whole)
     except BsearchError:
         raise
     except Exception as error:  # of a training so short
@@ -134,6 +140,19 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
         "Loop, pass it in state={...}."
     )
     return Finding("resumed", where, message, off)
+
+
+def _averaged(where: str, metric: str, reached: float, again: float) -> Finding | str:
+    """A metric that depends on how many samples are evaluated at a time; empty where it does not, or the same number was."""
+    off = abs(again - reached) / max(abs(reached), abs(again), 1e-12)
+    if not off > _METRIC:
+        return ""
+    message = (
+        f"{metric} depends on how many samples are evaluated at a time: {reached:.4g}, and {again:.4g} in batches of "
+        f"{_EVALUATED}, of the same weights. What averages it over batches does not give that of the whole set: compute it in "
+        "compute_metrics, from all predictions."
+    )
+    return Finding("averaged", where, message, off)
 
 
 class _Brief(TrainingRun):
@@ -172,15 +191,15 @@ def life_of_loop(reference: str, parameters: Callable[[], Sequence[Tensor]]) -> 
     return begin
 
 
-def _lived(begin: Begin, setup: TrialSetup) -> list[Tensor]:
+def _lived(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], float]:
+    """A life's weights and metric."""
     life = begin(setup)
-    for _ in life.measurements:
-        pass
-    return _copied(life)
+    *_, last = life.measurements
+    return _copied(life), last.value(setup.metric)
 
 
-def _resumed(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], str]:
-    """The weights of a life that was saved in the middle, none if it began anew; and which of the user's numbers did."""
+def _resumed(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], float, str]:
+    """The weights of a life that was saved in the middle, none if it began anew; its metric; which numbers of the user did."""
     life = begin(setup)
     next(life.measurements)
     before = life.numbers()
@@ -190,13 +209,13 @@ def _resumed(begin: Begin, setup: TrialSetup) -> tuple[list[Tensor], str]:
     anew = second.numbers()
     *_, last = second.measurements
     if "resumed_at" not in last.facts:
-        return [], ""
+        return [], math.nan, ""
     moved = [
         f"self.{name}, which was {value} and is {anew[name]} again"
         for name, value in before.items()
         if anew.get(name, value) != value
     ]
-    return _copied(second), f": not {moved[0]}" if moved else ""
+    return _copied(second), last.value(setup.metric), f": not {moved[0]}" if moved else ""
 
 
 def _copied(life: Life) -> list[Tensor]:

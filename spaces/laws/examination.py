@@ -32,6 +32,7 @@ from typing import Literal
 #   eval_mode            modules that the task has put in evaluation mode, and that stay in it
 #   unstable_validation  validation data that differ when they are read again
 #   scores_not_compared  scores could not be compared
+#   averaged     a metric that depends on how many samples are evaluated at a time
 #   unexamined           what could not be compared besides
 #   rows         how rows of documents are made
 Kind = Literal[
@@ -57,6 +58,7 @@ Kind = Literal[
     "eval_mode",
     "unstable_validation",
     "scores_not_compared",
+    "averaged",
     "unexamined",
     "packing",
     "causal",

@@ -13,6 +13,9 @@ import torch
 pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
 
 from bsearch.objectives.data.batches import SampleStream
+from bsearch.objectives.profiling.task_profile import profile_task
+from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.study.devices import Memory
 from helpers import setup
 from torch import nn
 from trainer_contract import (
@@ -142,6 +145,16 @@ class TestHuggingFace(TrainerContract):
         batches, losses = last("batches"), last("losses")
         assert batches["seen"] == losses["seen"] == 100
         assert batches["loss"] == losses["loss"]
+
+    def test_a_metric_that_is_averaged_over_batches_is_named_before_the_first_trial(self) -> None:
+        def said(metric: str) -> list[tuple[str, str]]:
+            request = ProfileRequest(setup(1, budget=1, metric=metric), Memory(), highest=100)
+            examined = profile_task(f"{self.tasks}:averaging", request).examination
+            assert examined is not None and examined.verdict == "exact"
+            return [(one.kind, one.message.partition(":")[0]) for one in examined.findings]
+
+        assert said("squared") == [("averaged", "squared depends on how many samples are evaluated at a time")]
+        assert said("accuracy") == said("loss") == []
 
     @pytest.mark.parametrize("kind", ["user", "tokenizer"])
     @pytest.mark.parametrize("divides", [False, True])
