@@ -33,7 +33,7 @@ from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, emb
 from .census import census, check_no_living_scheduler, learning
 from .copies import ATTEMPTS, copied, location_of, needs_its_own_model, numbers_of, unchanged
 from .fixed_noise import fixed_noise, seed_draws
-from .reading import POOL, reading_findings, subset_fetchers, varied
+from .reading import POOL, data_of_model, reading_findings, subset_fetchers, varied
 from .scores import score_findings
 from .step import (
     AUTOCAST_TOLERANCE,
@@ -114,6 +114,7 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
         findings = [
             *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
             *_mode_findings(run),
+            *data_of_model(run.train_fetcher, keys, run.model, location_of(run, "data", "training data")),
             *learns,
             *found_in_memory("recomputing blocks", place, device, partial(_recomputed, run, keys, modes)),
             *task.examine(run.model, run.data, run.setup),
@@ -147,6 +148,8 @@ def examined_loop(
 
     step = partial(_first_samples, back_propagate, parts.data, stream, device)
     learns = found_in_memory("what learns", place, setup.device, partial(_census, place, parts.model, parts.optimizers, step))
+    keys = varied(parts.data, stream.take(0, min(stream.samples, POOL)), _SAMPLES)
+    learns = (*data_of_model(parts.data, keys, parts.model, where), *learns)
     if parts.couples_samples:
         return Examination(couples_samples=True, findings=learns)
 
@@ -167,7 +170,6 @@ def examined_loop(
     def values(step: Step, index: Indices) -> tuple[float, float]:
         return len(index) * step.gradient([index], "rows")[1], float(len(index))
 
-    keys = varied(parts.data, stream.take(0, min(stream.samples, POOL)), _SAMPLES)
     for smallest in (1, 2):  # two where a model does not work with one sample
         compare = partial(
             _compared_step,

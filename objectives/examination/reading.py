@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from ...spaces.laws.examination import Finding
@@ -109,14 +109,10 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
         keys: of training samples.
         where: names the data of a split.
     """
-    keys = replace(keys, index=keys.index[:_REREAD], epoch=keys.epoch[:_REREAD])
-    reread = train
-    if isinstance(train.dataset, FirstSamples):
-        reread = copy.copy(train)
-        reread.dataset = train.dataset.read_again()
+    keys, reread = _few(keys), _read_again(train)
     if not train.indexed and differ(train.fetch(keys), reread.fetch(keys)):
-        what = "position in the stream" if reread is not train else "index"
-        seeded = "each pass" if reread is not train else "each sample"
+        what = "position in the stream" if isinstance(train.dataset, FirstSamples) else "index"
+        seeded = "each pass" if what.startswith("position") else "each sample"
         yield Finding(
             "generator",
             where("training data"),
@@ -139,6 +135,41 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
         )
         message = f"samples change when they are read again with another seed, as in another trial. {advice}"
         yield Finding("unstable_validation", where("validation data"), message)
+
+
+def data_of_model(train: Fetcher, keys: SampleKeys, model: nn.Module, where: str) -> Iterator[Finding]:
+    """Training data that the model makes which is trained, or a copy of it: hooks go with the copy."""
+    called: list[str] = []
+
+    def note(module: nn.Module, _: Any) -> None:
+        called.append(type(module).__name__)
+
+    learning = [module for module in model.modules() if any(one.requires_grad for one in module.parameters())]
+    hooks = [module.register_forward_pre_hook(note) for module in learning]
+    try:
+        _read_again(train).fetch(_few(keys))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if called:
+        message = (
+            f"expected data that do not depend on the weights, got some that a {called[0]} of the model makes: samples are "
+            "read ahead, and a stream from a copy, so they would be those of earlier weights. Give a Loop what they are made "
+            "from, such as seeds or prompts, as data, and make them in its body."
+        )
+        yield Finding("made_by_model", where, message)
+
+
+def _few(keys: SampleKeys) -> SampleKeys:
+    return replace(keys, index=keys.index[:_REREAD], epoch=keys.epoch[:_REREAD])
+
+
+def _read_again(fetcher: Fetcher) -> Fetcher:
+    """One that reads a stream once more."""
+    again = copy.copy(fetcher)
+    if isinstance(fetcher.dataset, FirstSamples):
+        again.dataset = fetcher.dataset.read_again()
+    return again
 
 
 def differ(batch: Any, other: Any) -> bool:

@@ -22,6 +22,7 @@ from typing import Literal
 #   evaluation   evaluating changes the training
 #   resumed      a training that is saved and resumed ends otherwise
 #   generator    training data with a random generator that the trial's seed does not reach
+#   made_by_model  training data that the model makes which is trained
 #   score        a score that is not a ratio of sums
 #   packing      documents of a packed row that are not computed as they are alone
 #   causal       a language model whose tokens see those that follow
@@ -51,6 +52,7 @@ Kind = Literal[
     "evaluation",
     "resumed",
     "generator",
+    "made_by_model",
     "score",
     "batch_norm",
     "random",
@@ -67,7 +69,7 @@ Kind = Literal[
 REFUSED: frozenset[Kind] = frozenset(
     (
         *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
-        *("stale", "plan", "sharding", "beside", "unstepped", "recomputed", "evaluation", "resumed"),
+        *("stale", "plan", "sharding", "beside", "unstepped", "recomputed", "evaluation", "resumed", "made_by_model"),
     )
 )
 

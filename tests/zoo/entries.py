@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Literal
 
 from zoo.plain import Step
@@ -66,6 +67,7 @@ class Entry:
         return getattr(import_module(f"zoo.{module}" if module else self.module), name)
 
 
+CARTPOLE = Path(__file__).parents[2] / "examples" / "own_loop" / "cartpole.py"
 _EXACT = [
     Entry("classifier", "zoo.vision:Digits", "exact", twin="classifier", metrics="classifier_metrics"),
     Entry("label smoothing", "zoo.vision:Smoothed", "exact", twin="smoothed"),
@@ -283,6 +285,10 @@ _LIFE = [
     Entry("Loop, ReduceLROnPlateau", "zoo.life:plateau", "refused", "got ReduceLROnPlateau"),
     Entry("Loop, its own rate", "zoo.life:rate_of_its_own", "refused", "something else sets it"),
     Entry("Loop, counting its steps", "zoo.life:counts_steps", "refused", "step.number"),
+    Entry(
+        "Loop, pseudo-labels of its own model as data", "zoo.life:pseudo_labels", "refused", "that do not depend on the weights"
+    ),
+    Entry("Loop, PPO on cart-pole", f"{CARTPOLE}:train", "exact", metric="balanced"),
     Entry("Loop, weight decay by the fraction", "zoo.life:weight_decay_by_the_step", "exact"),
 ]
 

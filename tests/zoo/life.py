@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from bsearch.objectives.loop import Loop, Part, Step
 from bsearch.objectives.task import Data, Loss, Score
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 from zoo.plain import RATE, digits, trained, whole
 from zoo.plain import Step as Samples
 from zoo.vision import TRAINING, VALIDATION, Digits, convolutional
@@ -267,10 +268,13 @@ def data() -> Data:
     return Data(TensorDataset(images[TRAINING], labels[TRAINING]), TensorDataset(images[VALIDATION], labels[VALIDATION]))
 
 
-def looped(setup: TrialSetup, body: Body, *, trains_on: bool = True) -> Iterator[Measurement]:
+def looped(
+    setup: TrialSetup, body: Body, *, trains_on: bool = True, train: Callable[[nn.Module], Any] | None = None
+) -> Iterator[Measurement]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9)
-    loop = Loop(setup, data(), models={"net": model}, optimizers={"net": optimizer})
+    given = data() if train is None else replace(data(), train=train(model), samples=1400)
+    loop = Loop(setup, given, models={"net": model}, optimizers={"net": optimizer})
     for step in loop:
         body(loop, step, model, optimizer)
         if step.evaluates:
@@ -302,6 +306,23 @@ def plain(setup: TrialSetup) -> Iterator[Measurement]:
 def evaluation_mode(setup: TrialSetup) -> Iterator[Measurement]:
     """Left on after the first evaluation, in plain torch: put back here, so that it is `plain`."""
     yield from looped(setup, right, trains_on=False)
+
+
+class PseudoLabels(IterableDataset[Any]):
+    """Labels that the model gives; a pass reads a copy of it, as it was at its beginning."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __iter__(self) -> Iterator[Any]:
+        for image in digits()[0][TRAINING]:
+            with torch.no_grad():
+                label = self.model(image[None]).argmax()
+            yield image, label
+
+
+def pseudo_labels(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from looped(setup, right, train=PseudoLabels)
 
 
 def never_cleared(setup: TrialSetup) -> Iterator[Measurement]:
