@@ -40,7 +40,6 @@ from .results import print_front
 
 if TYPE_CHECKING:
     from ..search.run.driver import StudyResult
-    from ..search.run.study_run import StudyRun
 
 
 @main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"))
@@ -60,9 +59,6 @@ if TYPE_CHECKING:
 )
 @serial_option("trials one after the other, in this process.")
 @out_option("a folder for front.csv, front.json and front.png; default: results/STUDY.")
-@click.option(
-    "--metrics", metavar="HOST:PORT", help="Serve numbers for Prometheus there while it runs, such as 127.0.0.1:9100."
-)
 @json_option
 @click.pass_context
 def run(
@@ -81,7 +77,6 @@ def run(
     same_experiment: bool,
     serial: bool,
     out: Path | None,
-    metrics: str | None,
     as_json: bool,
 ) -> None:
     """Run the study in STUDY, or resume it, and print its front.
@@ -96,7 +91,7 @@ def run(
     with located_faults(file):
         with documents_only(as_json):
             folder = out or _results(spec, spec.study)
-            result = _run(spec, folder, console, metrics, new=new, same_experiment=same_experiment, serial=serial)
+            result = _run(spec, folder, console, new=new, same_experiment=same_experiment, serial=serial)
         _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
 
@@ -174,21 +169,13 @@ def _results(spec: StudySpec, name: str) -> Path:
     return spec.folder / "results" / name
 
 
-def _run(
-    spec: StudySpec, out: Path, console: Console, metrics: str | None, *, new: bool, same_experiment: bool, serial: bool
-) -> StudyResult:
+def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experiment: bool, serial: bool) -> StudyResult:
     from ..cluster.study import run_study_here
-    from ..search.report.metrics import metrics_server
     from ..search.report.terminal.live import LiveView
 
-    with metrics_server(metrics) as serve, LiveView(console) as view:
-
-        def watch(run: StudyRun) -> None:
-            serve(run)
-            view.watch(run)
-
+    with LiveView(console) as view:
         return run_study_here(
-            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=watch
+            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=view.watch
         )
 
 
