@@ -8,16 +8,19 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from searchers import NOT_INSTALLABLE, WAYS
-from table import CLOCKS, FAMILIES, PARAMETERS, Row, cells, family_of, table, title
+from table import CLOCKS, FAMILIES, PARAMETERS, Row, cells, decisions, family_of, table, title
 
 DOCS = Path(__file__).parents[2] / "docs"
 TITLES = {
+    "lcbench@52": "LCBench at its full length",
     "lcbench": "LCBench: networks on tabular data",
     "digits": "digits",
     "cifar": "CIFAR-10",
     "zeus": "Zeus: the batch size alone",
 }
 PROBLEMS = {
+    "lcbench@52": "Batch, learning rate, weight decay and dropout of trainings of 52 epochs, with three layers, 256 units "
+    "and a momentum of .9, by the same surrogate: the best lies in a corner of a linear weight decay.",
     "lcbench": "Epochs, batch, learning rate, momentum, weight decay, layers, units and dropout, by "
     "[YAHPO's surrogate](https://arxiv.org/abs/2109.03670) of [LCBench](https://arxiv.org/abs/2006.13799).",
     "digits": "Trainings of a small network on scikit-learn's digits, measured: batch, learning rate and epochs. "
@@ -55,9 +58,14 @@ def section(rows: Sequence[Row], family: str) -> str:
     """A family's heading, description and table."""
     problems = len({row.problem for row in rows if family_of(row) == family})
     size = f"{counted(problems, 'problem')}, {counted(PARAMETERS[family], 'parameter')}"
-    header, *lines = table(rows, family)
-    marked = ["| " + " | ".join(words) + " |" for words in (header, ["---", *["--:"] * (len(header) - 1)], *lines)]
-    return "\n\n".join([f"## {TITLES[family]} ({size}) {{#{family}}}", PROBLEMS[family], "\n".join(marked)])
+    parts = [marked(lines) for lines in (decisions(rows, family), table(rows, family)) if len(lines) > 1]
+    anchor = family.replace("@", "-")
+    return "\n\n".join([f"## {TITLES[family]} ({size}) {{#{anchor}}}", PROBLEMS[family], *parts])
+
+
+def marked(lines: Sequence[Sequence[str]]) -> str:
+    header, *others = lines
+    return "\n".join("| " + " | ".join(words) + " |" for words in (header, ["---", *["--:"] * (len(header) - 1)], *others))
 
 
 def counted(number: int, noun: str) -> str:
@@ -103,13 +111,18 @@ def draw(axes: mpl.axes.Axes, rows: Sequence[Row]) -> None:
 HEAD = """\
 # Benchmark
 
-Which share of the true front do a few trials find, by bsearch and by other searchers, on problems that cost nothing to run?
-Every figure on this page is computed from the rows in `benchmarks/public/results/`, and one command makes them again:
+What do a few trials find, by bsearch and by other searchers, on problems that cost nothing to run? Each section begins with
+what people decide by, the fastest setting within so much of the best; then come shares of the true front. Every figure on this
+page is computed from the rows in `benchmarks/public/results/`, and one command makes them again:
 
 ```sh
 make benchmark-public    # python benchmarks/public/run.py; it resumes. --ways ours --again: bsearch's rows anew
 ```
 
+- **2, 5, 10 %**: of the searches, in percent, that have any setting within that part of the true front's range of the best
+  accuracy, after so many trials one after another. *Fastest*: the seconds of the fastest one within 5 % over those of the true
+  one, geometric mean over the searches that have one. *Top fifth*: the share of the hypervolume above the best less a fifth of
+  that range. Searchers without these columns were run before they were kept.
 - **Share**: of the hypervolume of log seconds and accuracy under the true front, reached by the trainings that ended.
   The standard error is over problems and seeds, with each problem's mean over the searchers subtracted. *Rank*: the mean over
   problems, 1 is best, after the larger number of trials.
@@ -122,8 +135,8 @@ make benchmark-public    # python benchmarks/public/run.py; it resumes. --ways o
   know, and 1 - accuracy. BoTorch is given the reference point, begins with five Sobol points as Ax does, and optimizes from 4
   starts and 256 samples, so that it ends in time. MOASHA's ranks are repaired. PriMO has no priors; where it would fail
   because all trials of a rung still run, it proposes without them.
-- **bsearch's rows** are of the search before [decision 0077](decisions/0077-what-people-choose.md), which ranks settings by
-  what people choose: since then less of the whole hypervolume, and more of its top.
+- **bsearch** ranks settings by what people choose ([decision 0077](decisions/0077-what-people-choose.md)), which costs some of
+  the whole hypervolume.
 - **Seeds** differ, because asks of Gaussian processes take long. `*`: the wall-clock limit cut some of these searches short:
   a lower bound, and no rank. Where nothing stands, nothing was run. Milliseconds are the median of the last asks, on shared
   cores.

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the problems, which benchm
 
 import optuna
 from page import write_page
-from problems import Problem, Share, problems
+from problems import Decision, Problem, Share, problems
 from searchers import NOT_INSTALLABLE, WAYS, PeerError, Searchers, applies
 from simulation import Clock, Run, simulate
 from table import (
@@ -96,10 +96,10 @@ def named_problems(family: str) -> dict[str, Problem]:
     members = problems(family)
     if family == "zeus":
         return {f"zeus/v100-{number}": problem for number, problem in enumerate(members[:6])}
-    if family == "lcbench" and members:
+    if family.startswith("lcbench") and members:
         from lcbench import TASKS
 
-        return {f"lcbench/{task}": problem for task, problem in zip(TASKS, members, strict=True)}
+        return {f"{family}/{task}": problem for task, problem in zip(TASKS, members, strict=True)}
     return {family: members[0]} if members else {}
 
 
@@ -116,12 +116,14 @@ def run_missing(searchers: Searchers, members: dict[str, Problem], ways: Sequenc
     cut = {row.search for row in rows if 0 < row.limit_s < options.limit_s}
     done = {row.search for row in rows} - cut
     shares: dict[str, Share] = {}
+    judges: dict[str, Decision] = {}
     absent: set[str] = set(NOT_INSTALLABLE)
     for seed, way, name, clock in searches(members, ways, options.seeds):
         search = name, way, seed, clock
         if search in done or way in absent:
             continue
         share = shares[name] = shares.get(name) or Share(members[name])
+        decision = judges[name] = judges.get(name) or Decision(members[name])
         started = time.monotonic()
         try:
             searcher = searchers.start(way, members[name], share, seed, by_time=clock == "seconds")
@@ -133,15 +135,22 @@ def run_missing(searchers: Searchers, members: dict[str, Problem], ways: Sequenc
         run = simulate(searcher, members[name], clock, counts[-1], seed, options.limit_s)
         if search in cut:
             drop(options.results, lambda row, search=search: row.search == search)
-        write_rows(rows_of(run, search, share, counts, searcher.version), file_of(way, options.results), append=True)
+        write_rows(rows_of(run, search, share, decision, counts, searcher.version), file_of(way, options.results), append=True)
         told = f"{share.of(run.points(counts[-1])):.3f}, {len(run.asks_s)} asks, {time.monotonic() - started:.0f} s"
         print(f"{name}, {way}, seed {seed}, {clock}: {told}" + (f"   cut short: {run.cut}" if run.cut else ""), flush=True)
 
 
-def rows_of(run: Run, search: tuple[str, str, int, str], share: Share, counts: Sequence[int], version: str) -> list[Row]:
+def rows_of(
+    run: Run, search: tuple[str, str, int, str], share: Share, decision: Decision, counts: Sequence[int], version: str
+) -> list[Row]:
     """What a search found after these numbers of trainings."""
-    ask_ms = 1e3 * statistics.median(run.asks_s[-5:] or [0.0])
-    return [Row(*search, after, share.of(run.points(after)), ask_ms, version, run.cut_before(after)) for after in counts]
+    ask_ms, rows = 1e3 * statistics.median(run.asks_s[-5:] or [0.0]), []
+    for after in counts:
+        points = run.points(after)
+        within2, within5, within10, _, slower, _, top = decision.of(points)
+        found = within2, within5, within10, slower, top
+        rows.append(Row(*search, after, share.of(points), ask_ms, version, run.cut_before(after), *found))
+    return rows
 
 
 def searches(members: dict[str, Problem], ways: Sequence[str], seeds: int) -> Iterator[tuple[int, str, str, Clock]]:

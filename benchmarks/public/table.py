@@ -16,7 +16,7 @@ from searchers import NAMES, WAYS
 from simulation import Clock
 
 RESULTS = Path(__file__).parent / "results"
-PARAMETERS = {"lcbench": 8, "digits": 3, "cifar": 4, "zeus": 1}
+PARAMETERS = {"lcbench@52": 4, "lcbench": 8, "digits": 3, "cifar": 4, "zeus": 1}
 FAMILIES = tuple(PARAMETERS)
 USUAL = (5, 10, 15, 20, 25)
 AFTER = {"zeus": (3, 10)}  # trainings after which a family's shares are counted; Zeus has 5 to 15 settings
@@ -33,6 +33,10 @@ class Row:
         ask_ms: median of its last asks.
         version: of the searcher.
         cut: why the search did not reach `after`, if it did not; `share` is then what it had found.
+        within2, within5, within10: whether it has any setting within that part of the front's range of the best; NaN: rows of
+            before these were kept.
+        slower: log of the seconds of the fastest such setting within 5 % over the true one's; NaN: none.
+        top: share of the hypervolume of the top fifth of that range.
     """
 
     problem: str
@@ -44,6 +48,11 @@ class Row:
     ask_ms: float
     version: str
     cut: str = ""
+    within2: float = math.nan
+    within5: float = math.nan
+    within10: float = math.nan
+    slower: float = math.nan
+    top: float = math.nan
 
     @property
     def search(self) -> tuple[str, str, int, str]:
@@ -72,8 +81,12 @@ def read_rows(folder: Path = RESULTS) -> list[Row]:
 
 
 def _row(row: Mapping[str, str]) -> Row:
-    numbers = {"seed": int, "after": int, "share": float, "ask_ms": float}
-    return Row(**{name: numbers.get(name, str)(value) for name, value in row.items()})
+    numbers = {"seed": int, "after": int, "share": float, "ask_ms": float, **dict.fromkeys(DECISION, float)}
+    return Row(**{name: numbers.get(name, str)(value) for name, value in row.items() if value or name == "cut"})
+
+
+# What people decide by.
+DECISION = ("within2", "within5", "within10", "slower", "top")
 
 
 def write_rows(rows: Sequence[Row], file: Path, *, append: bool) -> None:
@@ -82,7 +95,8 @@ def write_rows(rows: Sequence[Row], file: Path, *, append: bool) -> None:
         if not opened.tell():
             writer.writeheader()
         for row in rows:
-            writer.writerow({**asdict(row), "share": f"{row.share:.4f}", "ask_ms": f"{row.ask_ms:.3g}"})
+            written = {name: "" if math.isnan(getattr(row, name)) else f"{getattr(row, name):.4g}" for name in DECISION}
+            writer.writerow({**asdict(row), "share": f"{row.share:.4f}", "ask_ms": f"{row.ask_ms:.3g}", **written})
 
 
 @dataclass(frozen=True)
@@ -168,6 +182,31 @@ def columns_of(rows: Sequence[Row], family: str) -> list[int]:
     """After how many trainings a family's table tells the shares: few and many."""
     found = sorted({row.after for row in rows})
     return [after for after in found if after in (10, 25, *AFTER.get(family, ()))] or found[-1:]
+
+
+def decisions(rows: Iterable[Row], family: str) -> list[list[str]]:
+    """What people decide by: the header, then a line for each way whose rows have it; trials one after another."""
+    rows = [row for row in rows if family_of(row) == family and row.clock == "trials" and not math.isnan(row.within5)]
+    after = columns_of(rows, family) if rows else []
+    lines = [
+        ["searcher", *(f"{what} ({count})" for count in after for what in ("2, 5, 10 %", "fastest", "top fifth")), "seeds"]
+    ]
+    for way in WAYS:
+        line = [title(way)]
+        for count in after:
+            mine = [row for row in rows if row.way == way and row.after == count]
+            if not mine or any(row.cut for row in mine):
+                line += ["", "", ""]
+                continue
+            reached = [statistics.fmean(getattr(row, name) for row in mine) for name in DECISION[:3]]
+            slower = [row.slower for row in mine if not math.isnan(row.slower)]
+            line.append(" ".join(f"{100 * share:.0f}" for share in reached))
+            line.append(f"× {math.exp(statistics.fmean(slower)):.2f}" if slower else "-")
+            line.append(_short(statistics.fmean(row.top for row in mine)))
+        if any(line[1:]):
+            seeds = min(Counter(row.problem for row in rows if row.way == way and row.after == after[-1]).values())
+            lines.append([*line, str(seeds)])
+    return lines
 
 
 def table(rows: Iterable[Row], family: str) -> list[list[str]]:
