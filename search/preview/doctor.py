@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.requirements import Requirement
 from rich.text import Text
 
 from ...objectives.machine.gpus import usable_gpus
@@ -25,14 +24,15 @@ from ...spaces.boundary.storage import is_url
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
 from ...spaces.study.spec import StudySpec
-from ..store.database import storage_engine
-from ..store.inspection import inspect_storage
+from ..store.database import RetryPolicy, storage_engine, translate_errors
+from ..store.schema import revision_of, unknown_revision
 from ..store.url import shown_url
 
 State = Literal["ok", "warning", "problem"]
 
-# Packages whose versions are always reported; others are reported only if they are missing or out of range.
+# Packages whose versions are reported.
 _REPORTED = (
+    "bsearch",
     "torch",
     "torchvision",
     "ray",
@@ -100,36 +100,11 @@ def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[st
 # Installed packages
 
 
-def packages(distribution: str = "bsearch") -> Iterator[Finding]:
-    """Installed versions against those that the package requires."""
-    python = sys.version.split()[0]
-    try:
-        required = [Requirement(text) for text in metadata.requires(distribution) or ()]
-        version = metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        advice = "Install it: pip install . in the checkout."
-        yield Finding("packages", "warning", f"Python {python}; {distribution} is not installed", advice)
-        return
-    installed: dict[str, str] = {}
-    faults = []
-    for requirement in required:
-        extra = requirement.marker is not None and "extra" in str(requirement.marker)
-        if requirement.marker is not None and not extra and not requirement.marker.evaluate():
-            continue
-        try:
-            installed[requirement.name] = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            if not extra:
-                faults.append(
-                    Finding("packages", "problem", f"{requirement.name} is missing", f"pip install '{_plain(requirement)}'")
-                )
-            continue
-        if not requirement.specifier.contains(installed[requirement.name], prereleases=True):
-            found = f"{requirement.name} {installed[requirement.name]}, but {requirement.specifier} is required"
-            faults.append(Finding("packages", "warning" if extra else "problem", found, f"pip install '{_plain(requirement)}'"))
-    versions = ", ".join(f"{name} {installed[name]}" for name in _REPORTED if name in installed)
-    yield Finding("packages", "ok", f"bsearch {version}, Python {python}, {versions}")
-    yield from faults
+def packages() -> Iterator[Finding]:
+    """Versions of what is installed, and whether torch's binaries go together; `pip check` compares versions."""
+    installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    listed = ", ".join(f"{name} {installed[name]}" for name in _REPORTED if name in installed)
+    yield Finding("packages", "ok", f"Python {sys.version.split()[0]}, {listed}")
     for module in ("torch", "torchvision"):
         try:
             with warnings.catch_warnings():
@@ -140,11 +115,6 @@ def packages(distribution: str = "bsearch") -> Iterator[Finding]:
             advice = "Install matching builds of torch and torchvision: pip install --force-reinstall torch torchvision"
             yield Finding("packages", "problem", f"{module} cannot be imported: {type(error).__name__}: {message}", advice)
             return
-
-
-def _plain(requirement: Requirement) -> str:
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    return f"{requirement.name}{extras}{requirement.specifier}"
 
 
 # Machine
@@ -321,39 +291,23 @@ def disk(folder: Path, what: str) -> Finding:
 
 
 def storage_findings(url: str) -> Iterator[Finding]:
-    """The study's database: whether it opens and is writable, its version, and who runs its studies."""
-    shown = shown_url(url)
+    """Whether the study's database opens; a run says what else is wrong with it before its first trial."""
     try:
         engine = storage_engine(url)
-        database = engine.url.database
-        if engine.dialect.name == "sqlite" and (not database or not Path(database).exists()):
-            yield Finding("storage", "ok", f"{shown} does not exist yet; `bsearch run` creates it")
+        if engine.dialect.name == "sqlite" and not Path(engine.url.database or "").is_file():
+            yield Finding("storage", "ok", f"{shown_url(url)} does not exist yet; `bsearch run` creates it")
             return
-        inspection = inspect_storage(url)
+
+        def looked_at() -> str:
+            with translate_errors(url), engine.connect() as connection:
+                return unknown_revision(revision_of(connection))
+
+        unknown = RetryPolicy(url)(looked_at)
+        engine.dispose()
+        found, _, advice = (unknown or "opens").partition(". ")
+        yield Finding("storage", "problem" if unknown else "ok", f"{shown_url(url)}: {found}", advice)
     except BsearchError as error:
         yield Finding("storage", "problem", masked(str(error)))
-        return
-    if inspection.unknown:
-        found, _, advice = inspection.unknown.partition(". ")
-        yield Finding("storage", "problem", f"{shown}: {found}", advice)
-        return
-    if inspection.refusal:
-        advice = "Change the permissions of the file and its folder, or of the database user."
-        yield Finding("storage", "problem", f"{shown} opens, but is not writable: {inspection.refusal}", advice)
-    elif inspection.network:
-        advice = "A local disk or PostgreSQL is faster and safer (docs/storage.md)."
-        yield Finding("storage", "warning", f"{shown} is on a network file system ({inspection.network})", advice)
-    else:
-        tables = "no study yet" if inspection.revision is None else f"tables at revision {inspection.revision}"
-        yield Finding("storage", "ok", f"{shown}: opens and is writable, {tables}")
-    for name, driver in inspection.drivers.items():
-        since = driver.since.astimezone().strftime("%Y-%m-%d %H:%M")
-        who = f"process {driver.process} on {driver.host}, since {since}"
-        if driver.gone:
-            found = f"{name}: its driver is gone ({who})"
-            yield Finding("storage", "warning", found, "`bsearch run` takes over and resumes it.")
-        else:
-            yield Finding("storage", "ok", f"{name} is run by {who}; `bsearch show --watch` follows it")
 
 
 def finding_line(finding: Finding) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -88,30 +89,6 @@ def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
     assert the(storage_findings(url), "storage").state == "problem"
 
 
-@pytest.mark.slow
-def test_a_database_that_another_writes_is_no_puzzle(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    Tables(url).close()
-    with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        found = the(storage_findings(url), "storage")
-    assert (found.state, "locked" in found.found) == ("problem", True)
-
-
-def test_a_holder_is_named_and_a_dead_one_too(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    tables = Tables(url)
-    tables.save_study("mine", "mine", {}, {})
-    tables.lock.acquire("mine")
-    assert any("mine is run by process" in finding.found for finding in storage_findings(url))
-    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
-        connection.execute("UPDATE bsearch_study SET heartbeat_at = 0, holder = 'elsewhere:1:2026-01-01 00:00:00 UTC 1.2-abc'")
-        connection.commit()
-    found = [finding for finding in storage_findings(url) if "its driver is gone" in finding.found]
-    assert [finding.state for finding in found] == ["warning"]
-    tables.close()
-
-
 def test_passwords_are_masked_and_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
@@ -122,11 +99,9 @@ def test_passwords_are_masked_and_a_server_that_is_not_there_is_told(monkeypatch
     assert "problem  storage" in result.output
 
 
-def test_a_full_disk_and_a_missing_package_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_is_looked_at_and_versions_are_told(tmp_path: Path) -> None:
     assert disk(tmp_path, "results").name == "disk"
-    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["no-such-package-here>=1", "click>=900"])
-    found = [(finding.state, finding.advice) for finding in packages() if finding.state != "ok"]
-    assert found == [("problem", "pip install 'no-such-package-here>=1'"), ("problem", "pip install 'click>=900'")]
+    assert re.search(r"Python 3\.\d+\.\d+.*, torch \d", the(packages(), "packages").found)
 
 
 def test_a_check_that_fails_itself_ends_no_other() -> None:
