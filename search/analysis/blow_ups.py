@@ -6,8 +6,8 @@ in units of the median's distance below the best, is a regression with two kinds
     y = quadratic(ln batch, ln rate) + linear(others) + e,    e ~ (1 − s) Student-t₄(0, σ) + s Uniform(down to the worst)
 
 Coefficients, σ and the share s are found by expectation and maximization, which starts from the better half of the trials.
-Coefficients that are held small keep the surface from following blow-ups; the last round lets them be large, so that results
-on a surface that merely falls steeply are not taken for blow-ups. A trial blew up if the second kind is the likelier one, and
+Coefficients that are held small keep the surface from following blow-ups; a last look lets them be large, so that results on
+a surface that merely falls steeply are not taken for blow-ups. A trial blew up if the second kind is the likelier one, and
 a result of a lower rate for its batch is better that took no more samples, steps, parameters, devices or time. Without such a
 witness, it may have learned little because its rate was low or its training short, which is a result. So what is told apart
 is on no front anyway.
@@ -38,7 +38,8 @@ FEWEST = 12
 _DEEPEST = 30.0
 # The prior: blow-ups and results seen beforehand, σ and as how many trials it counts.
 _SEEN, _SIGMA, _COUNTS = (0.5, 6.0), 0.3, 4.0
-_COEFFICIENTS = (0.5,) * 25 + (16.0,)  # their standard deviation in each round of the fit
+# Standard deviation of the coefficients in the rounds of the fit, and in the last look.
+_COEFFICIENT, _ROUNDS, _LOOSE = 0.5, 25, 16.0
 # What makes the density of Student's t with 4 degrees of freedom, (1 + x²/4)^(-5/2), integrate to 1.
 _STUDENT = 3 / 8
 # How best rates move with the batch, as far as is known without a study.
@@ -118,16 +119,23 @@ def _shares(terms: Array, heights: Array) -> Array:
     share = np.zeros(count)
     share[np.argsort(-heights, kind="stable")[: math.ceil(count / 2)]] = 1.0
     variance, blown = _SIGMA**2, _SEEN[0] / sum(_SEEN)
-    for size in _COEFFICIENTS:
-        prior = np.diag([1e-6] + [size**-2] * (terms.shape[1] - 1))
-        precision = terms.T @ (terms * share[:, None]) / variance + prior
-        coefficients = np.linalg.solve(precision, terms.T @ (share * heights) / variance)
-        residuals = heights - terms @ coefficients
-        unsure = np.einsum("ij,ij->i", terms, np.linalg.solve(precision, terms.T).T)
-        variance = (_COUNTS * _SIGMA**2 + float(share @ (residuals**2 + unsure))) / (_COUNTS + float(share.sum()))
-        spread = np.sqrt(variance + unsure)
-        as_result = (1 - blown) * _STUDENT * (1 + (residuals / spread) ** 2 / 4) ** -2.5 / spread
-        as_blow_up = np.where(residuals < 0, blown / (np.ptp(heights) + 1.0), 0.0)
-        share = as_result / (as_result + as_blow_up)
+    for _ in range(_ROUNDS):
+        share, variance = _looked_at(terms, heights, share, _COEFFICIENT, variance, blown)
         blown = (_SEEN[0] + float((1 - share).sum())) / (sum(_SEEN) + count)
-    return share
+    # What is doubtful shapes that surface little.
+    return np.maximum(share, _looked_at(terms, heights, share**1.5, _LOOSE, _SIGMA**2, blown)[0])
+
+
+def _looked_at(
+    terms: Array, heights: Array, weights: Array, coefficient: float, variance: float, blown: float
+) -> tuple[Array, float]:
+    """The probability of each trial to be a result, by a surface fitted with these weights; and the variance about it."""
+    prior = np.diag([1e-6] + [coefficient**-2] * (terms.shape[1] - 1))
+    precision = terms.T @ (terms * weights[:, None]) / variance + prior
+    residuals = heights - terms @ np.linalg.solve(precision, terms.T @ (weights * heights) / variance)
+    unsure = np.einsum("ij,ij->i", terms, np.linalg.solve(precision, terms.T).T)
+    variance = (_COUNTS * _SIGMA**2 + float(weights @ (residuals**2 + unsure))) / (_COUNTS + float(weights.sum()))
+    spread = np.sqrt(variance + unsure)
+    as_result = (1 - blown) * _STUDENT * (1 + (residuals / spread) ** 2 / 4) ** -2.5 / spread
+    as_blow_up = np.where(residuals < 0, blown / (np.ptp(heights) + 1.0), 0.0)
+    return as_result / (as_result + as_blow_up), variance

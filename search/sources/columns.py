@@ -13,6 +13,7 @@ from typing import Literal
 from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
 from ...spaces.readable import plural, shell_word
+from .factors import factor_faults
 from .names import (
     NAMES,
     REACHED,
@@ -38,6 +39,7 @@ from .values import number
 _MOST_CHOICES, _MOST_PARAMETERS = 12, 60
 # Of these the first name will do.
 _LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps"})
+FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
 _WRITTEN = ("metric", "parameter", "group", "nothing")
 
 
@@ -128,7 +130,7 @@ def columns_of(
     why = "; ".join(filter(None, ("as you chose" * (metric in mapped), _mixed_units(where, found, metric))))
     taken = [Column(one.name, "metric", why) if one.name == metric else one for one in taken]
     columns = Columns(tuple(taken), direction or _direction(where, found, metric, taken))
-    _needed(where, columns, found, needs_rate)
+    _needed(where, columns, found, runs, needs_rate)
     return columns
 
 
@@ -339,21 +341,13 @@ def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]
     raise UnclearColumnsError(where, "direction", ("minimize", "maximize"), message, columns)
 
 
-def _needed(where: str, columns: Columns, found: _Found, needs_rate: bool) -> None:
+def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run], needs_rate: bool) -> None:
     faults = []
     if not any(columns.named(meaning) for meaning in ("effective_batch", "micro_batch", "batch")):
         faults.append(Fault("", "expected a column of batch sizes, got none. Write --map NAME=effective_batch.", where))
     if needs_rate and not columns.named("learning_rate"):
         faults.append(Fault("", "expected a column of learning rates, got none. Write --map NAME=learning_rate.", where))
-    plain, parts = columns.named("batch"), (*columns.named("accumulation"), *columns.named("devices"))
-    parts = tuple(name for name in parts if any(number(value) not in (None, 0, 1) for value in found.values[name]))
-    if plain and parts and not columns.named("effective_batch") and not columns.named("micro_batch"):
-        hint = f"Write --map {plain[0]}=effective_batch where it is the batch of a whole step, or --map {plain[0]}=micro_batch."
-        message = f"expected to know whether {plain[0]} counts {' and '.join(parts)}. {hint}"
-        faults.append(Fault("", message, where))
-    nodes = next((name for name in found.roles if words_of(name)[-1] == "nodes" and name not in found.mapped), None)
-    if nodes and columns.named("micro_batch") and any((number(value) or 1) > 1 for value in found.values[nodes]):
-        hint = f"Write --map {nodes}=nothing where the devices are those of all nodes, or give the batch of a whole step."
-        faults.append(Fault("", f"expected to know whether the devices are those of all {nodes}. {hint}", where))
+    names = {meaning: columns.one(meaning) for meaning in FACTORS}
+    faults += factor_faults(where, runs, names, found.mapped)
     if faults:
         raise StudyFileError(faults)

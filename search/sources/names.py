@@ -30,7 +30,7 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     ),
     "devices": (
         *("world_size", "n_gpu", "n_gpus", "num_gpus", "ngpus", "gpus", "num_devices", "n_devices", "devices"),
-        *("num_processes", "nproc"),
+        *("num_processes", "nproc", "data_parallel_size", "data_parallel", "dp_size", "num_replicas", "cuda_visible_devices"),
     ),
     "learning_rate": (
         "learning_rate",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, near_miss
+from .factors import with_devices_counted
 from .readers.tables import SUFFIXES
 from .runs import Run, flat
 
@@ -39,7 +40,7 @@ def runs_of(source: str, say: Callable[[str], None] = lambda text: None) -> list
         StudyFileError: no reader is for it, it cannot be read, or holds no runs.
     """
     reader, rest = _reader(source)
-    runs = _thinned(reader(rest), say)
+    runs = _thinned(map(with_devices_counted, reader(rest)), say)
     if not runs:
         raise StudyFileError(Fault("", "expected runs, got none", source))
     return runs
@@ -51,7 +52,7 @@ def runs_in(rows: Any) -> list[Run]:
     each = (dict(flat(row)) for row in (rows.to_dict("records") if frame else rows))
     # Only NaN differs from itself.
     known = ({name: value for name, value in row.items() if not frame or value == value} for row in each)
-    return [Run(f"run {place}", values=row) for place, row in enumerate(known)]
+    return [with_devices_counted(Run(f"run {place}", values=row)) for place, row in enumerate(known)]
 
 
 def is_source(text: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .names import meaning_of
+
 Scalar = bool | int | float | str
 # Settings are not nested deeper; of what is, as where a file refers to itself, nothing is a setting.
 _DEEPEST = 6
@@ -64,6 +66,8 @@ def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Sca
             continue
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}.")
+        elif isinstance(value, list | tuple) and meaning_of(name) == "devices":
+            yield f"{before}{name}", len(value)
         elif isinstance(value, list | tuple):
             yield from flat({str(place): each for place, each in enumerate(value[:8])}, f"{before}{name}.")
         elif isinstance(value, bool | int | float | str):

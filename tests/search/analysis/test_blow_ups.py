@@ -15,7 +15,7 @@ from bsearch.search.analysis.pareto import study_front
 from bsearch.search.laws.best_rate import best_rates
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.goals import Objectives
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 LOSS = Objectives.model_validate({"metric": {"name": "val_loss", "direction": "minimize"}})
@@ -61,6 +61,7 @@ def apart(records: list[TrialRecord]) -> set[int]:
 @given(seed=st.integers(0, 999), count=st.integers(20, 60), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.5))
 def test_what_lies_far_below_at_high_rates_blew_up_and_nothing_else(seed: int, count: int, share: float, cliff: float) -> None:
     records, blew = made(seed, count, share, cliff)
+    assume(2 * len(blew) < count)  # where half did, the median is theirs
     assert apart(records) == {number for number in blew if has_witness(records[number], records)}
 
 

@@ -75,7 +75,7 @@ def test_a_batch_is_multiplied_by_what_its_name_leaves_out() -> None:
 
 def test_a_batch_that_may_or_may_not_count_its_passes_is_asked_about() -> None:
     rows = [{"batch_size": 8, "gradient_accumulation_steps": 4, "lr": rate, "eval_loss": 1 / rate} for rate in (0.1, 0.2)]
-    with pytest.raises(StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps\. Write --map"):
+    with pytest.raises(StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps, 4 at t\.csv:2\. Write --map"):
         records(rows)
     assert records(rows, mapped={"batch_size": "effective_batch"})[0].facts.effective_batch == 8
     assert records(rows, mapped={"batch_size": "micro_batch"})[0].facts.effective_batch == 32
