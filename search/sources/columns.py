@@ -33,13 +33,14 @@ from .names import (
     words_of,
 )
 from .runs import Run, Scalar
-from .values import number
+from .values import number, unit_of
 
 # More different texts than this are names of runs rather than choices; more parameters than this are no search space.
 _MOST_CHOICES, _MOST_PARAMETERS = 12, 60
 # Of these the first name will do.
 _LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps"})
 FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
+_UNKNOWN = "not a known setting"
 _WRITTEN = ("metric", "parameter", "group", "nothing")
 
 
@@ -127,11 +128,37 @@ def columns_of(
     taken = [
         Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one for one in taken
     ]
+    taken = _unlike(found, runs, taken)
     why = "; ".join(filter(None, ("as you chose" * (metric in mapped), _mixed_units(where, found, metric))))
     taken = [Column(one.name, "metric", why) if one.name == metric else one for one in taken]
     columns = Columns(tuple(taken), direction or _direction(where, found, metric, taken))
     _needed(where, columns, found, runs, needs_rate)
     return columns
+
+
+def _unlike(found: _Found, runs: Sequence[Run], columns: Sequence[Column]) -> list[Column]:
+    """Names that are none of those known, and differ between runs that would be repeats of one setting: they make these unlike.
+
+    What has as many values as there are runs is a result; and a length that some runs lack is none.
+    """
+    used = [one.name for one in columns if one.meaning in (*FACTORS, "learning_rate", "parameter", "group", "epochs", "steps")]
+    repeats: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        held = {**run.results, **run.values, **run.settings}
+        repeats.setdefault(tuple(str(held.get(name)) for name in used), []).append(run)
+    several = [group for group in repeats.values() if len(group) > 1]
+    taken = []
+    for one in columns:
+        values = found.values[one.name]
+        if one.meaning == "epochs" and len(values) < found.runs and one.name not in found.mapped:
+            one = Column(one.name, "nothing", f"missing in {found.runs - len(values)} of {plural(found.runs, 'run')}")
+        elif several and one.why == _UNKNOWN and 2 * len(set(map(str, values))) <= len(values):
+            differs = sum(len({str(run.values.get(one.name)) for run in group}) > 1 for group in several)
+            if 2 * differs > len(several):
+                kind = "group" if any(isinstance(value, str) for value in values) else "parameter"
+                one = Column(one.name, kind, "differs between runs that are alike otherwise")
+        taken.append(one)
+    return taken
 
 
 class _Found:
@@ -223,7 +250,7 @@ class _Found:
                 return Column(name, "nothing", f"text, {several} different ones")
         if role == "setting" or is_setting(name):
             return Column(name, "parameter")
-        return Column(name, "nothing", "not a known setting")
+        return Column(name, "nothing", _UNKNOWN)
 
 
 def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Column]:
@@ -332,9 +359,10 @@ def _repeated(found: _Found, before: Iterable[str], name: str) -> bool:
 
 
 def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]) -> Literal["minimize", "maximize"]:
-    told = {value for value in found.values.get("direction", []) if value in ("minimize", "maximize")}
-    if len(told) == 1:
-        return told.pop()  # type: ignore[return-value]
+    for name in (f"direction of {metric}", "direction"):
+        told = {value for value in found.values.get(name, []) if value in ("minimize", "maximize")}
+        if len(told) == 1:
+            return told.pop()  # type: ignore[return-value]
     if (known := direction_of(metric)) is not None:
         return known
     message = f"expected to know whether a lower {cut(metric, 60)} is better. Write --metric NAME:minimize or NAME:maximize."
@@ -347,6 +375,12 @@ def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run], ne
         faults.append(Fault("", "expected a column of batch sizes, got none. Write --map NAME=effective_batch.", where))
     if needs_rate and not columns.named("learning_rate"):
         faults.append(Fault("", "expected a column of learning rates, got none. Write --map NAME=learning_rate.", where))
+    time = columns.one("seconds")
+    clocks = [str(value).count(":") for value in found.values.get(time or "", []) if isinstance(value, str) and ":" in value]
+    if time and clocks and max(clocks) == 1 and unit_of(time) == 1.0:
+        shown = next(str(value) for value in found.values[time] if ":" in str(value))
+        hint = f"Call it '{time} (min)' or '{time} (h)', or write 0:01:20."
+        faults.append(Fault(time, f"expected to know whether {cut(shown, 20)} begins with minutes or hours. {hint}", where))
     names = {meaning: columns.one(meaning) for meaning in FACTORS}
     faults += factor_faults(where, runs, names, found.mapped)
     if faults:

@@ -36,7 +36,7 @@ _OTHERWISE = frozenset(
         "energy",
         "s",
     }
-    | {"seconds", "id", "index", "type", "name", "model", "batch", "per", "rank", "local"}
+    | {"seconds", "id", "index", "type", "name", "batch", "per", "rank", "local"}
 )
 # Parts of a world of which each trains on the same samples.
 _WITHIN = frozenset({"tensor", "pipeline", "model", "tp", "pp", "context", "sequence", "expert", "world"})

@@ -65,7 +65,7 @@ REACHED = frozenset({"epoch", "step", "global_step", "training_iteration"})
 # What holds for a group of runs: other values are other experiments.
 _GROUPS = frozenset(
     {"dataset", "data", "task", "model", "arch", "architecture", "network", "backbone", "workload", "env", "benchmark"}
-    | {"corpus", "experiment", "project", "split"}
+    | {"corpus", "experiment", "project", "split", "optimizer", "optim", "scheduler", "schedule"}
 )
 _VALIDATION = ("validation", "valid", "val", "evaluation", "eval", "dev", "heldout")
 _METRICS = frozenset(
@@ -107,7 +107,7 @@ _RESULT_BEFORE = ("metrics.", "metric.", "summary.", "user_attrs", "train/", "tr
 # Parameters by their names, in tables that do not say what was set and what came out.
 _SETTINGS = frozenset(
     {"weight_decay", "wd", "momentum", "dropout", "warmup", "beta1", "beta2", "width", "depth", "layers", "hidden", "units"}
-    | {"optimizer", "schedule", "scheduler", "nesterov", "label_smoothing", "clip_norm", "clip", "l2", "l1", "heads", "rank"}
+    | {"nesterov", "label_smoothing", "clip_norm", "clip", "l2", "l1", "heads", "rank"}
     | {"alpha", "gamma", "precision", "augment", "augmentation", "ema", "eps", "size", "dim", "temperature", "decay", "bits"}
     | {"loss_weight", "loss_fn", "activation"}
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, near_miss
+from ...spaces.readable import plural
 from .factors import with_devices_counted
 from .readers.tables import SUFFIXES
 from .runs import Run, flat
@@ -40,10 +41,22 @@ def runs_of(source: str, say: Callable[[str], None] = lambda text: None) -> list
         StudyFileError: no reader is for it, it cannot be read, or holds no runs.
     """
     reader, rest = _reader(source)
-    runs = _thinned(map(with_devices_counted, reader(rest)), say)
+    left_out: dict[str, list[str]] = {}
+    runs = _thinned(map(with_devices_counted, _only_runs(reader(rest), left_out)), say)
+    for what, places in left_out.items():
+        say(f"left out, since each is {what}: {plural(len(places), 'row')}, such as {places[0]}")
     if not runs:
         raise StudyFileError(Fault("", "expected runs, got none", source))
     return runs
+
+
+def _only_runs(runs: Iterable[Run], left_out: dict[str, list[str]]) -> Iterator[Run]:
+    """Those that are runs; places of the others by what they are."""
+    for run in runs:
+        if run.no_run:
+            left_out.setdefault(run.no_run, []).append(run.place)
+        else:
+            yield run
 
 
 def runs_in(rows: Any) -> list[Run]:

@@ -25,6 +25,7 @@ class Run:
         results: what came out at its end, likewise; of a curve as `curve_results` gives it.
         values: those of which the source does not say whether they are settings or results, such as the columns of a table.
         status: empty where the source does not say.
+        no_run: what it is instead of a run, such as a mean of others; empty of a run.
     """
 
     place: str
@@ -32,6 +33,7 @@ class Run:
     results: Mapping[str, Scalar] = field(default_factory=dict)
     values: Mapping[str, Scalar] = field(default_factory=dict)
     status: Status = ""
+    no_run: str = ""
 
 
 def curve_results(name: str, values: Iterable[float]) -> dict[str, float]:

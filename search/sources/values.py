@@ -14,8 +14,9 @@ MISSING = frozenset({"", "-", "--", "?", "na", "n/a", "#n/a", "<na>", "null", "n
 NOT_FINITE = frozenset({"nan", "-nan", "+nan", "inf", "-inf", "+inf", "infinity", "-infinity", "1.#qnan", "1.#inf", "#num!"})
 _NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,4})?")
 _COMMA = re.compile(r"[+-]?\d{1,300},\d{1,300}([eE][+-]?\d{1,4})?")
-_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
-_UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?")  # where a comma is before the decimals
+UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
+UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
 _WORDS = "ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d"
 _EARLIEST = 3e8  # no run is from before 1979
 _PART = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,15}})?) ?({_WORDS})(?![a-z])", re.IGNORECASE)
@@ -31,8 +32,8 @@ def cell(text: str, *, decimal_comma: bool = False) -> Scalar | None:
 
     >>> cell(" 3e-4 "), cell("256"), cell("True"), cell("N/A"), cell("NaN"), cell("93.1%"), cell("adam")
     (0.0003, 256, True, None, nan, 0.931, 'adam')
-    >>> cell("0,001"), cell("0,001", decimal_comma=True)
-    ('0,001', 0.001)
+    >>> cell("0,001"), cell("0,001", decimal_comma=True), cell("1.645", decimal_comma=True), cell("86,58 %", decimal_comma=True)
+    ('0,001', 0.001, 1645, 0.8658)
     """
     text = text.strip()
     low = text[:20].lower()
@@ -42,13 +43,14 @@ def cell(text: str, *, decimal_comma: bool = False) -> Scalar | None:
         return math.nan
     if low in ("true", "false"):
         return low == "true"
-    if decimal_comma and len(text) < 400 and _COMMA.fullmatch(text):
-        text = text.replace(",", ".")
-    if len(text) < 400 and text.endswith("%") and _NUMBER.fullmatch(text[:-1]):
-        return float(f"{text[:-1]}e-2") if "e" not in low else float(text[:-1]) / 100
-    if len(text) < 400 and _NUMBER.fullmatch(text):
-        return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else float(text)
-    return text
+    plain = text.removesuffix("%").rstrip() if len(text) < 400 else ""
+    if decimal_comma and (_COMMA.fullmatch(plain) or _THOUSANDS.fullmatch(plain)):
+        plain = plain.replace(".", "").replace(",", ".")
+    if not _NUMBER.fullmatch(plain):
+        return text
+    if text.endswith("%"):
+        return float(f"{plain}e-2") if "e" not in low else float(plain) / 100
+    return int(plain) if re.fullmatch(r"[+-]?\d{1,18}", plain) else float(plain)
 
 
 def number(value: Scalar | None) -> float | None:
@@ -85,7 +87,7 @@ def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
         return None
     if clock := _CLOCK.fullmatch(value.strip()):
         days, first, second, third = clock.groups()
-        if not third and unit_s == _UNITS["h"]:
+        if not third and unit_s == UNITS["h"]:
             third = "0"  # hours and minutes
         hours, minutes, rest = (first, second, third) if third else ("0", first, second)
         return float(days or 0) * 86400 + float(hours) * 3600 + float(minutes) * 60 + float(rest)
@@ -97,7 +99,7 @@ def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
 
 def _unit(word: str) -> float:
     word = word.lower()
-    return _UNITS[word] if word in _UNITS else _UNITS[word.rstrip("s")]
+    return UNITS[word] if word in UNITS else UNITS[word.rstrip("s")]
 
 
 def unit_of(name: str) -> float:
@@ -107,7 +109,7 @@ def unit_of(name: str) -> float:
     (1.0, 60.0, 3600.0, 0.001)
     """
     word = re.split(r"[^a-z]+", name.lower().strip(" )]"))[-1]
-    return _UNITS.get(word) or _UNITS.get(word.rstrip("s")) or 1.0
+    return UNITS.get(word) or UNITS.get(word.rstrip("s")) or 1.0
 
 
 def moment(value: Scalar | None) -> float | None:

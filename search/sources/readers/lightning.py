@@ -92,4 +92,6 @@ def _results(path: Path) -> dict[str, float]:
     except (OSError, csv.Error) as error:
         raise StudyFileError(Fault("", f"expected a CSV table: {error}. Move it away.", str(path))) from None
     counters = {name: curves.pop(name)[-1] for name in _COUNTERS if name in curves}
+    if "epoch" in counters:
+        counters["epoch"] += 1  # the first is number 0
     return counters | curves_results(curves)

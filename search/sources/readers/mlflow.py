@@ -8,6 +8,7 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ def _runs(mlflow: Any, source: str, uri: str, experiment: str) -> list[Run]:
         runs += page
     if not runs:
         raise _fault(source, f"runs in the experiment {experiment!r}, found none.")
-    return [_run(run, client if len(runs) <= _MOST_WITH_CURVES else None) for run in runs]
+    parents = {run.data.tags.get("mlflow.parentRunId") for run in runs}
+    found = [(run, _run(run, client if len(runs) <= _MOST_WITH_CURVES else None)) for run in runs]
+    # A parent has its best child's values, and the seconds of them all.
+    return [replace(one, no_run="the parent of other runs") if run.info.run_id in parents else one for run, one in found]
 
 
 def _check_store(source: str, uri: str) -> None:

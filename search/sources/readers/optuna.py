@@ -84,7 +84,7 @@ def _runs(study: Study) -> list[Run]:
     directions = [direction.name.lower() for direction in study.directions]
     several = len(directions) > 1
     names = study.metric_names or ([f"value_{place}" for place in range(len(directions))] if several else ["value"])
-    goals = {f"direction_{place}" if several else "direction": each for place, each in enumerate(directions)}
+    goals = {f"direction of {name}": each for name, each in zip(names, directions, strict=True)}
     return [
         Run(
             f"trial {trial.number} of study {study.study_name}",

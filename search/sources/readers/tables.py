@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from ....spaces.errors import Fault, StudyFileError, cut
-from ..names import is_metric
+from ..names import is_metric, meaning_of
 from ..runs import Run, curve_results, flat
-from ..values import cell
+from ..values import UNITS, cell
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet")
 _ENCODINGS = ("utf-8-sig", "cp1252")
+# The first words of rows that are made of others.
+_SUMS = frozenset({"mean", "average", "avg", "total", "sum", "std", "stdev", "sd", "median", "min", "max", "minimum"})
+_SUMS |= {"maximum", "mittelwert", "durchschnitt", "summe", "moyenne", "somme", "promedio", "suma", "media"}
 _SHEETS = (".xls", ".xlsx", ".ods", ".numbers")
 
 
@@ -49,6 +54,9 @@ def _csv(path: Path) -> Iterator[Run]:
         head = file.read(65536)
         file.seek(0)
         delimiter = _delimiter(path, head)
+        apart = f"[{delimiter}\\r\\n]"
+        decimal_comma = delimiter in ";\t" and bool(re.search(rf'{apart}[ "+-]*\d+,\d+[ "%]*{apart}', f"\n{head}\n"))
+        named_rows = True  # no cell before this one says that its row is a sum
         reader = csv.reader(file, delimiter=delimiter)
         header: list[str] = []
         percent: dict[str, bool] = {}
@@ -59,20 +67,35 @@ def _csv(path: Path) -> Iterator[Run]:
                 if not header:
                     header = _header(path, row)
                     continue
+                if reader.line_num == 2 and (units := _units(row)):
+                    header = [f"{name} ({unit})" if unit else name for name, unit in zip_longest(header, units, fillvalue="")]
+                    continue
                 place = f"{path.name}:{reader.line_num}"
                 if len(row) > len(header):
                     message = (
                         f"expected {len(header)} cells as in the header, got {len(row)}. Quote cells that hold {delimiter!r}."
                     )
                     raise StudyFileError(Fault("", message, str(path), reader.line_num))
-                cells = {name: cell(text, decimal_comma=delimiter == ";") for name, text in zip(header, row, strict=False)}
+                cells = {name: cell(text, decimal_comma=decimal_comma) for name, text in zip(header, row, strict=False)}
                 for name, text in zip(header, row, strict=False):
                     if isinstance(cells[name], float | int) and percent.setdefault(name, "%" in text) != ("%" in text):
                         message = f"expected all or none of its numbers with %, got {cut(text.strip(), 40)!r}"
                         raise StudyFileError(Fault(name, message, str(path), reader.line_num))
-                yield Run(place, values={name: value for name, value in cells.items() if value is not None})
+                first = next((text for text in row if text.strip()), "").strip()
+                is_sum = first.lower().strip(" .:") in _SUMS and named_rows
+                named_rows = named_rows and (is_sum or isinstance(cell(first), int | float) or meaning_of(header[0]) == "run")
+                values = {name: value for name, value in cells.items() if value is not None}
+                yield Run(place, values=values, no_run="a mean or a sum" * is_sum)
         except csv.Error as error:
             raise StudyFileError(Fault("", f"expected a CSV table: {error}", str(path), reader.line_num)) from None
+
+
+def _units(row: list[str]) -> list[str]:
+    """The units under a header, one of a time at least; empty where it is a run."""
+    units = [text.strip().strip("[]()").lower() for text in row]
+    return (
+        units if any(unit in UNITS for unit in units) and not any(isinstance(cell(unit), int | float) for unit in units) else []
+    )
 
 
 def _encoding(path: Path) -> str:

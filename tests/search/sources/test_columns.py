@@ -75,7 +75,7 @@ def test_a_batch_is_multiplied_by_what_its_name_leaves_out() -> None:
 
 def test_a_batch_that_may_or_may_not_count_its_passes_is_asked_about() -> None:
     rows = [{"batch_size": 8, "gradient_accumulation_steps": 4, "lr": rate, "eval_loss": 1 / rate} for rate in (0.1, 0.2)]
-    with pytest.raises(StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps, 4 at t\.csv:2\. Write --map"):
+    with pytest.raises(StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps, 4 at t\.csv:2\. Write"):
         records(rows)
     assert records(rows, mapped={"batch_size": "effective_batch"})[0].facts.effective_batch == 8
     assert records(rows, mapped={"batch_size": "micro_batch"})[0].facts.effective_batch == 32
@@ -284,9 +284,8 @@ def test_what_a_duration_is(name: str, value: Any, length: float | None) -> None
 
 
 def test_parameters_that_study_files_have_rules_for_are_the_sources_own() -> None:
-    rows = [{**row, "schedule": "step", "warmup": 290 + place, "weight_decay": -0.1 * place} for place, row in enumerate(TABLE)]
-    rows[0]["schedule"] = "cosine2"
-    assert {"schedule_", "warmup_", "weight_decay_"} <= records(rows)[0].parameters.keys()
+    rows = [{**row, "warmup": 290 + place, "weight_decay": -0.1 * place} for place, row in enumerate(TABLE)]
+    assert {"warmup_", "weight_decay_"} <= records(rows)[0].parameters.keys()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, -1, 0, "two"])
@@ -304,7 +303,7 @@ def test_numbers_of_batches_are_no_batch_sizes() -> None:
 
 def test_nodes_that_may_multiply_a_batch_are_asked_about() -> None:
     rows = [{**row, "micro_batch_size": row["bs"], "num_nodes": 2} for row in TABLE]
-    with pytest.raises(StudyFileError, match="whether the devices are those of all num_nodes"):
+    with pytest.raises(StudyFileError, match=r"whether num_nodes, 2 at t\.csv:2, multiplies the batch"):
         records(rows)
     assert records(rows, mapped={"num_nodes": "nothing"})[0].facts.effective_batch == 32
 

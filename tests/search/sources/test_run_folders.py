@@ -75,9 +75,10 @@ def test_trials_are_read_with_what_became_of_them(url: str) -> None:
     curve = {"intermediate": 2.0, "intermediate (lowest)": 1.0, "intermediate (highest)": 3.0}
     for trial, run, own in zip(theirs, runs[:3], [{"value": 7.0}, {"pruned": True, "value": 2.0}, {}], strict=False):
         assert isinstance(trial.duration, timedelta)
-        common = {"accuracy": 0.5 + trial.params["lr"], "duration_s": trial.duration.total_seconds(), "direction": "minimize"}
+        common = {"accuracy": 0.5 + trial.params["lr"], "duration_s": trial.duration.total_seconds()}
+        common["direction of value"] = "minimize"
         assert run.results == {**curve, **common, **own}
-    assert runs[3].results == {"direction": "minimize"}
+    assert runs[3].results == {"direction of value": "minimize"}
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -89,7 +90,7 @@ def test_several_values_are_called_by_their_names_if_they_have_any(url: str, nam
     study.optimize(lambda trial: (1.0, 2.0), n_trials=1)
     (run,) = optuna_reader.read(url)
     first, second = names or ["value_0", "value_1"]
-    expected = {first: 1.0, second: 2.0, "direction_0": "minimize", "direction_1": "maximize"}
+    expected = {first: 1.0, second: 2.0, f"direction of {first}": "minimize", f"direction of {second}": "maximize"}
     assert {name: value for name, value in run.results.items() if name != "duration_s"} == expected
 
 
@@ -98,7 +99,7 @@ def test_of_several_studies_one_is_named(url: str) -> None:
     assert "studies.db: expected trials, got none that has begun in study first" in refused(optuna_reader.read, url)
     made_study(url, "other#1@x", direction="maximize").optimize(lambda trial: 1.0, n_trials=1)
     (run,) = optuna_reader.read(f"{url}#other#1@x")
-    assert run.results["direction"] == "maximize"
+    assert run.results["direction of value"] == "maximize"
     assert refused(optuna_reader.read, url).endswith(
         "studies.db: expected one study, got first, other#1@x. Name one: URL#STUDY"
     )
@@ -311,7 +312,7 @@ def test_versions_of_lightnings_logger_are_read(tmp_path: Path) -> None:
     assert [run.place for run in runs] == [f"{tmp_path}/lightning_logs/version_{version}" for version in (0, 1)]
     common = {"batch_size": 32, "optimizer.name": "adam", "optimizer.betas.0": 0.9, "optimizer.betas.1": 0.99}
     assert [run.settings for run in runs] == [{"lr": 0.1, **common}, {"lr": 1e-5, **common}]
-    curve = {"train_loss": 2.0, "train_loss (lowest)": 1.0, "train_loss (highest)": 3.0, "epoch": 2.0, "step": 2.0}
+    curve = {"train_loss": 2.0, "train_loss (lowest)": 1.0, "train_loss (highest)": 3.0, "epoch": 3.0, "step": 2.0}
     acc = {"val_acc": 0.75, "val_acc (lowest)": 0.75, "val_acc (highest)": 0.75}
     assert runs[1].results == {**curve, **acc}
     assert [run.status for run in runs] == ["", ""]
@@ -339,7 +340,7 @@ def test_columns_are_curves_and_a_row_that_is_cut_off_is_left_out(tmp_path: Path
         str(version(tmp_path / "v", "", "epoch,loss,step,text\r\n0,,1,a\r\n0,0.5,2,\r\n1,nan,3,\r\n1,0.2,4"))
     )
     loss = run.results.pop("loss")  # type: ignore[attr-defined]
-    assert run == Run(f"{tmp_path}/v", {}, {"epoch": 1.0, "step": 3.0, "loss (lowest)": 0.5, "loss (highest)": 0.5})
+    assert run == Run(f"{tmp_path}/v", {}, {"epoch": 2.0, "step": 3.0, "loss (lowest)": 0.5, "loss (highest)": 0.5})
     assert math.isnan(loss)
 
 
