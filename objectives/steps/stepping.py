@@ -233,16 +233,23 @@ class Stepping(TrainingSamples):
         Returns:
             The step's mean loss, infinite where its gradient overflows at every scale.
         """
-        while True:
-            scale = self.scaler.get_scale()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            if self.scaler.get_scale() >= scale or not torch.isfinite(loss):
-                return loss
-            if scale < _LOWEST_SCALE:
-                return torch.full_like(loss, torch.inf)
-            self.skipped_steps += 1
-            loss = self._gradient_again(held, size)
+        # The scaler looks at the gradient anyway, and asking for its scale would wait once more; but a fused step skips by itself.
+        skips = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        stepped: list[bool] = []
+        hook = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        try:
+            while True:
+                scale = self.scaler.get_scale() if skips else 0.0
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                if (self.scaler.get_scale() >= scale if skips else stepped) or not torch.isfinite(loss):
+                    return loss
+                if self.scaler.get_scale() < _LOWEST_SCALE:
+                    return torch.full_like(loss, torch.inf)
+                self.skipped_steps += 1
+                loss = self._gradient_again(held, size)
+        finally:
+            hook.remove()
 
     def _clipped_gradient(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The gradient of a step, clipped, in the parameters' `grad`; returns the step's mean loss."""

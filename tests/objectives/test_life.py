@@ -128,11 +128,19 @@ class Half(Net):
     dtype = torch.float32  # type: ignore[assignment]
 
 
-def test_a_step_that_overflows_is_repeated_at_a_lower_scale() -> None:
+class Fused(Half):
+    """Its optimizer skips by itself what overflowed."""
+
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=setup.learning_rate, fused=True)
+
+
+@pytest.mark.parametrize("task", [Half, Fused])
+def test_a_step_that_overflows_is_repeated_at_a_lower_scale(task: type[Half]) -> None:
     """Skipped, it would count as trained: the larger the batch, the larger the share of the training that is lost."""
     results = []
     for scale in (2.0**8, 2.0**40):
-        run = TrainingRun(Half(), setup(20, 2, 60, training={"precision": "fp16", "evaluations": 1}))
+        run = TrainingRun(task(), setup(20, 2, 60, training={"precision": "fp16", "evaluations": 1}))
         run.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         *_, last = run.measurements()
         results.append((torch.cat([parameter.detach().flatten() for parameter in run.parameters]), last.facts))
