@@ -233,7 +233,7 @@ class Stepping(TrainingSamples):
         Returns:
             The step's mean loss, infinite where its gradient overflows at every scale.
         """
-        # The scaler looks at the gradient anyway, and asking for its scale would wait once more; but a fused step skips by itself.
+        # The scaler looks at the gradient anyway, and asking for its scale would wait again; but a fused step skips by itself.
         skips = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
         stepped: list[bool] = []
         hook = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))

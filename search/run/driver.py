@@ -26,7 +26,7 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
 from ...spaces.planning import CostKey, common_batches, known_taken
 from ...spaces.profile_request import profile_faults
-from ...spaces.readable import count
+from ...spaces.readable import count, plural
 from ...spaces.record import TrialRecord, counted
 from ...spaces.study.spec import StudySpec
 from ..analysis.blow_ups import told_apart
@@ -278,6 +278,8 @@ def _drive(
     tables.lock.acquire(name)
     try:
         tables.save_step_times(name, step_times_json(laws))
+        if study.kept is not None:
+            study.kept.begin()
         with tables.buffered(name):
             # Another driver may have added to it before we held the lock.
             row = tables.study(name)
@@ -369,13 +371,21 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     return StudyResult(
         study=stored,
         stopped="" if met and not run.failure else run.ending.why,
-        failure=run.failure,
+        failure=run.failure or _nothing_kept(run),
         interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
         gain=gain,
         model=None if run.finish is None or run.finish.kept.score is None else run.finish.kept.folder,
         deadline=None if run.finish is None else run.finish.deadline(),
     )
+
+
+def _nothing_kept(run: StudyRun) -> str:
+    """Why a study that was to keep a model has none; empty where it has, or nothing was trained."""
+    trained = sum(record.outcome == "complete" for record in run.ended.done)
+    if run.finish is None or run.finish.kept.score is not None or not trained:
+        return ""
+    return f"budget.keep: no model is in {run.finish.kept.folder}, though {plural(trained, 'trial')} completed"
 
 
 def identified(

@@ -1,11 +1,16 @@
-"""The best model of a study that ends with one: a folder that at every moment holds the best so far, or nothing."""
+"""The best model of a study that ends with one: a folder that at every moment holds the best so far, or nothing.
+
+Nothing there is created, renamed or removed before the driver holds the study's lock (`begin`), and nothing of other people's.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ...spaces.boundary.files import file_name
 from ...spaces.errors import Fault, OutputError, StudyFileError
@@ -13,7 +18,7 @@ from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Metric
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, Outcome, TrialSetup
-from .training import RESULT, Training
+from .training import RESULT, Training, digests
 
 
 class KeptModel:
@@ -41,18 +46,32 @@ class KeptModel:
         self.folder, self._study, self.metric, self._keep = folder.resolve(), study, metric, keep
         self.trial: int | None = None
         self.score: float | None = None
+        self._not_kept: set[str] = set()  # folders of models that could not be kept
+        self._read(trials)
+        if self.folder.is_mount():
+            message = f"expected a folder that can be renamed, got {folder}, where a volume is mounted. Write {folder}/model."
+            raise StudyFileError(Fault("budget.keep", message))
+
+    def begin(self) -> None:
+        """Make room for the models of trials, and put in order what a killed driver has left; the study's lock is held.
+
+        Raises:
+            StudyFileError: the folder cannot be written.
+        """
         try:
             self._candidates.mkdir(parents=True, exist_ok=True)
-            self._read(trials)
-            self.clean()  # of trials that a killed driver left
+            if self._before.is_dir() and not self.folder.exists():
+                self._before.rename(self.folder)  # it was being replaced
+            self._bring_others()
+            self.clean()
         except OSError as error:
-            message = f"expected a folder that can be written, got {folder}: {error.strerror or error}"
+            message = f"expected a folder that can be written, got {self.folder}: {error.strerror or error}"
             raise StudyFileError(Fault("budget.keep", message)) from None
 
     # Beside it, so that a rename is enough; hidden and of a name that nobody else uses.
     @property
     def _candidates(self) -> Path:
-        return self.folder.with_name(f".{self.folder.name}.bsearch-trials")
+        return self.folder.with_name(f".{self.folder.name}.bsearch-{file_name(self._study)}")
 
     @property
     def _before(self) -> Path:
@@ -66,43 +85,62 @@ class KeptModel:
         """Keep a complete trial's model if it is the best so far; else delete it. Whether it is kept.
 
         Raises:
-            OutputError: it is not there, or cannot be written.
+            OutputError: it is not there, or cannot be written, or the folder is another's by now; the model then stays where
+                it was trained.
         """
         assert setup.model_folder is not None
         own, score = Path(setup.model_folder), self.metric.score(measurements[-1].value(setup.metric))
+        if self.score is not None and score <= self.score:
+            shutil.rmtree(own, ignore_errors=True)
+            return False
+        self._not_kept.add(own.name)
         try:
-            if self.score is not None and score <= self.score:
-                return False
             self._keep(Training(setup, own, tuple(measurements), Outcome("complete")))
+            if self.folder.exists() and any(self.folder.iterdir()) and _document(self.folder).get("study") != self._study:
+                raise OutputError(f"{self.folder}: holds something else by now; the model is in {own}")
             # The old one goes only once the new one is whole.
             shutil.rmtree(self._before, ignore_errors=True)
             if self.folder.exists():
                 self.folder.rename(self._before)
             own.rename(self.folder)
-            shutil.rmtree(self._before, ignore_errors=True)
-            self.trial, self.score = setup.number, score
-            return True
+            self._bring_others()
         except OSError as error:
-            raise OutputError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
+            raise OutputError(f"{self.folder}: cannot be written: {error.strerror or error}; the model is in {own}") from None
+        self._not_kept.discard(own.name)
+        self.trial, self.score = setup.number, score
+        return True
 
     def clean(self) -> None:
         """Delete what trials have left that did not end."""
-        shutil.rmtree(self._candidates, ignore_errors=True)
+        for path in self._candidates.glob("*"):
+            if path.name not in self._not_kept:
+                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # where a model is left
+            self._candidates.rmdir()
+
+    def _bring_others(self) -> None:
+        """Move what somebody has put beside the last model to this one, and delete that."""
+        ours = {name.partition("/")[0] for name in _document(self._before).get("files", {})} | {RESULT}
+        for path in self._before.glob("*") if len(ours) > 1 else ():
+            if path.name not in ours and not (self.folder / path.name).exists():
+                path.rename(self.folder / path.name)
+        shutil.rmtree(self._before, ignore_errors=True)
 
     def _read(self, trials: Sequence[TrialRecord]) -> None:
         """What an earlier run has kept."""
-        if not self.folder.exists() and (self._before / RESULT).exists():
-            self._before.rename(self.folder)  # it was being replaced
-        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+        held = self.folder if self.folder.exists() else self._before  # it was being replaced
+        if not held.exists() or (held.is_dir() and not any(held.iterdir())):
             return
         try:
-            document = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
+            document = _document(held)
             number, score = int(document["trial"]), self.metric.score(float(document[self.metric.name]))
             if document["study"] != self._study or not _is_of(trials, number, score):
                 raise ValueError(document["study"])
-        except (NotADirectoryError, FileNotFoundError, ValueError, KeyError, TypeError):
+            found = digests(held)
+            if any(found.get(name) != digest for name, digest in document.get("files", {}).items()):
+                damaged = f"expected the model of trial {number} as it was written, got other files in {held}. Move it away."
+                raise StudyFileError(Fault("budget.keep", damaged))
+        except (OSError, ValueError, KeyError, TypeError):
             raise StudyFileError(
                 Fault(
                     "budget.keep",
@@ -110,6 +148,15 @@ class KeptModel:
                 )
             ) from None
         self.trial, self.score = number, score
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    """What a model's folder says of itself; empty where it is none."""
+    try:
+        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_of(trials: Sequence[TrialRecord], number: int, score: float) -> bool:

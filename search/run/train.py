@@ -91,7 +91,10 @@ def _known(training: Training) -> Training:
         scores, tests = {training.setup.metric: document[training.setup.metric]}, document["tests"]
         last = Measurement(training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests)
     except FileNotFoundError:
-        return training
+        # With the checkpoint of this training, or nothing: other people's files stay as they are.
+        if not training.folder.is_dir() or (training.folder / CHECKPOINT).exists() or not any(training.folder.iterdir()):
+            return training
+        same = False
     except (OSError, ValueError, KeyError, TypeError, TaskError):
         same = False
     if not same:

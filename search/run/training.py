@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -108,10 +109,21 @@ def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str
         "setup": settings_of(setup),
     }
     write_file(training.folder / LOG, text.getvalue())
+    document["files"] = digests(training.folder)
     write_file(training.folder / RESULT, json.dumps(document, indent=2) + "\n")
     if setup.checkpoint is not None:
         delete_checkpoint(setup.checkpoint)
     return training
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a model's folder by its path there, without what says so and what a later attempt needs."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (RESULT, CHECKPOINT):
+            with path.open("rb") as file:
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def settings_of(setup: TrialSetup) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from bsearch.search.run.study_run import StudyRun
 from bsearch.search.run.training import RESULT, Training, kept
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.deadline import StoredDeadline, moment_of
-from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.errors import OutputError, StudyFileError
 from bsearch.spaces.readable import UNLIMITED
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import changed_study, parse_study
@@ -46,7 +46,9 @@ def keeper(
     def keep(training: Training) -> Training:
         return kept(study, {"task": {"code": "x"}}, f"{TASKS}:Points", "x", training)
 
-    return KeptModel(folder, study, Metric(direction=direction), keep, trials)
+    model = KeptModel(folder, study, Metric(direction=direction), keep, trials)
+    model.begin()
+    return model
 
 
 def ended(number: int, accuracy: float, direction: Direction = "maximize") -> TrialRecord:
@@ -108,6 +110,40 @@ def test_folders_beside_it_are_left_alone_and_a_link_is_followed(tmp_path: Path)
     model.clean()
     assert {path.name for path in tmp_path.iterdir()} == {"model", "model.before", "model.trials", "target"}
     assert (tmp_path / "target" / "model.pt").read_text() == "1"
+
+
+def test_what_lies_beside_a_model_stays(tmp_path: Path) -> None:
+    model = keeper(tmp_path / "model")
+    assert offered(model, 0, 0.5)
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    assert offered(model, 1, 0.6)
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "model" / "model.pt").read_text() == "1"
+    (tmp_path / "model").rename(tmp_path / ".model.bsearch-before")  # killed while it was replaced
+    assert keeper(tmp_path / "model", trials=[ended(1, 0.6)]).trial == 1
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+
+
+def test_a_driver_that_is_refused_touches_nothing(tmp_path: Path) -> None:
+    model = keeper(tmp_path / "model")
+    Path(model.folder_of(0)).mkdir(parents=True)
+    (Path(model.folder_of(0)) / "model.pt").write_text("half")
+    before = sorted(tmp_path.rglob("*"))
+    KeptModel(tmp_path / "model", "small", Metric(), lambda training: training)  # which then waits for the lock in vain
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_model_is_no_model_and_one_that_cannot_be_kept_stays(tmp_path: Path) -> None:
+    model = keeper(tmp_path / "model")
+    assert offered(model, 0, 0.5)
+    (tmp_path / "model" / "model.pt").write_text("other")
+    with pytest.raises(StudyFileError, match="expected the model of trial 0 as it was written, got other files"):
+        keeper(tmp_path / "model", trials=[ended(0, 0.5)])
+    (tmp_path / "model" / RESULT).write_text('{"study": "another"}')
+    with pytest.raises(OutputError, match=r"holds something else by now; the model is in .*/1"):
+        offered(model, 1, 0.6)
+    model.clean()
+    assert (Path(model.folder_of(1)) / "model.pt").read_text() == "1"
 
 
 def test_a_folder_that_cannot_be_written_is_told_at_once() -> None:

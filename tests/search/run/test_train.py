@@ -67,6 +67,12 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
     other = bsearch("train", finished, "--pick", "best", "--epochs", "3.5", "--serial", "--keep", tmp_path / "model")
     assert other.exit_code == 2
     assert "or one of this training" in other.output
+    mine = tmp_path / "project"
+    mine.mkdir()
+    (mine / "model.pt").write_text("my own")
+    refused = bsearch("train", finished, "--pick", "best", "--serial", "--keep", mine)
+    assert (refused.exit_code, "expected an empty folder" in refused.output) == (2, True)
+    assert [path.read_text() for path in mine.iterdir()] == ["my own"]
 
 
 def test_longer_with_several_seeds(finished: Path) -> None:
@@ -82,9 +88,10 @@ def test_longer_with_several_seeds(finished: Path) -> None:
     assert "mean of 3 seeds: " in result.output
     # As if the second had been interrupted: the same command trains it alone, to the same weights.
     before = {seed: (folder / f"seed-{seed}" / "model.pt").stat().st_mtime_ns for seed in (1, 2, 3)}
-    (folder / "seed-2" / "training.json").unlink()
+    for path in (folder / "seed-2").iterdir():
+        path.unlink()
     assert bsearch("train", finished, "--serial", "--epochs", "3", "--seeds", "3").exit_code == 0
-    assert json.loads((folder / "seed-2" / "training.json").read_text()) == documents[1] | {"measured_train_s": ANY}
+    assert json.loads((folder / "seed-2" / "training.json").read_text()) == documents[1] | {"measured_train_s": ANY, "files": ANY}
     after = {seed: (folder / f"seed-{seed}" / "model.pt").stat().st_mtime_ns for seed in (1, 2, 3)}
     assert [seed for seed in before if before[seed] != after[seed]] == [2]
 
