@@ -16,7 +16,6 @@ from ...spaces.record import TrialRecord
 from ..analysis.rates import BestRates, Estimate, RateAt
 from ..store.stored import StoredStudy
 from ..store.trials import Trials
-from ..suggest.importance import parameter_importances
 from ..suggest.priors.batch_rate_prior import BATCH
 from ..suggest.samplers import suggester_of
 from ..suggest.space_transform import SearchSpace, distribution
@@ -25,7 +24,7 @@ from .samples_by_batch import EPOCHS, LEAST_TRIALS, samples_by_batch
 
 # The level at which trainings of several lengths are compared: reached by this share of them.
 _REACHED = 0.3
-# The most runs in a fit of lengths, and of importances.
+# The most runs in a fit of lengths.
 _MOST = 300
 # Runs to try next.
 NEXT = 5
@@ -68,7 +67,6 @@ def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] =
         _critical_batch(study, complete),
         _noise(study, complete),
         _blow_ups(study),
-        _parameters(study, complete),
         _next(study, complete, rates, timed),
     ]
 
@@ -188,23 +186,6 @@ def _blow_ups(study: StoredStudy) -> Verdict:
     failed = sum(record.outcome == "error" for record in study.records)
     text = f"{len(blown) + diverged} diverged, {len(blown)} of them at a finite {study.front.metric}; {failed} failed"
     return Verdict("blow-ups", text, len(study.records), data={"blew_up": blown, "diverged": diverged, "failed": failed})
-
-
-def _parameters(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
-    settings = [record for record in complete if not record.is_repeat]
-    found = parameter_importances(replace(study, records=tuple(_some(settings))))
-    if not found:
-        count = len(study.spec.searched())
-        message = f"five settings for each of {count} parameters are needed, got {len(settings)}"
-        return Verdict("parameters", message if count > 1 else "fewer than two were varied", silent=True)
-    names = {"reference_rate": "learning_rate"}
-    text = ", ".join(f"{names.get(name, name)} {share:.0%}" for name, share in found.items())
-    return Verdict(
-        "parameters",
-        f"share of the variance of {study.front.metric} that each explains alone: {text}",
-        len(complete),
-        data=found,
-    )
 
 
 def _next(study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates | None, timed: bool) -> Verdict:
