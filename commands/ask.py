@@ -13,6 +13,7 @@ import click
 
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
+from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here, plural, shell_word
@@ -109,9 +110,9 @@ def ask(
         return
     columns, groups = _groups(source, mapped, metric, as_json, shown=not batches)
     if save is not None:
-        _save(save, source, groups)
+        _save(save, masked(source), groups)
         return
-    _answer(source, columns, groups, batches, as_json)
+    _answer(masked(source), columns, groups, batches, as_json)
 
 
 def _is_study(source: str) -> bool:
@@ -302,6 +303,7 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None) -> dic
     spec, records = groups[0].spec, groups[0].records
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
+    source = masked(source)
     head = plain(f"# Made of {plural(len(records), 'run')} of {source}{of} by `bsearch init --from`: look through it.\n")
     rows = (json.dumps(run_document(record, spec)) for record in records)
     study = head + yaml.safe_dump(keys, sort_keys=False, width=120)

@@ -74,13 +74,16 @@ class _Commands(click.Group):
                 traceback.print_exc()
             if was_stopped():
                 self._stopped(ctx, error)
-            click.echo(plain(str(error)), err=True)
+            click.echo(plain(masked(str(error))), err=True)
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
             if isinstance(error, SystemExit) and not is_termination(error):
                 raise
             self._stopped(ctx, error)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except click.ClickException as error:
+            error.message = masked(error.message)  # which repeats what was typed
+            raise
+        except (click.exceptions.Exit, click.Abort):
             raise
         except ReaderGoneError:
             ctx.exit(0)

@@ -23,6 +23,7 @@ from bsearch.cli import main
 from bsearch.commands.group import SECTIONS
 from bsearch.search.report.frameworks import FRAMEWORKS
 from bsearch.search.run import driver
+from bsearch.search.sources.read import runs_of
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import TerminatedError
 from bsearch.spaces.study.file import parse_study
@@ -688,3 +689,33 @@ def test_watching_is_for_people(study_file: Callable[..., Path]) -> None:
     for option in (["--json"], ["--all"], ["--pick", "best"]):
         refused = bsearch("show", study_file(), "--watch", *option)
         assert (refused.exit_code, "programs can poll `show --json`" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "study.yaml", "postgresql://ann:hunter2@127.0.0.1:1/d"],
+        ["ask", "optuna:postgresql+psycopg://ann:hunter2@127.0.0.1:1/d#s"],
+        ["ask", "mlflow:http://ann:hunter2@127.0.0.1:1#e"],
+        ["show", "--pick", "postgresql://ann:hunter2@127.0.0.1:1/d"],
+    ],
+)
+def test_a_secret_in_an_argument_is_not_repeated(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    told = CliRunner().invoke(main, arguments)
+    assert told.exit_code != 0
+    assert "hunter2" not in told.output
+
+
+def test_a_source_is_shown_without_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text("bs,lr,val_acc,runtime\n" + "".join(f"{8 * n},{n / 100},{0.5 + n / 100},{n}\n" for n in range(1, 15)))
+    found = runs_of(str(table))
+    monkeypatch.setattr("bsearch.search.sources.read.runs_of", lambda source, say: found)
+    source = "optuna:postgresql://ann:hunter2@host/d#s"
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["ask", source], ["ask", source, "--json"], ["init", "mine", "--from", source]):
+        told = CliRunner().invoke(main, arguments)
+        assert told.exit_code == 0, told.output
+        assert "hunter2" not in told.output
+    assert not [path for path in (tmp_path / "mine").iterdir() if "hunter2" in path.read_text()]
