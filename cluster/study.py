@@ -359,7 +359,7 @@ def train_point(
 
     stored, spec, results = study._stored, study._spec, study._results / file_name(study.name)
     record = chosen_trial(stored.name, stored.front, choice, stored.records)
-    folder = results / f"trial-{record.number}" if out is None else Path(out).absolute()
+    folder = results / f"trial-{record.number}" if out is None else Path(out).expanduser().absolute()
     trainings = planned_trainings(stored, record, folder, epochs=epochs, seeds=seeds)
     code = task_code_hash(spec.task)
     for line in opening_lines(stored, record, choice.reason(stored.front), trainings, code):

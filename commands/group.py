@@ -81,7 +81,7 @@ class _Commands(click.Group):
                 raise
             self._stopped(ctx, error)
         except click.ClickException as error:
-            error.message = masked(error.message)  # which repeats what was typed
+            object.__setattr__(error, "message", masked(error.message))  # which repeats what was typed
             raise
         except (click.exceptions.Exit, click.Abort):
             raise

@@ -131,7 +131,7 @@ def _with_deadline(
         if (duration_of(text) is not None) != is_length:
             other = "--by" if is_length else "--within"
             raise click.UsageError(f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}.")
-    folder = None if keep is None else str(keep.absolute())
+    folder = None if keep is None else str(keep.expanduser().absolute())
     if spend is not None and folder is None and spec.budget.keep is None:
         folder = str(_results(spec, spec.study) / "model")
     budget = {"by": by or within, "cost": spend, "until": until, "keep": folder}

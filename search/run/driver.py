@@ -516,7 +516,7 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
             raise SystemExit(128 + number)  # a process of a loader, which has this handler too
         if (expired and not run.interruptible) or (received and number == signal.SIGHUP):  # which shells send again
             return
-        # Slurm can send USR1 before a job's time is up, and a terminal that closes sends HUP: they are treated as SIGTERM.
+        # Schedulers send USR1, USR2 or XCPU before a job's time is up, a terminal that closes HUP: treated as SIGTERM.
         received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:
@@ -544,7 +544,7 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
 
     patience = threading.Timer(LEAVES_S, expire)
     patience.daemon = True
-    stops = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    stops = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
         stops.append(signal.SIGHUP)
     before = {number: signal.signal(number, stop) for number in stops}

@@ -180,4 +180,5 @@ def kept_model(
 def model_folder(spec: StudySpec, name: str) -> Path | None:
     """Where a study keeps its model; None where it keeps none."""
     budget = spec.budget
-    return spec.folder / (budget.keep or Path("results") / file_name(name) / "model") if budget.keeps_model else None
+    kept = Path(budget.keep).expanduser() if budget.keep else Path("results") / file_name(name) / "model"
+    return spec.folder / kept if budget.keeps_model else None

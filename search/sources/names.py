@@ -124,7 +124,7 @@ def words_of(name: str) -> list[str]:
     """
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[:300])
     found: list[str] = []
-    for word in re.split(r"[^a-z0-9]+", apart.lower()):
+    for word in re.split(r"[\W_]+", apart.lower()):  # letters of any script stay
         before = next(
             (one for one in (*_VALIDATION, "test", "train") if word.startswith(one) and word[len(one) :] in _METRICS), ""
         )

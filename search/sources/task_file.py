@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from keyword import iskeyword
 
 from ...spaces.domain import Domain, Range, values_of
@@ -75,7 +76,7 @@ def task_file(spec: StudySpec, source: str) -> str:
 
 def _variable(name: str) -> str:
     """A name as one of Python's."""
-    return name if name.isidentifier() and not iskeyword(name) else f"of_{name}"
+    return name if name.isidentifier() and not iskeyword(name) else "of_" + re.sub(r"\W", "_", name)
 
 
 def _read(name: str, domain: Domain) -> str:

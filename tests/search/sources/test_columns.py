@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bsearch.search.sources.columns import UnclearColumnsError, columns_of
 from bsearch.search.sources.imported import imported
-from bsearch.search.sources.names import NAMES
+from bsearch.search.sources.names import NAMES, words_of
 from bsearch.search.sources.read import is_source, runs_of
 from bsearch.search.sources.runs import Run, flat
 from bsearch.search.sources.values import MISSING, NOT_FINITE, cell, seconds
@@ -442,3 +442,9 @@ def test_memory_does_not_grow_with_the_number_of_runs(tmp_path: Path) -> None:
     assert told[0] == "100,000 runs read"
     assert told[1].startswith("120,000 runs: one in 8 is used")
     assert len({run.place for run in some}) == len(some)
+
+
+def test_letters_of_any_script_stay_in_names() -> None:
+    assert [words_of(name) for name in ("размер", "模型/宽度", "Größe_max")] == [["размер"], ["模型", "宽度"], ["größe", "max"]]
+    rows = [{**row, "размер": place, "幅": 8} for place, row in enumerate(TABLE)]
+    assert {"размер"} <= records(rows, mapped={"размер": "parameter"})[0].parameters.keys()
