@@ -378,7 +378,8 @@ class Decision:
         and the share of `top`."""
         within = [[seconds for seconds, accuracy in points if accuracy >= level] for level in self.levels]
         logs = [math.log(min(some) / true) if some else math.nan for some, true in zip(within, self.fastest_s, strict=True)]
-        return [*map(float, map(bool, within)), *logs, hypervolume(points, *self._ends) / self._top]
+        top = hypervolume(points, *self._ends) / self._top if self._top else math.nan  # where one setting is best and fastest
+        return [*map(float, map(bool, within)), *logs, top]
 
 
 def decision_rows(decided: np.ndarray) -> str:

@@ -30,8 +30,7 @@ from ..store.url import shown_url
 
 State = Literal["ok", "warning", "problem"]
 
-# Packages whose versions are reported.
-_REPORTED = (
+_REPORTED: tuple[str, ...] = (
     "bsearch",
     "torch",
     "torchvision",
@@ -41,9 +40,8 @@ _REPORTED = (
     "optuna-dashboard",
     "plotly",
     "psycopg",
-    "transformers",
-    "lightning",
 )
+_REPORTED += ("transformers", "lightning")
 _GIB = 2**30
 
 

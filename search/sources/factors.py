@@ -15,32 +15,16 @@ from .runs import Run, Scalar
 from .values import number
 
 # Words of names that may count devices, and those beside which they do not.
-_COUNTS = frozenset(
-    {"gpu", "gpus", "device", "devices", "parallel", "world", "ranks", "node", "nodes", "dp", "tp", "pp", "replicas"}
-)
-_OTHERWISE = frozenset(
-    {
-        "memory",
-        "mem",
-        "gb",
-        "mb",
-        "gib",
-        "hours",
-        "util",
-        "utilization",
-        "power",
-        "watts",
-        "limit",
-        "cap",
-        "temp",
-        "energy",
-        "s",
-    }
-    | {"seconds", "id", "index", "type", "name", "batch", "per", "rank", "local"}
-)
+_COUNTS = frozenset({"gpu", "gpus", "device", "devices", "parallel", "world", "ranks", "node", "nodes", "dp", "tp", "pp"})
+_COUNTS |= frozenset({"ddp", "fsdp", "replicas", "replica", "shards", "cards", "accelerators", "tpu", "tpus", "npus"})
+_COUNTS |= frozenset({"hpus", "chips", "machines", "hosts", "procs", "processes", "nproc", "nprocs", "ngpu", "ntasks"})
+_COUNTS |= frozenset({"instances"})
+_OTHERWISE = frozenset({"memory", "mem", "vram", "gb", "mb", "gib", "hours", "util", "utilization", "utilisation", "load"})
+_OTHERWISE |= frozenset({"power", "watts", "limit", "cap", "temp", "temperature", "energy", "price", "cost", "s", "seconds"})
+_OTHERWISE |= frozenset({"id", "idx", "index", "type", "name", "batch", "rank", "local", "hidden", "tree", "dim"})
+_OTHERWISE |= frozenset({"epsilon", "peak", "workers", "envs", "reads", "rate", "cpu", "cpus", "samples", "tokens"})
 # Parts of a world of which each trains on the same samples.
 _WITHIN = frozenset({"tensor", "pipeline", "model", "tp", "pp", "context", "sequence", "expert", "world"})
-_LIST = re.compile(r"\s*[\[(]?\s*[\w-]+(\s*,\s*[\w-]+)*\s*,?\s*[\])]?\s*")
 Names = Mapping[str, str | None]
 
 
@@ -54,13 +38,12 @@ def with_devices_counted(run: Run) -> Run:
 
 
 def _count(name: str, value: Scalar) -> Scalar:
-    if isinstance(value, bool | float) or ("devices" not in name.lower() and "gpu" not in name.lower()):
-        return value
     text = str(value)
-    by_index = "visible" in words_of(name)
-    if not by_index and (meaning_of(name) != "devices" or ("," not in text and "[" not in text)):
+    by_index = {"visible", "ids"} & set(words_of(name)) and re.fullmatch(r"[\w, -]+", text) and not re.search(r"\d-\d", text)
+    listed = by_index or re.fullmatch(r"\s*([\[(][\d, ]+[\])]|\d+( *, *\d+)+)\s*", text)
+    if isinstance(value, bool | float) or not listed or not {"gpu", "gpus", "device", "devices"} & set(words_of(name)):
         return value
-    return text.count(",") + 1 - text.rstrip(" ])").endswith(",") if text.strip() and _LIST.fullmatch(text) else value
+    return text.count(",") + 1
 
 
 def factor_faults(where: str, runs: Sequence[Run], names: Names, mapped: Mapping[str, str]) -> Iterator[Fault]:
@@ -143,7 +126,8 @@ def _above_one(runs: Sequence[Run], name: str) -> tuple[str, str] | None:
     """A value above 1 under a name, with its place; None where there is none."""
     for run in runs:
         value = _held(run).get(name)
-        plain = number(value)
+        several = re.match(r"\s*(\d+)\s*[x×*]", value) if isinstance(value, str) else None  # as in 4xA100
+        plain = number(several[1] if several else value)
         if not isinstance(value, bool) and plain is not None and plain > 1:
             return cut(str(value), 40), run.place
     return None

@@ -28,7 +28,7 @@ from .values import moment, number, seconds, unit_of
 IMPORTED = "imported:runs"
 # The meaning of a column, and the name of a fact: what a run to a target used, in the unit of its source.
 ENERGY = "energy_to_target"
-_ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "diverged")
+_ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated")
 _FAILED = (
     "failed",
     "crashed",
@@ -217,12 +217,12 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     if state == "running" or run.results.get("pruned") is True:
         left_out["not ended"] += 1
         return None
-    if state not in ("", "ended", "failed"):
+    if state not in ("", "ended", "failed", "diverged"):
         left_out[f"of a status that is not known, {cut(state, 40)!r}"] += 1
         return None
     name = columns.one("metric")
     written = _value(run, name)
-    metric, failed = number(written), state == "failed"
+    metric, failed = math.nan if state == "diverged" else number(written), state == "failed"
     if metric is None and isinstance(written, str) and not failed:
         faults.append(Fault(str(name), f"expected a number, got {cut(written, 60)!r}", run.place))
         return None
@@ -271,7 +271,7 @@ def _state(run: Run, columns: Columns) -> str:
         return ""
     if name is not None and not run.status and "exit" in name.lower():
         return "ended" if number(value) == 0 else "failed"
-    text = re.sub(r"[^a-z0-9_]+", " ", str(value).lower().rpartition(".")[2]).strip()
+    text = re.sub(r"\W+", " ", str(value).lower().rpartition(".")[2]).strip() or str(value)
     word = text.partition(" ")[0]
     if text in _RUNNING or word in _RUNNING:
         return "running"

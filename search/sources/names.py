@@ -26,22 +26,28 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "batch": ("batch_size", "train_batch_size", "batchsize", "bs", "batch", "minibatch_size", "mini_batch_size"),
     "accumulation": (
         *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulation_steps", "grad_accum"),
+        *(
+            "gas",
+            "ga",
+            "accum_iter",
+            "accum_freq",
+            "accum_grad",
+            "accumulate",
+            "grad_acc",
+            "grad_acc_steps",
+            "gradient_acc_steps",
+        ),
+        *("grad_accumulation", "gradient_accumulate_every", "accumulation_factor", "num_microbatches", "batch_multiplier"),
+        *("backward_passes_per_step", "update_every", "delay_update", "subdivisions", "batch_split"),
         *("gradient_accumulation", "accumulation", "accum_steps", "accum", "update_freq", "iter_size"),
     ),
     "devices": (
         *("world_size", "n_gpu", "n_gpus", "num_gpus", "ngpus", "gpus", "num_devices", "n_devices", "devices"),
         *("num_processes", "nproc", "data_parallel_size", "data_parallel", "dp_size", "num_replicas", "cuda_visible_devices"),
+        *("gpu_ids", "device_ids"),
     ),
     "learning_rate": (
-        "learning_rate",
-        "lr",
-        "base_lr",
-        "init_lr",
-        "initial_lr",
-        "peak_lr",
-        "max_lr",
-        "lr0",
-        "learning_rate_init",
+        *("learning_rate", "lr", "base_lr", "init_lr", "initial_lr", "peak_lr", "max_lr", "lr0", "learning_rate_init"),
     ),
     "seconds": (
         *("train_s", "train_runtime", "runtime", "run_time", "duration", "duration_s", "time_total_s", "elapsed", "wall_time"),
@@ -224,6 +230,8 @@ def direction_of(name: str) -> Literal["minimize", "maximize"] | None:
     """
     words = words_of(re.sub(r" \((lowest|highest)\)$", "", name))  # of a curve
     last = "bpb" if words[-3:] == ["bits", "per", "byte"] else words[-1]
+    if re.search(r"^\s*([\d.]+\s*[-/]|-)|=|(exp|log)\(|^(inverse|negated)", name.lower()):
+        return None  # a formula
     lower, negated = last in _LOWER, bool(set(words) & _NEGATED)
     if not lower and last not in _HIGHER:
         return None

@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 from functools import lru_cache
 
+from .names import words_of
 from .runs import Scalar
 
 # As pandas, R, spreadsheets and people write that there is no value; and as trainings print a value that is no number.
@@ -108,7 +109,7 @@ def unit_of(name: str) -> float:
     >>> unit_of("runtime"), unit_of("time_min"), unit_of("train hours"), unit_of("wall_ms")
     (1.0, 60.0, 3600.0, 0.001)
     """
-    word = re.split(r"[^a-z]+", name.lower().strip(" )]"))[-1]
+    word = words_of(name)[-1]
     return UNITS.get(word) or UNITS.get(word.rstrip("s")) or 1.0
 
 

@@ -474,8 +474,8 @@ class StudyRow:
     @cached_property
     def study(self) -> StudySpec:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
-        # How a study was sent to a cluster is its file's to say; `budget.sure` was a key once, these two were sections.
-        stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name != "submit"}
+        # How a study was sent to a cluster is its file's to say; `target` and `budget.sure` were keys, these two sections.
+        stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name not in ("submit", "target")}
         for name, key in (("stopping", "kind"), ("confirm", "repeats")):
             if isinstance(section := stored.get(name), dict) and key in section:
                 stored[name] = section[key]

@@ -55,7 +55,8 @@ def _csv(path: Path) -> Iterator[Run]:
         file.seek(0)
         delimiter = _delimiter(path, head)
         apart = f"[{delimiter}\\r\\n]"
-        decimal_comma = delimiter in ";\t" and bool(re.search(rf'{apart}[ "+-]*\d+,\d+[ "%]*{apart}', f"\n{head}\n"))
+        decimals = rf'{apart}[ "+-]*(0,\d+|\d+,(\d\d?|\d{{4,}}))[ "%]*{apart}'  # three digits may be thousands
+        decimal_comma = delimiter in ";\t" and bool(re.search(decimals, f"\n{head}\n"))
         named_rows = True  # no cell before this one says that its row is a sum
         reader = csv.reader(file, delimiter=delimiter)
         header: list[str] = []
@@ -76,7 +77,10 @@ def _csv(path: Path) -> Iterator[Run]:
                         f"expected {len(header)} cells as in the header, got {len(row)}. Quote cells that hold {delimiter!r}."
                     )
                     raise StudyFileError(Fault("", message, str(path), reader.line_num))
-                cells = {name: cell(text, decimal_comma=decimal_comma) for name, text in zip(header, row, strict=False)}
+                cells = {
+                    name: cell(text, decimal_comma=decimal_comma and meaning_of(name) != "devices")
+                    for name, text in zip(header, row, strict=False)
+                }
                 for name, text in zip(header, row, strict=False):
                     if isinstance(cells[name], float | int) and percent.setdefault(name, "%" in text) != ("%" in text):
                         message = f"expected all or none of its numbers with %, got {cut(text.strip(), 40)!r}"
@@ -92,10 +96,9 @@ def _csv(path: Path) -> Iterator[Run]:
 
 def _units(row: list[str]) -> list[str]:
     """The units under a header, one of a time at least; empty where it is a run."""
-    units = [text.strip().strip("[]()").lower() for text in row]
-    return (
-        units if any(unit in UNITS for unit in units) and not any(isinstance(cell(unit), int | float) for unit in units) else []
-    )
+    units = [text.strip().strip("[]()").lower().removeprefix("in ") for text in row]
+    of_time = any({unit, unit.rstrip("s")} & UNITS.keys() for unit in units)
+    return units if of_time and not any(isinstance(cell(unit), int | float) for unit in units) else []
 
 
 def _encoding(path: Path) -> str:

@@ -45,6 +45,7 @@ def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
     state = _document(last / _STATE)
     settings = {name: state.get(name) for name in ("train_batch_size", "num_train_epochs")}
     settings |= _document(folder / "args.json") | _document(folder / "training_args.json") | _arguments((last, *places))
+    settings["num_train_epochs"] = state.get("num_train_epochs", settings.get("num_train_epochs"))
     if settings.get("auto_find_batch_size") and settings.get("world_size", 1) == 1 and state.get("train_batch_size"):
         settings["per_device_train_batch_size"] = state["train_batch_size"]  # what was trained, not what was asked for
     settings["max_steps"] = state.get("max_steps", settings.get("max_steps", 0))  # in the arguments -1 where epochs are given

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from bsearch.search.sources.columns import UnclearColumnsError, columns_of
+from bsearch.search.sources.factors import with_devices_counted
 from bsearch.search.sources.imported import imported
-from bsearch.search.sources.names import NAMES, words_of
+from bsearch.search.sources.names import NAMES, direction_of, words_of
 from bsearch.search.sources.read import is_source, runs_of
 from bsearch.search.sources.runs import Run, flat
 from bsearch.search.sources.values import MISSING, NOT_FINITE, cell, seconds
@@ -448,3 +449,50 @@ def test_letters_of_any_script_stay_in_names() -> None:
     assert [words_of(name) for name in ("размер", "模型/宽度", "Größe_max")] == [["размер"], ["模型", "宽度"], ["größe", "max"]]
     rows = [{**row, "размер": place, "幅": 8} for place, row in enumerate(TABLE)]
     assert {"размер"} <= records(rows, mapped={"размер": "parameter"})[0].parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("extra", "batches"),
+    [
+        ({"cards": 4}, None),
+        ({"gpu": "4xA100"}, None),
+        ({"nproc_per_node": 2}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0-3"}, None),
+        ({"gpu_ids": "0,1,2,3", "num_workers": 8, "lora_rank": 16}, [128, 256, 260]),
+        ({"gpus": "0,1", "gpu_type": "A100", "gpu_mem_gb": 40, "node_name": "n7"}, [64, 128, 130]),
+        ({"accum_iter": 3, "dp_rate": 0.1, "hidden_nodes": 64}, [96, 192, 195]),
+        ({"gas": 2, "gpu_temperature": 61}, [64, 128, 130]),
+    ],
+)
+def test_what_multiplies_a_micro_batch_is_read_or_asked_about(extra: dict[str, Any], batches: list[int] | None) -> None:
+    rows = [
+        {"micro_batch_size": row["bs"], **{key: value for key, value in row.items() if key != "bs"}, **extra} for row in TABLE
+    ]
+    some = [with_devices_counted(run) for run in runs(rows)]
+    if batches is None:
+        with pytest.raises(StudyFileError, match=r"multiplies the batch|expected a number"):
+            imported("t.csv", some, columns_of("t.csv", some))
+        return
+    (group,) = imported("t.csv", some, columns_of("t.csv", some))
+    assert [record.facts.effective_batch for record in group.records] == batches
+
+
+@pytest.mark.parametrize("name", ["1-acc", "100 - val_acc", "-val_loss", "exp(-loss)", "inverse_loss", "val_err=1-acc"])
+def test_a_formula_has_no_direction_of_its_own(name: str) -> None:
+    assert direction_of(name) is None
+
+
+@pytest.mark.parametrize(("status", "ended"), [("diverged", "diverged"), ("完成", None), ("✓", None)])
+def test_a_status_is_what_it_says_or_not_known(status: str, ended: str | None) -> None:
+    found = [{**row, "status": "finished" if place else status} for place, row in enumerate(TABLE)]
+    (group,) = imported("t.csv", runs(found), columns_of("t.csv", runs(found)))
+    assert [record.outcome for record in group.records] == ([ended] if ended else []) + ["complete"] * 2
+    assert bool(group.left_out) == (ended is None)
+
+
+def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
+    table = tmp_path / "runs.tsv"
+    table.write_text("bs\tlr\truntime\tval_loss\n8\t0.00232\t32,526\t1.671\n16\t0.01\t12,526\t1.5\n")
+    some = runs_of(str(table))
+    (group,) = imported("t", some, columns_of("t", some))
+    assert [(one.accuracy, one.facts.measured_train_s) for one in group.records] == [(1.671, None), (1.5, None)]
