@@ -239,7 +239,7 @@ def _read(
                 console.print(columns_table(error.columns))
             if console is None or not _is_asked():
                 raise
-            click.echo(plain(str(error)), err=True)
+            click.echo(plain(masked(str(error))), err=True)
             answer = click.prompt(error.meaning, type=click.Choice(error.names))
             if error.meaning == "direction":
                 direction = "minimize" if answer == "minimize" else "maximize"

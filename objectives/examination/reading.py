@@ -138,7 +138,7 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
 
 
 def data_of_model(train: Fetcher, keys: SampleKeys, model: nn.Module, where: str) -> Iterator[Finding]:
-    """Training data that the model makes which is trained, or a copy of it: hooks go with the copy."""
+    """Training data made by the model that is being trained, or by a copy of it, which its hooks go with."""
     called: list[str] = []
 
     def note(module: nn.Module, _: Any) -> None:
@@ -154,7 +154,7 @@ def data_of_model(train: Fetcher, keys: SampleKeys, model: nn.Module, where: str
     if called:
         message = (
             f"expected data that do not depend on the weights, got some that a {called[0]} of the model makes: samples are "
-            "read ahead, and a stream from a copy, so they would be those of earlier weights. Give a Loop what they are made "
+            "read ahead, and a stream from a copy, so they would come from earlier weights. Give a Loop what they are made "
             "from, such as seeds or prompts, as data, and make them in its body."
         )
         yield Finding("made_by_model", where, message)

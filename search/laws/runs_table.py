@@ -77,7 +77,7 @@ def to_target(
     count = names[meaning]
     found = [part for run in runs for part in _parts(run, count)]
     found = [_with_cost(run, names) for run in found]
-    held = {name for run in found for name in _held(run)}
+    held = {name for run in found for name in run.held}
     meanings = {name: one for name, one in mapped.items() if one not in _TARGET_NAMES}
     meanings |= {name: "nothing" for name in names.values() if name not in meanings}
     meanings |= {count: "metric"} | ({_SECONDS: "seconds"} if _SECONDS in held else _no_seconds(held, meanings))
@@ -102,7 +102,7 @@ def _target_names(where: str, runs: Sequence[Run], mapped: Mapping[str, str]) ->
     found: dict[str, list[str]] = {one: [] for one in _TARGET_NAMES}
     values: dict[str, list[Scalar]] = {}
     for run in runs:
-        for name, value in _held(run).items():
+        for name, value in run.held.items():
             values.setdefault(name, []).append(value)
     for name, own in values.items():
         words = "_".join(words_of(name))
@@ -120,17 +120,13 @@ def _target_names(where: str, runs: Sequence[Run], mapped: Mapping[str, str]) ->
     return {meaning: several[0] for meaning, several in found.items() if several}
 
 
-def _held(run: Run) -> dict[str, Scalar]:
-    return {**run.results, **run.values, **run.settings}
-
-
 def _varies(name: str, runs: Sequence[Run]) -> bool:
-    return len({str(_held(run).get(name)) for run in runs}) > 1
+    return len({str(run.held.get(name)) for run in runs}) > 1
 
 
 def _parts(run: Run, name: str) -> Iterator[Run]:
     """The run, or each of those whose numbers its cell holds; one that never reached the target has NaN."""
-    value = _held(run).get(name)
+    value = run.held.get(name)
     words = value.strip().lower() if isinstance(value, str) else ""
     numbers = [number(part) for part in words.split()]
     if words in _NEVER:
@@ -152,7 +148,7 @@ def _with(run: Run, values: Mapping[str, Scalar]) -> Run:
 
 def _with_cost(run: Run, names: Mapping[str, str]) -> Run:
     """A run with its seconds and its energy to the target, as far as they are known."""
-    held = _held(run)
+    held = run.held
 
     def value(meaning: str) -> float | None:
         return number(held.get(names.get(meaning, "")))
@@ -176,8 +172,8 @@ def _no_seconds(held: set[str], mapped: Mapping[str, str]) -> dict[str, str]:
 
 def _seeds(runs: Sequence[Run], mapped: Mapping[str, str]) -> dict[str, str]:
     """Numbers of runs that occur again and again count the seeds of a setting, as Zeus's do."""
-    for name in (name for name in _held(runs[0]) if meaning_of(name) == "run" and name not in mapped):
-        values = [_held(run).get(name) for run in runs]
+    for name in (name for name in runs[0].held if meaning_of(name) == "run" and name not in mapped):
+        values = [run.held.get(name) for run in runs]
         if all(type(value) is int for value in values) and len(set(values)) < len(values):
             return {name: "seed"}
     return {}

@@ -119,7 +119,7 @@ def floor_sentence(study: StoredStudy) -> str | None:
         return None
     key = f"objectives.metric.{bound_of(metric.direction)}"
     reached = any(trial.score is not None and trial.score >= metric.least_score for trial in study.front.trials)
-    shown = f"The front leaves out the others ({key})" if reached else f"Until one does, search and front ignore {key}"
+    shown = f"The front leaves out the others ({key})" if reached else f"Until one does, the search and the front ignore {key}"
     return f"{target_sentence(study, metric.floor)} {shown}."
 
 

@@ -103,11 +103,12 @@ class KeptModel:
             if self.folder.exists():
                 self.folder.rename(self._before)
             own.rename(self.folder)
-            self._bring_others()
         except OSError as error:
             raise OutputError(f"{self.folder}: cannot be written: {error.strerror or error}; the model is in {own}") from None
         self._not_kept.discard(own.name)
         self.trial, self.score = setup.number, score
+        with suppress(OSError):  # what cannot be moved stays where it is, until the next run
+            self._bring_others()
         return True
 
     def clean(self) -> None:

@@ -144,8 +144,7 @@ def _unlike(found: _Found, runs: Sequence[Run], columns: Sequence[Column]) -> li
     used = [one.name for one in columns if one.meaning in (*FACTORS, "learning_rate", "parameter", "group", "epochs", "steps")]
     repeats: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        held = {**run.results, **run.values, **run.settings}
-        repeats.setdefault(tuple(str(held.get(name)) for name in used), []).append(run)
+        repeats.setdefault(tuple(str(run.held.get(name)) for name in used), []).append(run)
     several = [group for group in repeats.values() if len(group) > 1]
     taken = []
     for one in columns:

@@ -43,7 +43,7 @@ def _count(name: str, value: Scalar) -> Scalar:
     listed = by_index or re.fullmatch(r"\s*([\[(][\d, ]+[\])]|\d+( *, *\d+)+)\s*", text)
     if isinstance(value, bool | float) or not listed or not {"gpu", "gpus", "device", "devices"} & set(words_of(name)):
         return value
-    return text.count(",") + 1
+    return len(re.findall(r"[\w-]+", text))
 
 
 def factor_faults(where: str, runs: Sequence[Run], names: Names, mapped: Mapping[str, str]) -> Iterator[Fault]:
@@ -78,7 +78,7 @@ def _unknown(runs: Sequence[Run], names: Names, mapped: Mapping[str, str]) -> It
     """Names that seem to count devices, above 1 somewhere, and that are not taken for them."""
     of_data = names["devices"] is not None and bool({"data", "dp", "replicas"} & set(words_of(names["devices"])))
     for run in runs:
-        for name in _held(run):
+        for name in run.held:
             words = set(words_of(name))
             if (
                 name in mapped
@@ -96,12 +96,13 @@ def _contradictions(where: str, runs: Sequence[Run], names: Names, mapped: Mappi
     """A batch of a step that is not the product of its factors."""
     factors = [name for one in ("micro_batch", "accumulation", "devices") if (name := names[one]) is not None]
     others = [names["effective_batch"]] if names["effective_batch"] else []
-    others += [name for name in _held(runs[0]) if not others and meaning_of(name) == "batch" and name not in mapped]
+    every = dict.fromkeys(name for run in runs for name in run.held)  # which not all runs have to hold
+    others += [name for name in every if not others and meaning_of(name) == "batch" and name not in mapped]
     for other in others:
         apart = [run for run in runs if not _agree(run, other, names)]
         if other is None or not apart:
             continue
-        held = _held(apart[0])
+        held = apart[0].held
         product = " × ".join(f"{name} {held.get(name, 1)}" for name in factors)
         more = f", and {plural(len(apart) - 1, 'more run')} like it" if len(apart) > 1 else ""
         hint = f"Write --map {other}=effective_batch where it is the batch of a whole step, or --map {other}=nothing."
@@ -111,7 +112,7 @@ def _contradictions(where: str, runs: Sequence[Run], names: Names, mapped: Mappi
 
 def _agree(run: Run, other: str, names: Names) -> bool:
     """Whether a batch may be that of a step, of a process or of a device, as far as its factors are known."""
-    held = _held(run)
+    held = run.held
     whole, micro = number(held.get(other)), number(held.get(names["micro_batch"] or ""))
     if not whole or not micro:
         return True
@@ -125,13 +126,9 @@ def _agree(run: Run, other: str, names: Names) -> bool:
 def _above_one(runs: Sequence[Run], name: str) -> tuple[str, str] | None:
     """A value above 1 under a name, with its place; None where there is none."""
     for run in runs:
-        value = _held(run).get(name)
+        value = run.held.get(name)
         several = re.match(r"\s*(\d+)\s*[x×*]", value) if isinstance(value, str) else None  # as in 4xA100
         plain = number(several[1] if several else value)
         if not isinstance(value, bool) and plain is not None and plain > 1:
             return cut(str(value), 40), run.place
     return None
-
-
-def _held(run: Run) -> dict[str, Scalar]:
-    return {**run.results, **run.values, **run.settings}

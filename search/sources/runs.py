@@ -35,6 +35,11 @@ class Run:
     status: Status = ""
     no_run: str = ""
 
+    @property
+    def held(self) -> dict[str, Scalar]:
+        """All that it holds, by name; a setting comes before what else has its name."""
+        return {**self.results, **self.values, **self.settings}
+
 
 def curve_results(name: str, values: Iterable[float]) -> dict[str, float]:
     """The end of a curve under its own name, and its lowest and highest values; NaN counts as an end alone.

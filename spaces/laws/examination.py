@@ -22,7 +22,7 @@ from typing import Literal
 #   evaluation   evaluating changes the training
 #   resumed      a training that is saved and resumed ends otherwise
 #   generator    training data with a random generator that the trial's seed does not reach
-#   made_by_model  training data that the model makes which is trained
+#   made_by_model  training data made by the model that is being trained
 #   score        a score that is not a ratio of sums
 #   packing      documents of a packed row that are not computed as they are alone
 #   causal       a language model whose tokens see those that follow

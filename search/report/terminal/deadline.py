@@ -55,7 +55,8 @@ def model_lines(result: StudyResult) -> Iterator[str]:
     if not budget.keeps_model:
         return
     if result.model is None:
-        yield "No model was kept: no trial has completed since one was asked for."
+        if not result.failure:  # which says so itself
+            yield "No model was kept: no trial has completed since one was asked for."
         return
     document = json.loads((result.model / RESULT).read_text(encoding="utf-8"))
     record = stored.records[document["trial"]]

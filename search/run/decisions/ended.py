@@ -60,7 +60,7 @@ class EndedTrials:
             return None
         return (
             f"none of {_SAID_AFTER} trials reaches {metric.name} {metric.floor:.12g}; the best, trial {best.number}, has "
-            f"{best.accuracy:.6g}: until one does, the search goes on as without that bound"
+            f"{best.accuracy:.6g}: until one does, the search goes on without that bound"
         )
 
     def pause(self, record: TrialRecord) -> None:

@@ -75,9 +75,9 @@ def _runs(mlflow: Any, source: str, uri: str, experiment: str) -> list[Run]:
     if not runs:
         raise _fault(source, f"runs in the experiment {experiment!r}, found none.")
     parents = {run.data.tags.get("mlflow.parentRunId") for run in runs}
-    found = [(run, _run(run, client if len(runs) <= _MOST_WITH_CURVES else None)) for run in runs]
+    read = [(run, _run(run, client if len(runs) <= _MOST_WITH_CURVES else None)) for run in runs]
     # A parent has its best child's values, and the seconds of them all.
-    return [replace(one, no_run="the parent of other runs") if run.info.run_id in parents else one for run, one in found]
+    return [replace(one, no_run="the parent of other runs") if run.info.run_id in parents else one for run, one in read]
 
 
 def _check_store(source: str, uri: str) -> None:

@@ -485,3 +485,23 @@ def test_an_interrupted_trial_resumes_in_what_time_there_is(tmp_path: Path) -> N
     left = [limit(cost=None, ends_at=ends, began_at=ends - 600) for ends in moments]
     resumes = [Finish(Budget(by="10m"), keeper(tmp_path / "m"), each, None, dict).resumes() for each in left]
     assert resumes == [True, False]
+
+
+def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    """Somebody puts a folder of their own in the place while trials train."""
+    kept_in = tmp_path / "kept"
+    task = tmp_path / "spoils.py"
+    task.write_text(
+        "from pathlib import Path\nfrom bsearch.objectives.digits import Digits\n\n\nclass Spoils(Digits):\n"
+        "    def after_step(self, model, setup):\n"
+        f"        Path({str(kept_in)!r}).mkdir(exist_ok=True)\n        Path({str(kept_in / 'mine')!r}).write_text('x')\n"
+    )
+    space = {"effective_batch": {"low": 32, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+    path = study_file(task=f"{task}:Spoils", space=space, budget={"trials": 2, "profile_s": 0})
+    result = bsearch("run", path, "--serial", "--until", "0.9999", "--keep", kept_in)
+    assert result.exit_code == 1
+    output = " ".join(result.output.split())
+    assert f"budget.keep: no model is in {kept_in}, though 2 trials completed" in output
+    assert "no trial has completed" not in output
+    assert {path.name for path in kept_in.iterdir()} == {"mine"}
+    assert (tmp_path / ".kept.bsearch-small" / "0" / "model.pt").exists()

@@ -496,3 +496,13 @@ def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
     some = runs_of(str(table))
     (group,) = imported("t", some, columns_of("t", some))
     assert [(one.accuracy, one.facts.measured_train_s) for one in group.records] == [(1.671, None), (1.5, None)]
+
+
+def test_devices_in_a_list_are_counted_once_and_a_contradiction_in_any_run_is_seen() -> None:
+    for text in ("(0,)", "[0]", "7", "GPU-8f3e"):
+        assert with_devices_counted(Run("t", values={"CUDA_VISIBLE_DEVICES": text})).values == {"CUDA_VISIBLE_DEVICES": 1}, text
+    assert with_devices_counted(Run("t", values={"gpus": "(0, 1,)"})).values == {"gpus": 2}
+    rows = [{"micro_batch_size": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"]} for row in TABLE]
+    rows[1]["train_batch_size"] = 4 * rows[1]["micro_batch_size"]
+    with pytest.raises(StudyFileError, match=r"expected batches that agree, got train_batch_size 256 .* at t\.csv:3"):
+        records(rows)
