@@ -144,12 +144,12 @@ class Study:
         """
         from ..search.sources.columns import columns_of
         from ..search.sources.imported import imported
-        from ..search.sources.read import runs_in, runs_of
+        from ..search.sources.read import runs_in, runs_of, without
         from ..search.sources.store import written
 
         where = str(runs) if isinstance(runs, str | Path) else "runs"
         some = runs_of(where) if isinstance(runs, str | Path) else runs_in(runs)
-        mapped = {**(meanings or {}), **({metric: "metric"} if metric else {})}
+        some, mapped = without(some, {**(meanings or {}), **({metric: "metric"} if metric else {})})
         groups = imported(where, some, columns_of(where, some, mapped=mapped, direction=direction, same=same))
         if len(groups) > 1:
             names = "; ".join(one.name for one in groups[:8])

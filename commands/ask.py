@@ -45,7 +45,8 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "mapped",
             multiple=True,
             metavar="NAME=MEANING",
-            help="What a name of the source means: learning_rate, effective_batch, seconds, parameter, nothing; repeatable.",
+            help="What a name of the source means: learning_rate, effective_batch, seconds, parameter, nothing; a run's place, "
+            "such as runs.csv:7, may mean nothing too. Repeatable.",
         ),
     ):
         command = option(command)
@@ -102,7 +103,7 @@ def ask(
     if (mapped or metric) and (study := next(filter(_is_study, sources), None)):
         raise click.UsageError(f"--map and --metric are for runs of another source; {study} is a study")
     if scale is not None:
-        _scale_up(sources, *scale, then_run, as_json)
+        _scale_up(sources, mapped, metric, *scale, then_run, as_json)
         return
     (source,) = sources
     if until is not None:
@@ -188,14 +189,27 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
         terminal().print(part)
 
 
-def _scale_up(sources: Sequence[str], data: float, model: float, then_run: Path | None, as_json: bool) -> None:
+def _scale_up(
+    sources: Sequence[str],
+    mapped: Sequence[str],
+    metric: str | None,
+    data: float,
+    model: float,
+    then_run: Path | None,
+    as_json: bool,
+) -> None:
     from ..spaces.boundary.plug_ins import plug_in
 
     if then_run is not None and then_run.exists():
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
-    if other := next((source for source in sources if not _is_study(source)), None):
-        raise click.UsageError(f"--scale: expected studies, got {other}. Make one of it first: --save FILE.db")
-    plug_in("bsearch.questions", "scale")([opened(source) for source in sources], data, model, then_run, as_json)
+    studies = []
+    for source in sources:
+        _, groups = _groups(source, mapped, metric, as_json, shown=True)
+        studies += [study for study, _ in groups]
+        if len(groups) > 1:
+            names = ", ".join(group.name for _, group in groups if group)
+            raise click.UsageError(f"--scale: expected one experiment in {masked(source)}, got {names}. Give the runs of one.")
+    plug_in("bsearch.questions", "scale")(studies, data, model, then_run, as_json)
 
 
 def _columns_document(columns: Columns) -> list[dict[str, str]]:
@@ -222,11 +236,12 @@ def _read(
     from ..search.report.terminal.ask import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
-    from ..search.sources.read import runs_of
+    from ..search.sources.read import runs_of, without
 
-    runs = runs_of(source, lambda text: click.echo(plain(text), err=True))
+    every = runs_of(source, lambda text: click.echo(plain(text), err=True))
     metric, direction = _metric(metric)
     meanings = _mapped(mapped) | ({metric: "metric"} if metric else {})
+    runs, meanings = without(every, meanings)
     while True:
         try:
             if targets and (found := to_target(source, runs, meanings)) is not None:

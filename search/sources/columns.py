@@ -13,6 +13,7 @@ from typing import Literal
 from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
 from ...spaces.readable import plural, shell_word
+from .contradictions import contradictions
 from .factors import factor_faults
 from .names import (
     NAMES,
@@ -20,12 +21,15 @@ from .names import (
     Meaning,
     Role,
     direction_of,
+    is_error,
+    is_flag,
     is_group,
     is_metric,
     is_of_training,
     is_of_validation,
     is_other_result,
     is_place,
+    is_rate_of_one,
     is_setting,
     is_share,
     meaning_of,
@@ -33,15 +37,16 @@ from .names import (
     words_of,
 )
 from .runs import Run, Scalar
-from .values import number, unit_of
+from .values import amount, is_truth, number, unit_of
 
 # More different texts than this are names of runs rather than choices; more parameters than this are no search space.
 _MOST_CHOICES, _MOST_PARAMETERS = 12, 60
 # Of these the first name will do.
 _LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps"})
 FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
+_GAP = 8.0
 _UNKNOWN = "not a known setting"
-_WRITTEN = ("metric", "parameter", "group", "nothing")
+_WRITTEN = ("metric", "parameter", "group", "left_out", "nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,8 @@ class Column:
     """A name of a source, and what it is taken for.
 
     Args:
-        meaning: a key of `NAMES`, `metric`, `parameter`, `group`, `metric?` where it is unclear, or
-            `nothing`.
+        meaning: a key of `NAMES`, `metric`, `parameter`, `group`, `left_out` of runs in which it is true, `metric?` where it
+            is unclear, or `nothing`.
         why: in words; of `nothing`, why it is left out.
     """
 
@@ -141,7 +146,8 @@ def _unlike(found: _Found, runs: Sequence[Run], columns: Sequence[Column]) -> li
 
     What has as many values as there are runs is a result; and a length that some runs lack is none.
     """
-    used = [one.name for one in columns if one.meaning in (*FACTORS, "learning_rate", "parameter", "group", "epochs", "steps")]
+    told = (*FACTORS, "learning_rate", "parameter", "group", "size", "epochs", "steps", "samples")
+    used = [one.name for one in columns if one.meaning in told]
     repeats: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         repeats.setdefault(tuple(str(run.held.get(name)) for name in used), []).append(run)
@@ -211,8 +217,10 @@ class _Found:
         words = words_of(name)
         if words == ["rule"] or words[:2] == ["reference", "rate"]:
             return Column(name, "nothing", "the learning rate is the optimizer's own")
-        if (meaning := meaning_of(name)) and self._can_be(meaning, role, values):
+        if (meaning := meaning_of(name)) and self._can_be(name.lower(), meaning, role, values):
             return Column(name, meaning)
+        if is_flag(name) and all(is_truth(value) for value in values):
+            return Column(name, "left_out", "runs in which it is true")
         if role == "result" or (role == "" and (is_metric(name) or is_other_result(name))):
             return Column(name, "nothing", "a result")
         if not self.varies(name):
@@ -221,17 +229,15 @@ class _Found:
             return Column(name, "parameter" if self.same else "group")
         return self._other(name, role)
 
-    def _can_be(self, meaning: Meaning, role: Role, values: Sequence[Scalar]) -> bool:
+    def _can_be(self, name: str, meaning: Meaning, role: Role, values: Sequence[Scalar]) -> bool:
         if meaning == "status":
             return role != "setting"
         if any(isinstance(value, bool) for value in values):
             return False
-        if (
-            meaning == "batch"
-            and len(values) > 2
-            and all(number(value) == place for place, value in enumerate(values, int(number(values[0]) or 0)))
-        ):
+        if name == "batch" and all(number(one) == place for place, one in enumerate(values, int(number(values[0]) or 0))):
             return False  # the numbers of batches
+        if meaning == "size":
+            return all(amount(value) is not None for value in values)
         if role == "setting":
             return meaning not in ("seconds", "started", "ended")
         return role != "result" or meaning not in ("learning_rate", "seed", "batch", "devices", "accumulation")
@@ -259,6 +265,10 @@ def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Colu
         # Such as Trainer's train_batch_size, that of one device too.
         taken = [Column(one.name, "nothing", f"instead of it, {micro}") if one.meaning == "batch" else one for one in taken]
     taken = _with_reached(taken, found)
+    rates = [one.name for one in taken if is_rate_of_one(one.name) and found.varies(one.name)]
+    if len(rates) > 1 and not {"learning_rate", *rates} & {*found.mapped.values(), *found.mapped}:
+        message = f"expected one learning_rate, got {_listed(rates)}. Write --map {rates[0]}=learning_rate, or another."
+        raise UnclearColumnsError(where, "learning_rate", rates, message, taken)
     for meaning in NAMES:
         places = [place for place, column in enumerate(taken) if column.meaning == meaning]
         said = [place for place in places if taken[place].name in found.mapped]
@@ -325,14 +335,18 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
 
 
 def _mixed_units(where: str, found: _Found, metric: str) -> str:
-    """What is to be said of accuracies of which some are shares and others percents, as far as they overlap.
+    """What is to be said of accuracies or errors of which some are shares and others percents, as far as they overlap.
 
     Raises:
         StudyFileError: there are some, and the user did not choose the metric.
     """
     values = [value for each in found.values[metric] if (value := number(each)) is not None and 0 < value <= 100]
     shares, percents = [value for value in values if value <= 1], [value for value in values if value > 1]
-    if not is_share(metric) or not shares or not percents or 100 * max(shares) < min(percents):
+    if not shares or not percents:
+        return ""
+    # A low error in percent may be below 1, and one of some model close to it: only a gap tells.
+    by_gap = is_error(metric) and max(shares) * _GAP < min(percents)
+    if not (by_gap or (is_share(metric) and 100 * max(shares) >= min(percents))):
         return ""
     both = f"{max(shares):g} and {max(percents):g}"
     if metric not in found.mapped:
@@ -380,7 +394,8 @@ def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run], ne
         shown = next(str(value) for value in found.values[time] if ":" in str(value))
         hint = f"Call it '{time} (min)' or '{time} (h)', or write 0:01:20."
         faults.append(Fault(time, f"expected to know whether {cut(shown, 20)} begins with minutes or hours. {hint}", where))
-    names = {meaning: columns.one(meaning) for meaning in FACTORS}
+    names = {meaning: columns.one(meaning) for meaning in NAMES}
     faults += factor_faults(where, runs, names, found.mapped)
+    faults += contradictions(where, runs, names, columns.named("group"), found.mapped)
     if faults:
         raise StudyFileError(faults)

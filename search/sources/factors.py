@@ -12,7 +12,7 @@ from ...spaces.errors import Fault, cut
 from ...spaces.readable import plural
 from .names import meaning_of, words_of
 from .runs import Run, Scalar
-from .values import number
+from .values import is_true, number
 
 # Words of names that may count devices, and those beside which they do not.
 _COUNTS = frozenset({"gpu", "gpus", "device", "devices", "parallel", "world", "ranks", "node", "nodes", "dp", "tp", "pp"})
@@ -22,7 +22,7 @@ _COUNTS |= frozenset({"instances"})
 _OTHERWISE = frozenset({"memory", "mem", "vram", "gb", "mb", "gib", "hours", "util", "utilization", "utilisation", "load"})
 _OTHERWISE |= frozenset({"power", "watts", "limit", "cap", "temp", "temperature", "energy", "price", "cost", "s", "seconds"})
 _OTHERWISE |= frozenset({"id", "idx", "index", "type", "name", "batch", "rank", "local", "hidden", "tree", "dim"})
-_OTHERWISE |= frozenset({"epsilon", "peak", "workers", "envs", "reads", "rate", "cpu", "cpus", "samples", "tokens"})
+_OTHERWISE |= frozenset({"timeout", "bucket", "params", "epsilon", "peak", "workers", "envs", "reads", "rate", "cpu", "cpus", "samples", "tokens"})
 # Parts of a world of which each trains on the same samples.
 _WITHIN = frozenset({"tensor", "pipeline", "model", "tp", "pp", "context", "sequence", "expert", "world"})
 Names = Mapping[str, str | None]
@@ -66,6 +66,9 @@ def factor_faults(where: str, runs: Sequence[Run], names: Names, mapped: Mapping
             listed = " and ".join(name for name, *_ in shown)
             hint = f"Write --map {one}=effective_batch where it is the batch of a whole step, or --map {one}=micro_batch."
             yield Fault("", f"expected to know whether {one} counts {listed}, {shown[0][1]} at {shown[0][2]}. {hint}", where)
+        elif names["devices"] and (whole := _split(runs)) and whole[0] not in mapped:
+            hint = f"Write --map {one}=effective_batch where that is split over them, or --map {whole[0]}=nothing."
+            yield Fault("", f"expected to know what {one} counts, {whole[0]} is {whole[1]} at {whole[2]}. {hint}", where)
         elif shown:
             name, value, place = shown[0]
             hint = f"Write --map {name}=nothing where a step has no more samples by it, --map {name}=devices where it has."
@@ -121,6 +124,12 @@ def _agree(run: Run, other: str, names: Names) -> bool:
         known = names["devices"] is not None
         return whole == micro * passes * devices or (not known and whole % (micro * passes) == 0)
     return whole in {micro, micro * devices, micro * passes, micro * passes * devices}
+
+
+def _split(runs: Sequence[Run]) -> tuple[str, Scalar, str] | None:
+    """Where accelerate takes a loader's batch for that of all processes."""
+    held = ((name, value, run.place) for run in runs for name, value in run.held.items())
+    return next((each for each in held if words_of(each[0])[-2:] == ["split", "batches"] and is_true(each[1])), None)
 
 
 def _above_one(runs: Sequence[Run], name: str) -> tuple[str, str] | None:

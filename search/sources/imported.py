@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from ...spaces.errors import Fault, StudyFileError, cut
+from ...spaces.readable import shell_word
 from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.goals import Direction
 from ...spaces.study.space import Space
@@ -22,38 +23,19 @@ from ...spaces.trial import OutcomeKind
 from .columns import Columns
 from .names import words_of
 from .runs import Run, Scalar
-from .values import moment, number, seconds, unit_of
+from .values import amount, is_true, moment, number, seconds, unit_of
 
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
 # The meaning of a column, and the name of a fact: what a run to a target used, in the unit of its source.
 ENERGY = "energy_to_target"
-_ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated")
+_ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "inactive")
 _FAILED = (
-    "failed",
-    "crashed",
-    "killed",
-    "error",
-    "fail",
-    "aborted",
-    "cancelled",
-    "canceled",
-    "oom",
-    "out_of_memory",
-    "timeout",
+    *("failed", "crashed", "killed", "error", "fail", "aborted", "cancelled", "canceled", "oom", "out_of_memory", "timeout"),
 )
 _RUNNING = (
-    "running",
-    "pending",
-    "scheduled",
-    "queued",
-    "waiting",
-    "pruned",
-    "stopped",
-    "paused",
-    "infeasible",
-    "interrupted",
-    "false",
+    *("running", "active", "pending", "scheduled", "queued", "waiting", "pruned", "stopped", "paused", "infeasible"),
+    *("interrupted", "false"),
 )
 # A run that came less far than this share of what the farthest of them did, in terms of its plan, was stopped early.
 _STOPPED = 0.9
@@ -108,14 +90,18 @@ def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "ru
     for run in _once(where, runs, columns, repeated):
         groups.setdefault(", ".join(str(_value(run, name)) for name in named), []).append(run)
     faults: list[Fault] = []
-    found = [_group(group, columns, study, name, repeated, faults) for name, group in groups.items()]
+    left_out = Counter[str]()  # of groups without any result
+    found = [_group(group, columns, study, name, repeated, left_out, faults) for name, group in groups.items()]
     if faults:
-        raise StudyFileError(faults[:_MOST_FAULTS])
+        hint = f"Mend them, or leave such a run out by its place: --map {shell_word(f'{faults[0].file}=nothing')}"
+        raise StudyFileError([*faults[:_MOST_FAULTS], Fault("", hint)])
     complete = [one for one in found if one is not None]
     empty = [name for name, one in zip(groups, found, strict=True) if one is None]
     lost = {f"of groups without any result, such as {name}": sum(len(groups[one]) for one in empty) for name in empty[:1]}
     if not complete:
-        raise StudyFileError(Fault("", f"expected runs that ended, got {len(runs)} that did not", where))
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or f"{len(runs)} that did not"
+        hint = f" Write --map {status}=nothing where that is no reason." if (status := columns.one("status")) else ""
+        raise StudyFileError(Fault("", f"expected runs that ended, got {why}.{hint}", where))
     first, *others = sorted(complete, key=lambda one: -len(one.records))
     return [replace(first, left_out={**first.left_out, **lost}), *others]
 
@@ -129,6 +115,9 @@ def _once(where: str, runs: Sequence[Run], columns: Columns, repeated: Counter[s
     seen: dict[object, Run] = {}
     identity = columns.one("run")
     for run in runs:
+        if flag := next((name for name in columns.named("left_out") if is_true(_value(run, name))), None):
+            repeated[f"marked as {cut(flag, 40)}"] += 1
+            continue
         everything = (*run.settings.items(), *run.values.items(), *run.results.items())
         named = _value(run, identity)
         key = everything if named is None else named
@@ -167,17 +156,29 @@ class _Row:
     samples: float | None
     seed: int | None
     failed: bool
+    size: float | None
     parameters: dict[str, Scalar]
 
 
 def _group(
-    runs: list[Run], columns: Columns, study: str, name: str, left_out: Counter[str], faults: list[Fault]
+    runs: list[Run],
+    columns: Columns,
+    study: str,
+    name: str,
+    repeated: Counter[str],
+    lost: Counter[str],
+    faults: list[Fault],
 ) -> Imported | None:
-    left_out = Counter(left_out)
+    left_out = Counter(repeated)
     parameters = _parameter_names(columns, runs)
-    rows = [row for run in _whole(runs, columns, left_out) if (row := _row(run, columns, parameters, left_out, faults))]
+    rows = [
+        row
+        for run, share in _whole(runs, columns, left_out)
+        if (row := _row(run, share, columns, parameters, left_out, faults))
+    ]
     finished = [row for row in rows if row.metric is not None and math.isfinite(row.metric)]
     if faults or not rows or not finished:
+        lost.update(left_out)
         return None
     untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
@@ -186,33 +187,42 @@ def _group(
     return Imported(name, spec, records, dict(left_out), parameters, untimed, columns.to_target)
 
 
-def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Iterator[Run]:
-    """Runs that came as far as they were planned to, as the farthest did, in epochs or steps."""
+def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Iterator[tuple[Run, float]]:
+    """Runs that came as far as they were planned to, as the farthest did, in epochs or steps, and those that say that they
+    have ended, such as by a rule of their own; with the share of the plan that each trained.
+    """
+    patient = any({"patience", "stopping"} & set(words_of(column.name)) for column in columns.columns)
     shares: list[list[float]] = [[] for _ in runs]
     for column in columns.columns:
         if column.meaning != "reached":
             continue
         plan = column.why.removeprefix("of ")
-        each = [_share(_value(run, column.name), _value(run, plan)) for run in runs]
+        stopped = words_of(column.name)[-2:] == ["stopped", "epoch"]  # 0 where nothing stopped it; the first is number 0
+        each = [_share(_value(run, column.name), _value(run, plan), stopped) for run in runs]
         farthest = max((share for share in each if share is not None), default=0.0)
         for place, share in enumerate(each):
             if share is not None and farthest > 0:
                 shares[place].append(share / farthest)
     for run, found in zip(runs, shares, strict=True):
-        if found and max(found) < _STOPPED:
+        share = max(found, default=1.0)
+        if share < _STOPPED and not patient and _state(run, columns) != "ended":
             left_out["stopped before its end"] += 1
         else:
-            yield run
+            yield run, share if share < _STOPPED else 1.0
 
 
-def _share(reached: Scalar | None, planned: Scalar | None) -> float | None:
+def _share(reached: Scalar | None, planned: Scalar | None, stopped: bool) -> float | None:
     far, whole = number(reached), number(planned)
     if far is None or whole is None or not whole > 0 or not math.isfinite(far):
         return None
+    if stopped:
+        far = far + 1 if far > 0 else whole
     return 1.0 if far + 1 >= whole else far / whole  # some count from 0
 
 
-def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Counter[str], faults: list[Fault]) -> _Row | None:
+def _row(
+    run: Run, share: float, columns: Columns, parameters: Mapping[str, str], left_out: Counter[str], faults: list[Fault]
+) -> _Row | None:
     state = _state(run, columns)
     if state == "running" or run.results.get("pruned") is True:
         left_out["not ended"] += 1
@@ -234,7 +244,10 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     if metric is None and not failed:
         left_out[f"without {cut(name or 'metric', 40)}"] += 1
         return None
-    each = {mine: _plain(value) for theirs, mine in parameters.items() if (value := _value(run, theirs)) is not None}
+    held = {mine: _value(run, theirs) for theirs, mine in parameters.items()}
+    if (size := columns.one("size")) is not None:
+        held[parameters[size]] = _count(_value(run, size))  # 124M is a number here
+    each = {mine: _plain(value) for mine, value in held.items() if value is not None}
     values = {mine: value for mine, value in each.items() if value == value}  # NaN is no value
     if len(values) < len(parameters):
         left_out["without all parameters"] += 1
@@ -243,9 +256,10 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
     epochs, steps, samples, devices = (
         _count(_value(run, columns.one(one))) for one in ("epochs", "steps", "samples", "devices")
     )
-    if epochs is not None and epochs.is_integer():
-        epochs = int(epochs)
-    samples = samples or (None if steps is None else steps * batch)
+    if epochs is not None:
+        epochs = round(share * epochs, 6)
+        epochs = int(epochs) if epochs.is_integer() else epochs
+    samples = samples or (None if steps is None else share * steps * batch)
     named = _value(run, columns.one("run"))
     return _Row(
         run,
@@ -259,6 +273,7 @@ def _row(run: Run, columns: Columns, parameters: Mapping[str, str], left_out: Co
         samples,
         None if (seed := number(_value(run, columns.one("seed")))) is None or not math.isfinite(seed) else int(seed),
         failed,
+        _count(_value(run, size)),
         values,
     )
 
@@ -281,7 +296,7 @@ def _state(run: Run, columns: Columns) -> str:
 
 
 def _count(value: Scalar | None) -> float | None:
-    plain = number(value)
+    plain = amount(value)
     return None if plain is None or not 0 < plain < math.inf else plain
 
 
@@ -303,6 +318,8 @@ def _batch(run: Run, columns: Columns, faults: list[Fault]) -> int | None:
         factors = [columns.one("batch")]
     batch = 1.0
     for factor in factors:
+        if factor == columns.one("devices") and number(_value(run, factor)) == 0:
+            continue  # no GPU: one process
         value = _positive(run, factor, faults)
         if value is None and factor is not None:
             return None
@@ -348,7 +365,7 @@ def _seconds(run: Run, columns: Columns) -> float | None:
 def _parameter_names(columns: Columns, runs: Sequence[Run]) -> dict[str, str]:
     """bsearch's name of each parameter, by the source's."""
     found: dict[str, str] = {}
-    for name in columns.named("parameter"):
+    for name in (*columns.named("parameter"), *columns.named("size")):
         words = words_of(name)
         own = _OWN.get("_".join(words[-2:])) or _OWN.get(words[-1])
         values = [number(_value(run, name)) for run in runs]
@@ -427,6 +444,7 @@ def _records(rows: Sequence[_Row], timed: bool, energy: str | None, direction: D
             epochs=row.epochs,
             samples_budget=None if row.samples is None else round(row.samples),
             seed=row.seed,
+            model_parameters=None if row.size is None else round(row.size),
             train_s=taken,
             train_s_source="measured",
             measured_train_s=row.seconds,

@@ -58,16 +58,20 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "ended": ("ended", "end_time", "ended_at", "finished_at", "heartbeat_at", "end", "datetime_complete"),
     "epochs": (
         *("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs", "nb_epochs", "total_epochs", "epoch"),
-        "training_iteration",
+        *("training_iteration", "stopped_epoch", "epochs_run", "epochs_trained", "epochs_completed", "last_epoch"),
     ),
     "steps": ("max_steps", "steps", "global_step", "num_steps", "total_steps", "train_steps", "iterations", "iters", "step"),
-    "samples": ("samples_seen", "samples_budget", "examples_seen"),
+    "samples": ("samples_seen", "samples_budget", "examples_seen", "tokens", "total_tokens", "train_tokens", "tokens_seen"),
+    "size": ("model_size", "model_parameters", "num_parameters", "n_parameters", "num_params", "n_params", "param_count"),
     "seed": ("seed", "random_seed", "rng_seed", "random_state", "trial_seed"),
     "status": ("status", "state", "run_status", "outcome", "exit_code", "done", "finished", "completed"),
     "run": ("run", "run_id", "id", "run_name", "name", "trial", "trial_id", "number", "uuid"),
 }
 # Names of how far a training came; of a plan only where there is no other.
-REACHED = frozenset({"epoch", "step", "global_step", "training_iteration"})
+REACHED = frozenset({"epoch", "step", "global_step", "training_iteration", *NAMES["epochs"][9:]})
+# Where true, the run is none to be compared.
+_FLAGS = frozenset({"failed", "crashed", "diverged", "oom", "outlier", "exclude", "excluded", "ignore", "ignored", "invalid"})
+_FLAGS |= {"discard", "discarded", "skip", "skipped", "broken", "bad", "nan"}
 # What holds for a group of runs: other values are other experiments.
 _GROUPS = frozenset(
     {"dataset", "data", "task", "model", "arch", "architecture", "network", "backbone", "workload", "env", "benchmark"}
@@ -88,7 +92,7 @@ _DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "r
 # What stands before a name without changing it.
 _BEFORE = frozenset(
     {"config", "cfg", "args", "arg", "hparams", "hparam", "params", "param", "hyperparameters", "settings", "trainer"}
-    | {"optimizer", "optim", "opt", "sgd", "adam", "adamw", "train", "training"}
+    | {"optimizer", "optim", "opt", "sgd", "adam", "adamw", "train", "training", "user", "attrs"}
 )
 # A part of a model or of a schedule, whose rate is not the training's.
 _PARTS = frozenset(
@@ -109,7 +113,9 @@ _PARTS = frozenset(
     | {"discriminator", "critic", "actor", "policy", "teacher", "student", "min", "final", "end", "warmup"}
 )
 _SETTING_BEFORE = ("params.", "params_", "param_", "config/", "config.", "hparams/", "hparams.", "args.")
-_RESULT_BEFORE = ("metrics.", "metric.", "summary.", "user_attrs", "train/", "training/", "eval/", "val/", "valid/", "test/")
+_RESULT_BEFORE = ("metrics.", "metric.", "summary.", "train/", "training/", "eval/", "val/", "valid/", "test/")
+# Of validation, and settings.
+_NO_METRIC = frozenset({"split", "fraction", "ratio", "size", "every", "interval", "frequency", "freq", "batches", "set"})
 # Parameters by their names, in tables that do not say what was set and what came out.
 _SETTINGS = frozenset(
     {"weight_decay", "wd", "momentum", "dropout", "warmup", "beta1", "beta2", "width", "depth", "layers", "hidden", "units"}
@@ -117,7 +123,9 @@ _SETTINGS = frozenset(
     | {"alpha", "gamma", "precision", "augment", "augmentation", "ema", "eps", "size", "dim", "temperature", "decay", "bits"}
     | {"loss_weight", "loss_fn", "activation"}
 )
+_OPTIMIZERS = frozenset({"sgd", "adam", "adamw", "nadam", "radam", "muon", "lion", "lamb", "adafactor", "shampoo", "soap"})
 _PLACES = frozenset({"dir", "path", "folder", "file", "url", "uri", "id", "name", "version", "commit", "git", "host", "user"})
+_COUNTED = frozenset({"samples", "images", "tokens", "examples", "steps", "iterations", "batches", "it"})
 _UNITS = frozenset({"s", "sec", "secs", "seconds", "min", "mins", "minutes", "h", "hours", "ms"})
 _OF_TRAINING = frozenset({"seconds", "batch", "micro_batch", "effective_batch", "samples", "steps", "epochs"})
 
@@ -145,8 +153,11 @@ def meaning_of(name: str) -> Meaning:
     ['learning_rate', 'seconds', '', '', '']
     """
     words = words_of(name)
-    if set(words) & _DERIVED or name == "_step":  # W&B's counts what was logged
+    if (set(words) & _DERIVED and words[-2:] != ["stopped", "epoch"]) or name == "_step":  # W&B's counts what was logged
         return ""
+    before, slash, _ = name.rpartition("/")
+    if slash and words_of(before)[-1] in _UNITS | _COUNTED:
+        return ""  # of each epoch or step
     part = words_of(re.split(r"[./]", name.strip("./"))[-1])
     found = _known(part, words) or (_known(part[:-1], words) if len(part) > 1 and part[-1] in _UNITS else "")
     if found == "learning_rate" and set(words) & _PARTS:
@@ -179,13 +190,17 @@ def is_metric(name: str) -> bool:
     [True, True, False, True, False]
     """
     words = words_of(name)
-    if meaning_of(name) or set(words) & (_OTHER_RESULTS | _DERIVED) or words[-1] in _BEFORE:
+    if meaning_of(name) or set(words) & (_OTHER_RESULTS | _DERIVED | _NO_METRIC) or words[-1] in _BEFORE:
         return False
     return words[-1] in _METRICS or (is_of_validation(name) and not {"steps", "step", "time", "s"} & set(words))
 
 
 def is_of_validation(name: str) -> bool:
     return bool(set(words_of(name)) & set(_VALIDATION))
+
+
+def is_of_test(name: str) -> bool:
+    return "test" in words_of(name)
 
 
 def is_of_training(name: str) -> bool:
@@ -201,7 +216,7 @@ def is_other_result(name: str) -> bool:
 def is_group(name: str, text: bool) -> bool:
     """Whether a name tells experiments apart: a data set's, a task's, a model's; by a number only where it says so."""
     words = words_of(name)
-    if {"augment", "augmentation", "aug", "workers", "seed", "size"} & set(words):
+    if {"augment", "augmentation", "aug", "workers", "seed", "size"} & set(words) or (words[-1] == "split" and not text):
         return False
     return words[-1] in _GROUPS or (bool(set(words) & _GROUPS) and (text or "experiment" in words))
 
@@ -209,7 +224,18 @@ def is_group(name: str, text: bool) -> bool:
 def is_setting(name: str) -> bool:
     """Whether a name is that of a known setting."""
     words = words_of(name)
-    return bool(set(words) & _SETTINGS or "_".join(words[-2:]) in _SETTINGS)
+    return bool(set(words) & _SETTINGS or "_".join(words[-2:]) in _SETTINGS) or is_rate_of_one(name)
+
+
+def is_rate_of_one(name: str) -> bool:
+    """Whether it is the rate of one optimizer by its name, beside which there may be another's."""
+    words = words_of(name)
+    return words[-1] in ("lr", "rate") and any(word in _OPTIMIZERS for word in words[:-1])
+
+
+def is_flag(name: str) -> bool:
+    """Whether a name says of a run, where it is true, that it is not to be compared."""
+    return words_of(name)[-1] in _FLAGS
 
 
 def is_place(name: str) -> bool:
@@ -220,6 +246,11 @@ def is_place(name: str) -> bool:
 def is_share(name: str) -> bool:
     """Whether a metric is a share that some write in percent, and of which 1 percent is hardly ever meant."""
     return bool({"accuracy", "acc", "acc1", "top1", "f1", "auc", "auroc", "iou", "miou"} & set(words_of(name)))
+
+
+def is_error(name: str) -> bool:
+    """Whether a metric is an error that some write in percent."""
+    return words_of(name)[-1] in ("error", "err", "err1")
 
 
 def direction_of(name: str) -> Literal["minimize", "maximize"] | None:

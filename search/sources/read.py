@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from ...spaces.errors import Fault, StudyFileError, near_miss
 from ...spaces.readable import plural
 from .factors import with_devices_counted
+from .names import Meaning
 from .readers.tables import SUFFIXES
 from .runs import Run, flat
 
@@ -45,6 +46,9 @@ def runs_of(source: str, say: Callable[[str], None] = lambda text: None) -> list
     runs = _thinned(map(with_devices_counted, _only_runs(reader(rest), left_out)), say)
     for what, places in left_out.items():
         say(f"left out, since each is {what}: {plural(len(places), 'row')}, such as {places[0]}")
+    for what in dict.fromkeys(run.told for run in runs if run.told):
+        places = [run.place for run in runs if run.told == what]
+        say(f"{what}: {plural(len(places), 'run')}, such as {places[0]}")
     if not runs:
         raise StudyFileError(Fault("", "expected runs, got none", source))
     return runs
@@ -57,6 +61,13 @@ def _only_runs(runs: Iterable[Run], left_out: dict[str, list[str]]) -> Iterator[
             left_out.setdefault(run.no_run, []).append(run.place)
         else:
             yield run
+
+
+def without(runs: Sequence[Run], mapped: Mapping[str, Meaning]) -> tuple[list[Run], dict[str, Meaning]]:
+    """The runs whose places do not mean nothing, and what names mean."""
+    places = {run.place for run in runs}
+    left = {name: meaning for name, meaning in mapped.items() if not (meaning == "nothing" and name in places)}
+    return [run for run in runs if run.place in left or mapped.get(run.place) != "nothing"], left
 
 
 def runs_in(rows: Any) -> list[Run]:

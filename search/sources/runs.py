@@ -26,6 +26,7 @@ class Run:
         values: those of which the source does not say whether they are settings or results, such as the columns of a table.
         status: empty where the source does not say.
         no_run: what it is instead of a run, such as a mean of others; empty of a run.
+        told: what its reader has to say of it, as far as other runs share it.
     """
 
     place: str
@@ -34,6 +35,7 @@ class Run:
     values: Mapping[str, Scalar] = field(default_factory=dict)
     status: Status = ""
     no_run: str = ""
+    told: str = ""
 
     @property
     def held(self) -> dict[str, Scalar]:
@@ -71,6 +73,8 @@ def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Sca
     for name, value in values.items():
         if isinstance(value, Mapping | list | tuple) and before.count(".") > _DEEPEST:
             continue
+        if isinstance(value, Mapping) and "value" in value and value.keys() <= {"value", "desc"}:
+            value = value["value"]  # as W&B's config.yaml has it
         if isinstance(value, Mapping):
             yield from flat(value, f"{before}{name}.")
         elif isinstance(value, list | tuple) and meaning_of(name) == "devices":

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import pairwise
+from statistics import median
+from typing import Any
 
 from .names import words_of
 from .runs import Scalar
@@ -19,9 +25,14 @@ _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?")  # whe
 UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
 _WORDS = "ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d"
+_YES, _NO = frozenset({"true", "yes", "y", "x", "1", "1.0"}), frozenset({"false", "no", "n", "0", "0.0"})
+_POWERS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+# So many moments tell what is usual; a pause is so many times that, and at least so many seconds.
+_FEW_GAPS, _PAUSE, _SHORTEST_PAUSE_S = 5, 30, 300.0
+_LONGEST_CELL = 10_000
 _EARLIEST = 3e8  # no run is from before 1979
 _PART = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,15}})?) ?({_WORDS})(?![a-z])", re.IGNORECASE)
-_CLOCK = re.compile(r"(?:(\d{1,6}) days? )?(\d{1,6}):(\d{2})(?::(\d{2}(?:\.\d{1,9})?))?")
+_CLOCK = re.compile(r"(?:(\d{1,6}) days?,? )?(\d{1,6}):(\d{2})(?::(\d{2}(?:\.\d{1,9})?))?")
 
 
 @lru_cache(1 << 16)  # tables repeat themselves
@@ -54,6 +65,37 @@ def cell(text: str, *, decimal_comma: bool = False) -> Scalar | None:
     return int(plain) if re.fullmatch(r"[+-]?\d{1,18}", plain) else float(plain)
 
 
+def mapping(text: Scalar) -> dict[str, Any] | None:
+    """Names and values in a cell, as JSON or as Python prints them; None where it holds none.
+
+    >>> mapping('{"lr": 0.1}'), mapping("{'bs': 32}"), mapping("adam")
+    ({'lr': 0.1}, {'bs': 32}, None)
+    """
+    if not isinstance(text, str) or not text.lstrip().startswith("{") or len(text) > _LONGEST_CELL:
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, dict):
+            return {str(name): value for name, value in found.items()}
+    return None
+
+
+def is_truth(value: Scalar) -> bool:
+    """Whether it is yes or no, as people write that.
+
+    >>> [is_truth(value) for value in (True, 0, "yes", "x", 2, "adam")]
+    [True, True, True, True, False, False]
+    """
+    return str(value).strip().lower() in _YES | _NO
+
+
+def is_true(value: Scalar | None) -> bool:
+    return str(value).strip().lower() in _YES
+
+
 def number(value: Scalar | None) -> float | None:
     """A number, also of a source that keeps it as text; None where it is none.
 
@@ -68,6 +110,18 @@ def number(value: Scalar | None) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def amount(value: Scalar | None) -> float | None:
+    """A number, also with a letter for thousands, millions, billions or trillions; None where it is none.
+
+    >>> amount("1.07B"), amount("124M"), amount(3), amount("small")
+    (1070000000.0, 124000000.0, 3.0, None)
+    """
+    text = str(value).strip().upper()
+    if len(text) > 1 and text[-1] in _POWERS and (plain := number(text[:-1].rstrip())) is not None:
+        return plain * _POWERS[text[-1]]
+    return number(value)
 
 
 def seconds(value: Scalar | None, unit_s: float = 1.0) -> float | None:
@@ -103,6 +157,22 @@ def _unit(word: str) -> float:
     return UNITS[word] if word in UNITS else UNITS[word.rstrip("s")]
 
 
+def spent(moments: Sequence[float]) -> tuple[float, str]:
+    """The seconds of a training between its first and last of these moments, and what is to be told of them: a gap of many
+    times the usual is no training, such as a night of a closed laptop, nor is a clock that was set back.
+
+    >>> spent([0, 10, 20, 30, 40, 40_000, 40_010])
+    (60.0, 'pauses left out of its seconds')
+    """
+    gaps = [after - before for before, after in pairwise(moments)]
+    if len(gaps) < _FEW_GAPS:
+        return (max(moments) - min(moments) if moments else 0.0), ""
+    usual = median([gap for gap in gaps if gap > 0] or [0.0])
+    trained = [gap for gap in gaps if 0 <= gap <= max(_PAUSE * usual, _SHORTEST_PAUSE_S)]
+    told = "pauses left out of its seconds" if len(trained) < len(gaps) else ""
+    return float(sum(trained) + (len(gaps) - len(trained)) * usual), told
+
+
 def unit_of(name: str) -> float:
     """The unit in seconds that a column of durations has by its name.
 
@@ -121,9 +191,12 @@ def moment(value: Scalar | None) -> float | None:
     """
     plain = number(value)
     if plain is not None:
-        if plain < _EARLIEST:
+        if plain < _EARLIEST or not math.isfinite(plain):
             return None
-        return plain / 1000 if plain > 1e11 else plain  # MLflow's are milliseconds
+        if 1e13 <= plain < 1e14:
+            value = f"{plain:.0f}"[:8] + "T" + f"{plain:.0f}"[8:]  # 20260701220902
+        else:  # MLflow's are milliseconds; others write them to the microsecond or nanosecond
+            return plain / next(per for bound, per in ((1e11, 1), (1e14, 1e3), (1e17, 1e6), (math.inf, 1e9)) if plain < bound)
     try:
         return datetime.fromisoformat(value.strip()).timestamp() if isinstance(value, str) and len(value) < 40 else None
     except ValueError:

@@ -145,7 +145,9 @@ def migrate(
             "from a copy, or name another storage."
         )
     if revision is None and not create:  # reading leaves a foreign database unchanged
-        raise NoStudyError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
+        raise NoStudyError(
+            f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one; `bsearch ask optuna:URL` reads Optuna's."
+        )
     if why := unknown_revision(revision):
         raise StorageError(f"storage {shown}: {why}")
     with _exclusive(engine) as connection:

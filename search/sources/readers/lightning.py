@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from ....spaces.errors import Fault, StudyFileError, cut
+from ..names import is_of_test
 from ..runs import Run, Scalar, curves_results, flat
 from ..values import number
 from .folders import runs_below
@@ -86,8 +87,10 @@ def _results(path: Path) -> dict[str, float]:
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             for row in csv.DictReader(line for line in file if line.endswith("\n")):  # the last may be cut off
-                for name, text in row.items():
-                    if isinstance(text, str) and (value := number(text)) is not None:
+                filled = {name: value for name, text in row.items() if (value := number(text or "")) is not None}
+                tested = filled.keys() > {*_COUNTERS} and all(name in _COUNTERS or is_of_test(name) for name in filled)
+                for name, value in filled.items():
+                    if not (tested and name in _COUNTERS):  # after a training, at an epoch of its own
                         curves[name].append(value)
     except (OSError, csv.Error) as error:
         raise StudyFileError(Fault("", f"expected a CSV table: {error}. Move it away.", str(path))) from None

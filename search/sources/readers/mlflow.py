@@ -16,7 +16,7 @@ from typing import Any
 from ....spaces.boundary.storage import sqlite_parts, sqlite_url
 from ....spaces.errors import StudyFileError, cut, near_miss
 from ..runs import Run, Scalar, Status, curve_results
-from ..values import cell
+from ..values import cell, spent
 
 _STATUS: dict[str, Status] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "failed"}
 _MOST_WITH_CURVES = 200  # runs: each curve is a request of its own
@@ -95,14 +95,17 @@ def _check_store(source: str, uri: str) -> None:
 
 def _run(run: Any, client: Any) -> Run:
     """A run with the lowest and highest values of its metrics where there is a client to ask for their curves."""
-    info, results = run.info, dict[str, Scalar]()
-    if info.start_time is not None and info.end_time is not None:
-        results["duration_s"] = (info.end_time - info.start_time) / 1000
+    info, results, moments, told = run.info, dict[str, Scalar](), set[float](), ""
     for name, last in run.data.metrics.items():
         # System metrics are many, and nobody seeks the extremes of a disk's usage.
         history = client.get_metric_history(info.run_id, name) if client and not name.startswith("system/") else ()
         curve = sorted(history, key=lambda metric: (metric.step, metric.timestamp))
         results |= curve_results(name, (metric.value for metric in curve)) | {name: last}
+        moments |= {metric.timestamp / 1000 for metric in curve}
+    if info.start_time is not None and info.end_time is not None:
+        begun, ended = info.start_time / 1000, info.end_time / 1000
+        inside = sorted(moment for moment in moments if begun <= moment <= ended)
+        results["duration_s"], told = spent([begun, *inside, ended])
     name = run.data.tags.get("mlflow.runName", "")
     settings = {name: value for name, text in run.data.params.items() if (value := cell(text)) is not None}
-    return Run(f"{name} ({info.run_id})".strip(), settings, results, status=_STATUS.get(info.status, "running"))
+    return Run(f"{name} ({info.run_id})".strip(), settings, results, status=_STATUS.get(info.status, "running"), told=told)

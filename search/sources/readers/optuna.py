@@ -1,4 +1,4 @@
-"""Trials of an Optuna study: `URL#STUDY`, or `URL` of a storage that holds one study."""
+"""Trials of an Optuna study: `URL#STUDY`, or `URL` of a storage that holds one study; a file, such as a journal, is one too."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 import re
 import sqlite3
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ....spaces.boundary.storage import sqlite_parts
+from ....spaces.boundary.storage import sqlite_parts, sqlite_url
 from ....spaces.errors import Fault, StorageError, StudyFileError, cut, near_miss
 from ...store.database import engine_options, storage_engine, translate_errors
 from ...store.url import shown_url
+from ..names import meaning_of
 from ..runs import Run, Scalar, Status, curve_results, flat
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
 _SOURCE = re.compile(r"(\w[\w+.-]*://(?:[^/]*@)?[^#]*|[^#]*)(?:#(.*))?", re.DOTALL)  # a password may contain #
@@ -40,19 +42,38 @@ def read(source: str) -> Iterator[Run]:
     try:
         with warnings.catch_warnings(), translate_errors(url):
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = optuna.storages.RDBStorage(**_read_only(url), skip_table_creation=True)
+            storage, close = _opened(url)
             try:
                 chosen = _chosen(url, name, optuna.get_all_study_names(storage))
                 runs = _runs(optuna.load_study(study_name=chosen, storage=storage, sampler=optuna.samplers.RandomSampler()))
             finally:
-                storage.remove_session()
-                storage.engine.dispose()
+                close()
     except (optuna.exceptions.OptunaError, StorageError, RuntimeError, ValueError, LookupError) as error:
         reason = cut(str(error.__cause__ or error).partition("\n")[0], 300)
         raise StudyFileError(Fault("", f"expected Optuna's tables: {reason}", shown_url(url))) from None
     if not runs:
         raise StudyFileError(Fault("", f"expected trials, got none that has begun in study {chosen}", shown_url(url)))
     yield from runs
+
+
+def _opened(url: str) -> tuple[BaseStorage, Callable[[], None]]:
+    """A storage, and what closes it."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    path = Path(url)
+    if "://" not in url and path.is_file():
+        with path.open("rb") as file:
+            if not file.read(16).startswith(b"SQLite format 3"):
+                return optuna.storages.JournalStorage(JournalFileBackend(url)), lambda: None
+        url = sqlite_url(path)
+    storage = optuna.storages.RDBStorage(**_read_only(url), skip_table_creation=True)
+
+    def close() -> None:
+        storage.remove_session()
+        storage.engine.dispose()
+
+    return storage, close
 
 
 def _read_only(url: str) -> dict[str, Any]:
@@ -90,7 +111,8 @@ def _runs(study: Study) -> list[Run]:
             f"trial {trial.number} of study {study.study_name}",
             dict(flat(trial.params)),
             _results(trial, names) | goals,
-            status=status,
+            dict(flat(trial.user_attrs)),
+            status,
         )
         for trial in study.get_trials(deepcopy=False)
         if (status := _STATUS.get(trial.state.name))
@@ -99,8 +121,8 @@ def _runs(study: Study) -> list[Run]:
 
 def _results(trial: FrozenTrial, names: list[str]) -> dict[str, Scalar]:
     steps = sorted(trial.intermediate_values.items())
-    results = {**dict(flat(trial.user_attrs)), **curve_results("intermediate", (value for _, value in steps))}
-    if trial.duration is not None:
+    results: dict[str, Scalar] = dict(curve_results("intermediate", (value for _, value in steps)))
+    if trial.duration is not None and not any(meaning_of(name) == "seconds" for name in names):
         results["duration_s"] = trial.duration.total_seconds()
     if trial.state.name == "PRUNED":
         results["pruned"] = True

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import zip_longest
+from math import fsum
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from ....spaces.errors import Fault, StudyFileError, cut
 from ..names import is_metric, meaning_of
 from ..runs import Run, curve_results, flat
-from ..values import UNITS, cell
+from ..values import UNITS, cell, mapping
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".log", ".parquet")
 _ENCODINGS = ("utf-8-sig", "cp1252")
 # The first words of rows that are made of others.
 _SUMS = frozenset({"mean", "average", "avg", "total", "sum", "std", "stdev", "sd", "median", "min", "max", "minimum"})
 _SUMS |= {"maximum", "mittelwert", "durchschnitt", "summe", "moyenne", "somme", "promedio", "suma", "media"}
+_SUM = re.compile(rf"({'|'.join(sorted(_SUMS))})([ .:(±].*)?", re.IGNORECASE | re.DOTALL)
+# A last row is a mean or a sum where so many columns that vary, and all of its numbers, say so to this.
+_FEWEST, _CLOSE, _MOST = 3, 0.005, 10_000
 _SHEETS = (".xls", ".xlsx", ".ods", ".numbers")
 
 
@@ -38,14 +45,49 @@ def read(source: str) -> Iterator[Run]:
     try:
         if suffix == ".parquet":
             yield from _parquet(path)
-        elif suffix in (".jsonl", ".ndjson"):
+        elif suffix in (".jsonl", ".ndjson", ".log"):
             yield from _lines(path)
         elif suffix == ".json":
             yield from _json(path)
         else:
-            yield from _csv(path)
+            yield from _without_sums(_csv(path))
     except OSError as error:
         raise StudyFileError(Fault("", f"expected a table of runs: {error.strerror or error}", source)) from None
+
+
+def _without_sums(rows: Iterator[Run]) -> Iterator[Run]:
+    """Rows, with those that are made of others marked: by their first words, unless these are choices that rows share, or as
+    the last row, whose numbers are the means or sums of those before.
+    """
+    named, firsts, totals = list[Run](), list[str](), dict[str, list[float]]()
+    last: Run | None = None
+    for row in rows:
+        first = next(iter(row.values.values()), None)
+        if isinstance(first, str) and _SUM.fullmatch(first.strip()):
+            named.append(row)
+            continue
+        if isinstance(first, str) and len(firsts) < len(named) + 1000:
+            firsts.append(first)
+        if last is not None:
+            yield last
+            for name, value in last.values.items():
+                if isinstance(value, int | float) and len(totals.setdefault(name, [])) < _MOST:
+                    totals[name].append(value)
+        last = row
+    if last is not None:
+        yield replace(last, no_run="a mean or a sum") if _is_made_of(last, totals) else last
+    is_choice = len(set(firsts)) < len(firsts) or last is None
+    yield from named if is_choice else (replace(row, no_run="a mean or a sum") for row in named)
+
+
+def _is_made_of(row: Run, columns: Mapping[str, Sequence[float]]) -> bool:
+    """Whether each of its numbers is the mean, the median or the sum of those above, in columns that vary."""
+    varying = {name: values for name, values in columns.items() if len(values) > _FEWEST and min(values) < max(values)}
+    numbers = {name: value for name, value in row.values.items() if name in varying and isinstance(value, int | float)}
+    return len(numbers) >= _FEWEST and all(
+        any(math.isclose(value, made(varying[name]), rel_tol=_CLOSE) for made in (fmean, median, fsum))
+        for name, value in numbers.items()
+    )
 
 
 def _csv(path: Path) -> Iterator[Run]:
@@ -57,7 +99,6 @@ def _csv(path: Path) -> Iterator[Run]:
         apart = f"[{delimiter}\\r\\n]"
         decimals = rf'{apart}[ "+-]*(0,\d+|\d+,(\d\d?|\d{{4,}}))[ "%]*{apart}'  # three digits may be thousands
         decimal_comma = delimiter in ";\t" and bool(re.search(decimals, f"\n{head}\n"))
-        named_rows = True  # no cell before this one says that its row is a sum
         reader = csv.reader(file, delimiter=delimiter)
         header: list[str] = []
         percent: dict[str, bool] = {}
@@ -85,11 +126,8 @@ def _csv(path: Path) -> Iterator[Run]:
                     if isinstance(cells[name], float | int) and percent.setdefault(name, "%" in text) != ("%" in text):
                         message = f"expected all or none of its numbers with %, got {cut(text.strip(), 40)!r}"
                         raise StudyFileError(Fault(name, message, str(path), reader.line_num))
-                first = next((text for text in row if text.strip()), "").strip()
-                is_sum = first.lower().strip(" .:") in _SUMS and named_rows
-                named_rows = named_rows and (is_sum or isinstance(cell(first), int | float) or meaning_of(header[0]) == "run")
-                values = {name: value for name, value in cells.items() if value is not None}
-                yield Run(place, values=values, no_run="a mean or a sum" * is_sum)
+                given = {name: value for name, value in cells.items() if value is not None}
+                yield Run(place, values=dict(flat({name: mapping(value) or value for name, value in given.items()})))
         except csv.Error as error:
             raise StudyFileError(Fault("", f"expected a CSV table: {error}", str(path), reader.line_num)) from None
 
@@ -176,6 +214,8 @@ def _document(path: Path, place: int, document: Any) -> Run:
     if not isinstance(document, Mapping):
         message = f"expected an object with a run's settings and results, got {type(document).__name__}"
         raise StudyFileError(Fault("", message, str(path), place))
+    if {"op_code", "worker_id"} <= document.keys():
+        raise StudyFileError(Fault("", f"expected runs, got Optuna's journal. Write optuna:{path}", str(path)))
     rest = dict(document)
     parts: list[dict[str, Any]] = []
     for names in (

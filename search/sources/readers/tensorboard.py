@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,6 +10,7 @@ from typing import Any
 
 from ....spaces.errors import StudyFileError
 from ..runs import Run, Scalar, Status, curve_results
+from ..values import spent
 
 # Not of success: torch writes that as soon as hyperparameters are added, be it before the first step.
 _STATUS: dict[int, Status] = {2: "failed", 3: "running"}
@@ -26,11 +26,11 @@ class _Events:
         self.settings: dict[str, Scalar] = {}
         self.curves = defaultdict[str, list[tuple[int, float]]](list)  # steps and values
         self.status: Status = ""
-        self.first_s, self.last_s = math.inf, -math.inf  # since 1970
+        self.clock: list[tuple[int, float]] = []  # steps, and seconds since 1970
         self._plugins: dict[str, str] = {}  # by tag: only its first value names one
 
     def add(self, event: Any, path: Path) -> None:
-        self.first_s, self.last_s = min(self.first_s, event.wall_time), max(self.last_s, event.wall_time)
+        self.clock.append((event.step, event.wall_time))
         for value in event.summary.value:
             content = value.metadata.plugin_data
             plugin = self._plugins.setdefault(value.tag, content.plugin_name)
@@ -60,7 +60,8 @@ class _Events:
         """Both as one run; from where the later one begins, as after a resume, its values count."""
         both = _Events()
         both.settings, both.status = self.settings | later.settings, later.status or self.status
-        both.first_s, both.last_s = min(self.first_s, later.first_s), max(self.last_s, later.last_s)
+        begins = next((step for step, _ in later.clock if step), 0)
+        both.clock = [(step, at) for step, at in self.clock if step < begins or not begins] + later.clock
         both.curves.update(self.curves)
         for name, values in later.curves.items():
             before = [(step, value) for step, value in self.curves.get(name, ()) if step < values[0][0]]
@@ -70,15 +71,16 @@ class _Events:
     def take(self, other: _Events) -> None:
         """Add what a folder below says of the same run; this one's own curves stay."""
         self.settings, self.status = other.settings, other.status
-        self.first_s, self.last_s = min(self.first_s, other.first_s), max(self.last_s, other.last_s)
+        self.clock = sorted(self.clock + other.clock, key=lambda one: one[1])
         for name, values in other.curves.items():
             self.curves.setdefault(name, values)
 
     def run(self, folder: Path) -> Run:
-        results: dict[str, Scalar] = {"duration_s": self.last_s - self.first_s} if self.first_s < self.last_s else {}
+        took, told = spent([at for _, at in self.clock])
+        results: dict[str, Scalar] = {"duration_s": took} if took > 0 else {}
         for name, values in self.curves.items():
             results |= curve_results(name, (value for _, value in values))
-        return Run(str(folder), self.settings, results, status=self.status)
+        return Run(str(folder), self.settings, results, status=self.status, told=told)
 
 
 def read(source: str) -> Iterator[Run]:
@@ -108,7 +110,7 @@ def read(source: str) -> Iterator[Run]:
 
 def _told_apart(folder: Path, files: dict[Path, _Events]) -> dict[Path, _Events]:
     """The runs in a folder: one, whose files continue each other, or one for each file that has its own hyperparameters."""
-    first, *later = sorted(files.values(), key=lambda events: events.first_s)
+    first, *later = sorted(files.values(), key=lambda events: events.clock[0][1])
     run = first
     for events in later:
         if not events.continues(run):

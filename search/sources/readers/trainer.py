@@ -51,9 +51,19 @@ def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
     settings["max_steps"] = state.get("max_steps", settings.get("max_steps", 0))  # in the arguments -1 where epochs are given
     results = dict(flat(_document(folder / "all_results.json") | _document(folder / "train_results.json")))
     results |= _curves(state) | dict(flat({name: state.get(name) for name in ("global_step", "epoch")}))
-    over = "train_runtime" in results or 0 < int(settings["max_steps"] or 0) <= int(state.get("global_step") or 0)
+    over, told = "train_runtime" in results, ""
+    if over and _written_over_s(places) > 1.05 * float(results["train_runtime"]) + 60:
+        told = "resumed, so that train_runtime is of a part, and its seconds are not known"
+        results = {name: value for name, value in results.items() if name != "train_runtime"}
+    over = over or 0 < int(settings["max_steps"] or 0) <= int(state.get("global_step") or 0)
     shown = {name: value for name, value in flat(settings) if not (is_secret(name) or name.endswith("_token"))}
-    return Run(str(folder), shown, results, status="finished" if over else "")
+    return Run(str(folder), shown, results, status="finished" if over else "", told=told)
+
+
+def _written_over_s(places: tuple[Path, ...]) -> float:
+    """Seconds between the first and the last of a training's states; a copy may have lost them."""
+    written = [(place / _STATE).stat().st_mtime for place in places if (place / _STATE).is_file()]
+    return max(written) - min(written) if written else 0.0
 
 
 def _curves(state: dict[str, Any]) -> dict[str, Scalar]:

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
@@ -25,12 +25,14 @@ class FrontSampler(BaseSampler):
 
     Trials that ended without values teach where training fails. A pruned trial with the user attributes `expected_seconds`,
     `expected_accuracy` and `expected_std` (the prediction when it was stopped) counts as an observation with that noise.
-    A third objective, minimized and above 0, is another measure of what training takes, such as energy. Studies with other
-    objectives use Optuna's multivariate TPE.
+    A third objective, minimized and above 0, is another measure of what training takes, such as energy.
 
     Args:
         space: what is searched; not given, the parameters that finished trials have in common.
         conditions, known_seconds, prior_trials, scaled, by_time, floor, seed: as for `FrontSuggester`.
+
+    Raises:
+        ValueError: when it suggests: the study has other objectives, or seconds that are not above 0.
     """
 
     def __init__(
@@ -57,7 +59,6 @@ class FrontSampler(BaseSampler):
         }
         self._independent = RandomSampler(seed=seed)
         self._common = IntersectionSearchSpace()
-        self._other_objectives = TPESampler(multivariate=True, constant_liar=True, seed=seed)
         self._known: WeakKeyDictionary[Study, tuple[FrontSuggester, list[TrialRecord]]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,18 +77,15 @@ class FrontSampler(BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        known = self._of(study, search_space)
-        if known is None:
-            tpe = self._other_objectives
-            return tpe.sample_relative(study, trial, tpe.infer_relative_search_space(study, trial))
-        suggester, records = known
+        suggester, records = self._of(study, search_space)
         return suggester.proposed(records, trial.number)[0][0]
 
-    def _of(self, study: Study, space: dict[str, BaseDistribution]) -> tuple[FrontSuggester, list[TrialRecord]] | None:
-        """What suggests for a study, and its trials; None where its objectives are not ours."""
+    def _of(self, study: Study, space: dict[str, BaseDistribution]) -> tuple[FrontSuggester, list[TrialRecord]]:
+        """What suggests for a study, and its trials."""
         first, *others = (direction == StudyDirection.MAXIMIZE for direction in study.directions)
         if first or len(others) not in (1, 2) or any(others[1:]):
-            return None
+            got = ", ".join(direction.name.lower() for direction in study.directions)
+            raise ValueError(f"FrontSampler: expected seconds, minimized, then a metric, then at most energy; got {got}")
         known = self._known.get(study)
         if known is None or known[0].transform.space != space:
             suggester = FrontSuggester(space, len(others), **self._how)
@@ -99,6 +97,8 @@ class FrontSampler(BaseSampler):
                 records.append(record_of(trial, direction))
             elif not records[trial.number].has_ended:  # one that has ended does not change
                 records[trial.number] = record_of(trial, direction)
-        if any(record.values is not None and min((record.values[0], *record.values[2:])) <= 0 for record in records):
-            return None
+        for record in records:
+            if record.values is not None and min((record.values[0], *record.values[2:])) <= 0:
+                got = f"{record.values} of trial {record.number}"
+                raise ValueError(f"FrontSampler: expected seconds above 0 as first value, and energy likewise; got {got}")
         return known

@@ -455,16 +455,18 @@ def test_plain_optuna_is_proposed_what_a_study_is(known: bool) -> None:
     assert [record_of(one, "maximize").values for one in study.trials] == [one.values for one in trials]
 
 
-@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "minimize"], ["minimize"] * 3])
-def test_studies_without_seconds_go_to_optunas_own(directions: list[str]) -> None:
+@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize"] * 4])
+def test_other_objectives_are_refused_at_the_first_trial(directions: list[str]) -> None:
     study = optuna.create_study(directions=directions, sampler=FrontSampler())
-    for number in range(14):
-        trial = study.ask(TRADE)
-        if number % 5 == 4:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            study.tell(trial, [math.sin(number)] * len(directions))
-    assert len({one.params["batch"] for one in study.trials}) > 5
+    with pytest.raises(ValueError, match=f"expected seconds, minimized, .*got {', '.join(directions)}"):
+        study.ask(TRADE)
+
+
+def test_seconds_that_are_none_are_refused_with_their_trial() -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler())
+    study.tell(study.ask(TRADE), (0.0, 0.5))
+    with pytest.raises(ValueError, match=r"expected seconds above 0 .*of trial 0"):
+        study.ask(TRADE)
 
 
 def test_infinite_values_and_laws_do_no_harm() -> None:
