@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,50 +12,31 @@ from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
 from ..spaces.errors import plain
 from ..spaces.laws.cards import card_named
-from ..spaces.study.file import read_study
-from ..spaces.study.spec import StudySpec
 from .group import documents_only, epilog, located_faults, main
 from .options import (
-    batches_option,
     json_option,
     out_option,
     profile_option,
     set_option,
     study_in,
-    study_of_task,
-    with_settings,
 )
 
 
 @main.command(
-    epilog=epilog(
-        "bsearch profile study.yaml --out profile.json\n  bsearch profile study.yaml --device-like 'A100 80GB'\n"
-        "  bsearch profile tasks.py:Cifar --batches around:128,around:512 --set training.precision=bf16"
-    )
+    epilog=epilog("bsearch profile study.yaml --out profile.json\n  bsearch profile study.yaml --device-like 'A100 80GB'")
 )
-@click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
-@batches_option("100,127,128 or around:128; they are timed against each other, and STUDY may be a task.")
+@click.argument("study", metavar="STUDY", shell_complete=study_files)
 @click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
 @out_option("a file, for --profile of other commands; or, with .png, a plot of memory and speed.")
 @set_option
 @json_option
-def profile(
-    study: str, batches: str | None, device_like: str | None, out: Path | None, settings: tuple[str, ...], as_json: bool
-) -> None:
+def profile(study: str, device_like: str | None, out: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Predict memory and step time of the study in STUDY, and measure as much as budget.profile_s allows.
 
     Prints peak memory by micro-batch (each size is traced, none extrapolated) and where it goes, the largest micro-batch
     under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
     effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
-
-    With --batches: do powers of two pay off on your model and device? Training and inference are timed in interleaved rounds,
-    and only differences larger than the noise are reported. Also finds the largest micro-batch that fits.
     """
-    if batches is not None:
-        if device_like is not None or (out is not None and out.suffix == ".png"):
-            raise click.UsageError("--batches times steps here: remove --device-like, and write no .png")
-        _compare_batches(study, batches, settings, out, as_json)
-        return
     file = Path(study)
     card = None if device_like is None else card_named(device_like)
     spec = study_in(file, settings)
@@ -71,29 +50,6 @@ def profile(
         _write(out, profile_picture(document))
         out = None
     _print_document(document, profile_parts(document, console.width), out, as_json)
-
-
-def _compare_batches(study: str, batches: str, settings: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Time batch sizes against each other."""
-    from ..search.preview.bench import run_bench, sizes_of
-    from ..search.report.terminal.bench import bench_tables
-
-    wanted = sizes_of(batches)
-    spec = _compared(study, wanted, settings)
-    with documents_only(as_json), terminal(as_json).status("timing ...") as status:
-        document = run_bench(spec, wanted, status.update)
-    _print_document(document, bench_tables(document), out, as_json)
-
-
-def _compared(study: str, sizes: list[int], settings: tuple[str, ...]) -> StudySpec:
-    """The study file, or a study of the task with just these sizes."""
-    if study.endswith(".py"):
-        raise click.UsageError(f"a task is named with its file: write {study}:NAME")
-    if ":" not in study or os.path.lexists(study):
-        return with_settings(read_study(Path(study)), settings)
-    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant"}
-    name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "batches"
-    return study_of_task(name, study, space, settings)
 
 
 def _print_document(document: Any, parts: Iterable[Any], out: Path | None, as_json: bool) -> None:

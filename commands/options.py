@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import click
 from ..spaces.boundary.storage import is_url, sqlite_parts, storage_of
 from ..spaces.domain import share
 from ..spaces.errors import StudyFileError, cut, plain
-from ..spaces.study.file import changed_study, plain_value, read_study, resolve_study, study_from_dict
+from ..spaces.study.file import changed_study, plain_value, read_study
 from ..spaces.study.space import Space
 from ..spaces.study.spec import StudySpec
 
@@ -60,11 +60,6 @@ def batch_option(what: str) -> Callable[[Any], Any]:
         multiple=True,
         help=f"Only this batch: {what}",
     )
-
-
-def batches_option(what: str) -> Callable[[Any], Any]:
-    """Effective batches that are tried."""
-    return click.option("--batches", metavar="BATCHES", help=f"Effective batches to try: {what}")
 
 
 def until_option(what: str) -> Callable[[Any], Any]:
@@ -260,19 +255,6 @@ def with_settings(study: StudySpec, settings: tuple[str, ...]) -> StudySpec:
             return any(f"{key}.".startswith(setting) or setting.startswith(f"{key}.") for setting in given)
 
         raise StudyFileError(replace(fault, file="--set") if is_given(fault.key) else fault for fault in error.faults) from None
-
-
-def study_of_task(
-    name: str, task: str, space: Mapping[str, Any], settings: tuple[str, ...], storage: str | None = None
-) -> StudySpec:
-    """A study without a file, from a task and options.
-
-    Raises:
-        StudyFileError: all its faults.
-    """
-    keys = study_keys(settings)
-    data = {"study": name, "task": task, **keys, "space": {**space, **keys.get("space", {})}}
-    return resolve_study(study_from_dict(data), Path.cwd(), storage)
 
 
 def _searched(key: str, value: str) -> Any:

@@ -19,12 +19,11 @@ from ..spaces.boundary.storage import storage_of
 from ..spaces.deadline import checked_deadline, duration_of
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here, shell_word
-from ..spaces.study.file import read_study
+from ..spaces.study.file import read_study, resolve_study, study_from_dict
 from ..spaces.study.spec import StudySpec
 from .ask import OLD_RUNS, files_of_runs, source_options
 from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
-    batches_option,
     json_option,
     keep_option,
     named,
@@ -32,7 +31,7 @@ from .options import (
     pick_option,
     serial_option,
     set_option,
-    study_of_task,
+    study_keys,
     until_option,
     with_settings,
 )
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 @main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"))
 @click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
-@batches_option("LOW:HIGH, if STUDY is a task.")
+@click.option("--batches", metavar="LOW:HIGH", help="Effective batches to try, if STUDY is a task.")
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
 @set_option
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
@@ -150,7 +149,10 @@ def _study_of_options(
         reference = space["reference_rate"]
         reference = reference if isinstance(reference, dict) else {"value": reference}
         space["reference_rate"] = reference | {"at_batch": _number("--rate", at_batch)}
-    return study_of_task(task.rpartition(":")[2].lower(), task, space, settings, storage)
+    keys = study_keys(settings)
+    name = task.rpartition(":")[2].lower()
+    data = {"study": name, "task": task, **keys, "space": {**space, **keys.get("space", {})}}
+    return resolve_study(study_from_dict(data), Path.cwd(), storage)
 
 
 def _span(option: str, text: str) -> Any:

@@ -17,7 +17,6 @@ import yaml
 from bsearch.cli import main
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.retime import read_profile
-from bsearch.search.preview.bench import sizes_of
 from bsearch.spaces.errors import BsearchError, StudyFileError, plain
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan
@@ -120,7 +119,6 @@ def _everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
         ["run", path, "--serial"],
         ["show", path],
         ["check", "--schema"],
-        ["profile", "nowhere.py:A", "--batches", "8"],
     ):
         CliRunner().invoke(main, list(map(str, arguments)))
 
@@ -395,21 +393,6 @@ _options |= st.sampled_from(
 def test_no_option_of_run_ends_in_a_traceback(option: str, value: str) -> None:
     given_options = {"--batches": "8:16", "--rate": "1e-3:1", option: value}
     bsearch("run", "nowhere.py:Mine", "--serial", *(part for pair in given_options.items() for part in pair))
-
-
-@fuzz(80)
-@given(st.sampled_from(["--batches", "--set"]), _options)
-def test_no_option_of_profile_ends_in_a_traceback(option: str, value: str) -> None:
-    bsearch("profile", "nowhere.py:Mine", "--batches", "8", option, value)
-
-
-@fuzz(100)
-@given(_options)
-def test_sizes_are_a_short_list_or_refused(text: str) -> None:
-    try:
-        assert all(size >= 1 for size in sizes_of(text))
-    except StudyFileError as error:
-        assert str(error).startswith("sizes: ")
 
 
 _urls = st.builds(

@@ -355,7 +355,7 @@ def test_an_error_while_timing_says_so_and_what_to_do(study_file: Callable[..., 
 
 def test_devices_that_the_machine_lacks_are_refused_at_once(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", devices={"per_trial": 999, "kind": "cpu"})
-    for command in (["check"], ["run", "--serial"], ["profile", "--batches", "8"], ["profile"]):
+    for command in (["check"], ["run", "--serial"], ["profile"]):
         result = CliRunner().invoke(main, [*command, str(path)])
         assert result.exit_code == 2
         assert "devices.per_trial: expected at most the " in result.output

@@ -113,7 +113,8 @@ def of_lightning(folder: Path) -> str:
     for batch, rate, _, accuracy in settings():
         loader = torch.utils.data.DataLoader(data, batch)
         trainer = lightning.Trainer(
-            max_epochs=2, logger=CSVLogger(str(folder)), enable_progress_bar=False, enable_checkpointing=False, accelerator="cpu",
+            max_epochs=2, logger=CSVLogger(str(folder)), enable_progress_bar=False, enable_checkpointing=False,
+            accelerator="cpu",
         )  # fmt: skip
         module = Module(batch, rate, accuracy)
         trainer.fit(module, loader, loader)

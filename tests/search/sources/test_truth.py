@@ -74,7 +74,12 @@ BATCHES: dict[str, Any] = {
 NOTATIONS = ("plain", "decimal commas", "percent", "minutes", "units", "mean", "merged", "clock")
 
 
-def written(runs: list[Truth], devices: str, batch: str, notation: str) -> str:
+def loss_of(accuracy: float) -> float:
+    """A metric of which less is better, above 1 in some runs."""
+    return round(4 * (1 - accuracy), 4)
+
+
+def written(runs: list[Truth], devices: str, batch: str, notation: str, metric: str = "val_acc") -> str:
     """The runs as CSV."""
     rows = []
     for place, run in enumerate(runs):
@@ -84,6 +89,14 @@ def written(runs: list[Truth], devices: str, batch: str, notation: str) -> str:
         rows.append(row)
     if notation == "percent":
         rows = [{**row, "val_acc": f"{100 * row['val_acc']:.2f} %"} for row in rows]
+    if metric == "val_loss":
+        rows = [
+            {
+                metric if key == "val_acc" else key: loss_of(run.accuracy) if key == "val_acc" else value
+                for key, value in row.items()
+            }
+            for run, row in zip(runs, rows, strict=True)
+        ]
     if notation == "minutes":
         rows = [{("runtime (min)" if key == "runtime" else key): value for key, value in row.items()} for row in rows]
         rows = [{**row, "runtime (min)": row["runtime (min)"] / 60} for row in rows]
@@ -96,7 +109,7 @@ def written(runs: list[Truth], devices: str, batch: str, notation: str) -> str:
     writer = csv.DictWriter(text, list(rows[0]), delimiter=delimiter)
     writer.writeheader()
     if notation == "units":
-        writer.writerow({"runtime": "min", "val_acc": "-"})
+        writer.writerow({"runtime": "min", metric: "-"})
         rows = [{**row, "runtime": row["runtime"] / 60} for row in rows]
     for row in rows:
         if notation == "decimal commas":
@@ -107,12 +120,12 @@ def written(runs: list[Truth], devices: str, batch: str, notation: str) -> str:
             row = {**row, **commas, **shown}
         writer.writerow(row)
     if notation == "mean":
-        last = {key: float(np.mean([row[key] for row in rows])) for key in ("micro_batch_size", "lr", "runtime", "val_acc")}
+        last = {key: float(np.mean([row[key] for row in rows])) for key in ("micro_batch_size", "lr", "runtime", metric)}
         writer.writerow({"run": "mean", **last})
     return text.getvalue()
 
 
-def judged(runs: list[Truth], text: str, folder: Path) -> str:
+def judged(runs: list[Truth], text: str, folder: Path, metric: str = "val_acc") -> str:
     """right, or why not: asked (refused with words), told (a run or a column is left out by name), silently other."""
     path = folder / "runs.csv"
     path.write_text(text, encoding="utf-8")
@@ -124,7 +137,7 @@ def judged(runs: list[Truth], text: str, folder: Path) -> str:
     except StudyFileError as error:
         assert str(error)
         return "asked"
-    if others:
+    if others or group.spec.objectives.metric.direction != ("minimize" if metric == "val_loss" else "maximize"):
         return "silently other"
     records = group.records
     if len(records) != len(runs):
@@ -132,7 +145,8 @@ def judged(runs: list[Truth], text: str, folder: Path) -> str:
     for run, record in zip(runs, records, strict=True):
         facts = record.facts
         same = facts.effective_batch == run.batch and facts.learning_rate == pytest.approx(run.rate)
-        same = same and record.accuracy == pytest.approx(run.accuracy, abs=1e-6)
+        value = loss_of(run.accuracy) if metric == "val_loss" else run.accuracy
+        same = same and record.values is not None and record.values[1] == pytest.approx(value, abs=1e-6)
         same = same and facts.measured_train_s == pytest.approx(run.seconds, abs=1.0)
         if not same:
             return "silently other"
@@ -149,10 +163,13 @@ def judged(runs: list[Truth], text: str, folder: Path) -> str:
     st.sampled_from(list(DEVICES)),
     st.sampled_from(list(BATCHES)),
     st.sampled_from(NOTATIONS),
+    st.sampled_from(["val_acc", "val_loss"]),
 )
-def test_nothing_is_silently_another(tmp_path: Path, seed: int, devices: int, said: str, batch: str, notation: str) -> None:
+def test_nothing_is_silently_another(
+    tmp_path: Path, seed: int, devices: int, said: str, batch: str, notation: str, metric: str
+) -> None:
     runs = law(seed, devices)
-    verdict = judged(runs, written(runs, said, batch, notation), tmp_path)
+    verdict = judged(runs, written(runs, said, batch, notation, metric), tmp_path, metric)
     assert verdict != "silently other"
 
 
