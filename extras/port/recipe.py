@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,10 +17,10 @@ import yaml
 
 from ...search.report.frameworks.library import Library, Setting
 from ...spaces.boundary.files import text_of
-from ...spaces.errors import Fault, StudyFileError
+from ...spaces.errors import Fault, StudyFileError, cut
 from .forms import INDIFFERENT, library_of
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES, _MOST_ROWS, _LONGEST_LINE, _LONGEST_WORD = 1 << 20, 1 << 22, 1 << 16, 1 << 14
 # What starts a training on several devices.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "llamafactory-cli", "trl", "axolotl", "srun")
 # Its arguments that say on how many: of each machine, in all, and machines.
@@ -86,7 +87,7 @@ class Recipe:
             if isinstance(value, bool):
                 raise TypeError
             return None if value is None else float(value)  # YAML reads 2e-5 as text
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self.fault(
                 self.key(setting), f"expected a number, got {value!r}. Write the number that it stands for."
             ) from None
@@ -96,8 +97,8 @@ class Recipe:
         value = self.number(setting)
         if value is None:
             return default
-        if value < 1 or value != int(value):
-            raise self.fault(self.key(setting), f"expected an integer >= 1, got {self.get(setting)!r}")
+        if not 1 <= value <= _MOST_ROWS or value != int(value):
+            raise self.fault(self.key(setting), f"expected an integer from 1 to {_MOST_ROWS}, got {self.get(setting)!r}")
         return int(value)
 
     @property
@@ -187,7 +188,7 @@ class _Once(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
+        twice = next((key for key, times in Counter(map(str, keys)).items() if times > 1), None)
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"expected {twice} once, got it twice", node.start_mark)
         return super().construct_mapping(node, deep)
@@ -195,7 +196,7 @@ class _Once(yaml.SafeLoader):
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
+    twice = next((key for key, times in Counter(keys).items() if times > 1), None)
     if twice is not None:
         raise ValueError(f"expected {twice} once, got it twice")
     return dict(pairs)
@@ -211,6 +212,8 @@ def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
     variables: dict[str, str] = {}
     other: list[str] = []
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        if len(line) > _LONGEST_LINE:
+            raise _fault(path, f"expected lines of at most {_LONGEST_LINE} characters, got one of {len(line)}")
         for words in _commands(line, path):
             words = [_expanded(word, variables) for word in words]
             while words and (set_here := re.fullmatch(r"(\w+)=(.*)", words[0], re.S)):
@@ -253,7 +256,10 @@ def _commands(line: str, path: Path) -> list[list[str]]:
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), word)
+    found = re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), word)
+    if len(found) > _LONGEST_WORD:  # variables that double each other
+        raise StudyFileError(f"expected words of at most {_LONGEST_WORD} characters, got {cut(word, 60)}")
+    return found
 
 
 def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None]:
@@ -282,7 +288,7 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
 
     def count(names: tuple[str, ...]) -> int | None:
         found = next((str(given[name]) for name in names if name in given), None)
-        if found is not None and not found.isdigit():
+        if found is not None and not re.fullmatch(r"[0-9]{1,6}", found):
             raise _fault(path, f"expected a number of processes or machines, got {found}. Write it out.", names[0])
         return None if found is None else int(found)
 

@@ -87,6 +87,8 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
 
 def _rules(records: Sequence[TrialRecord], complete: Sequence[TrialRecord]) -> tuple[list[str], int, dict[str, Any] | None]:
     """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
+    if not complete:
+        raise StudyFileError("expected runs that ended with a result, to make a study of them, got none")
     batch = round(math.exp(statistics.fmean(math.log(record.facts.effective_batch or 1) for record in complete)))
     try:
         found = best_rates("runs", records, [batch])

@@ -40,7 +40,7 @@ from .runs import Run, Scalar
 from .values import amount, is_truth, number, unit_of
 
 # More different texts than this are names of runs rather than choices; more parameters than this are no search space.
-_MOST_CHOICES, _MOST_PARAMETERS = 12, 60
+_MOST_CHOICES, _MOST_PARAMETERS, _MOST_NAMES = 12, 60, 5000
 # Of these the first name will do.
 _LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps"})
 FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
@@ -179,6 +179,9 @@ class _Found:
                     self.roles.setdefault(name, role or role_of(name))  # type: ignore[arg-type]
                     self.values.setdefault(name, []).append(value)
         self.runs = len(runs)
+        if len(self.roles) > _MOST_NAMES:
+            hint = "Keep those of settings and results that matter."
+            raise StudyFileError(Fault("", f"expected at most {_MOST_NAMES:,} names, got {len(self.roles):,}. {hint}", where))
 
     def check_mapped(self) -> None:
         known = (*NAMES, *_WRITTEN)
@@ -234,7 +237,7 @@ class _Found:
             return role != "setting"
         if any(isinstance(value, bool) for value in values):
             return False
-        if name == "batch" and all(number(one) == place for place, one in enumerate(values, int(number(values[0]) or 0))):
+        if name == "batch" and [number(value) for value in values] in ([*range(len(values))], [*range(1, len(values) + 1)]):
             return False  # the numbers of batches
         if meaning == "size":
             return all(amount(value) is not None for value in values)

@@ -22,9 +22,12 @@ _COUNTS |= frozenset({"instances"})
 _OTHERWISE = frozenset({"memory", "mem", "vram", "gb", "mb", "gib", "hours", "util", "utilization", "utilisation", "load"})
 _OTHERWISE |= frozenset({"power", "watts", "limit", "cap", "temp", "temperature", "energy", "price", "cost", "s", "seconds"})
 _OTHERWISE |= frozenset({"id", "idx", "index", "type", "name", "batch", "rank", "local", "hidden", "tree", "dim"})
-_OTHERWISE |= frozenset({"timeout", "bucket", "params", "epsilon", "peak", "workers", "envs", "reads", "rate", "cpu", "cpus", "samples", "tokens"})
+_OTHERWISE |= frozenset(
+    {"timeout", "bucket", "params", "epsilon", "peak", "workers", "envs", "reads", "rate", "cpu", "cpus", "samples", "tokens"}
+)
 # Parts of a world of which each trains on the same samples.
 _WITHIN = frozenset({"tensor", "pipeline", "model", "tp", "pp", "context", "sequence", "expert", "world"})
+_OF_DEVICES = frozenset({"gpu", "gpus", "device", "devices"})
 Names = Mapping[str, str | None]
 
 
@@ -38,10 +41,12 @@ def with_devices_counted(run: Run) -> Run:
 
 
 def _count(name: str, value: Scalar) -> Scalar:
+    if isinstance(value, bool | float) or not _OF_DEVICES & set(words_of(name)):
+        return value
     text = str(value)
     by_index = {"visible", "ids"} & set(words_of(name)) and re.fullmatch(r"[\w, -]+", text) and not re.search(r"\d-\d", text)
     listed = by_index or re.fullmatch(r"\s*([\[(][\d, ]+[\])]|\d+( *, *\d+)+)\s*", text)
-    if isinstance(value, bool | float) or not listed or not {"gpu", "gpus", "device", "devices"} & set(words_of(name)):
+    if not listed:
         return value
     return len(re.findall(r"[\w-]+", text))
 

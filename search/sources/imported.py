@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+
 from ...spaces.errors import Fault, StudyFileError, cut
 from ...spaces.readable import shell_word
 from ...spaces.record import TrialFacts, TrialRecord
@@ -51,6 +53,8 @@ _MOST_FAULTS = 100
 # Whole numbers that take no more values than this are choices.
 _FEW = 8
 _LONGEST_S = 3e8
+# Rates, batches and parameters beyond these are none.
+_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,7 @@ def _row(
     name = columns.one("metric")
     written = _value(run, name)
     metric, failed = math.nan if state == "diverged" else number(written), state == "failed"
+    metric = math.nan if metric is not None and abs(metric) > _LARGEST else metric  # as good as infinite
     if metric is None and isinstance(written, str) and not failed:
         faults.append(Fault(str(name), f"expected a number, got {cut(written, 60)!r}", run.place))
         return None
@@ -248,7 +253,7 @@ def _row(
     if (size := columns.one("size")) is not None:
         held[parameters[size]] = _count(_value(run, size))  # 124M is a number here
     each = {mine: _plain(value) for mine, value in held.items() if value is not None}
-    values = {mine: value for mine, value in each.items() if value == value}  # NaN is no value
+    values = {mine: value for mine, value in each.items() if isinstance(value, str) or abs(value) <= _LARGEST}  # nor NaN
     if len(values) < len(parameters):
         left_out["without all parameters"] += 1
         return None
@@ -297,7 +302,7 @@ def _state(run: Run, columns: Columns) -> str:
 
 def _count(value: Scalar | None) -> float | None:
     plain = amount(value)
-    return None if plain is None or not 0 < plain < math.inf else plain
+    return None if plain is None or not 0 < plain <= _LARGEST else plain
 
 
 def _plain(value: Scalar) -> Scalar:
@@ -342,8 +347,9 @@ def _positive(run: Run, name: str | None, faults: list[Fault]) -> float | None:
         return None
     if plain is None or math.isnan(plain):
         return None
-    if plain <= 0 or math.isinf(plain):
-        faults.append(Fault(name, f"expected a number above 0, got {plain:g}", run.place))
+    if not _SMALLEST <= plain <= _LARGEST:
+        expected = "above 0" if plain < _SMALLEST else f"of at most {_LARGEST:g}"
+        faults.append(Fault(name, f"expected a number {expected}, got {plain:g}", run.place))
         return None
     return plain
 
@@ -389,16 +395,22 @@ def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mappin
     for mine in parameters.values():
         space[mine] = _domain([row.parameters[mine] for row in rows])
     metric = columns.one("metric") or "metric"
-    return StudySpec.model_validate(
-        {
-            "study": study,
-            "task": IMPORTED,
-            "space": space,
-            "objectives": {"metric": {"name": metric_name(metric), "direction": columns.direction}},
-            "budget": {"trials": max(len(rows), 1)},
-            "stopping": "none",
-        }
-    )
+    try:
+        return StudySpec.model_validate(
+            {
+                "study": study,
+                "task": IMPORTED,
+                "space": space,
+                "objectives": {"metric": {"name": metric_name(metric), "direction": columns.direction}},
+                "budget": {"trials": max(len(rows), 1)},
+                "stopping": "none",
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        hint = "Write --map NAME=nothing for the name that it is of, where it is no setting."
+        raise StudyFileError(Fault(key, f"{first['msg']}, got {cut(str(first['input']), 60)}. {hint}")) from None
 
 
 def metric_name(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 Meaning = str
@@ -130,12 +131,8 @@ _UNITS = frozenset({"s", "sec", "secs", "seconds", "min", "mins", "minutes", "h"
 _OF_TRAINING = frozenset({"seconds", "batch", "micro_batch", "effective_batch", "samples", "steps", "epochs"})
 
 
-def words_of(name: str) -> list[str]:
-    """A name's words, in lower case; a word of validation or training is one of its own.
-
-    >>> words_of("eval/Accuracy"), words_of("optimizer.learningRate"), words_of("valacc (%)")
-    (['eval', 'accuracy'], ['optimizer', 'learning', 'rate'], ['val', 'acc'])
-    """
+@lru_cache(1 << 14)  # tables ask for each cell
+def _words(name: str) -> tuple[str, ...]:
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[:300])
     found: list[str] = []
     for word in re.split(r"[\W_]+", apart.lower()):  # letters of any script stay
@@ -143,9 +140,19 @@ def words_of(name: str) -> list[str]:
             (one for one in (*_VALIDATION, "test", "train") if word.startswith(one) and word[len(one) :] in _METRICS), ""
         )
         found += [before, word[len(before) :]] if before else [word] if word else []
-    return found or ["?"]
+    return tuple(found or ["?"])
 
 
+def words_of(name: str) -> list[str]:
+    """A name's words, in lower case; a word of validation or training is one of its own.
+
+    >>> words_of("eval/Accuracy"), words_of("optimizer.learningRate"), words_of("valacc (%)")
+    (['eval', 'accuracy'], ['optimizer', 'learning', 'rate'], ['val', 'acc'])
+    """
+    return list(_words(name))
+
+
+@lru_cache(1 << 14)
 def meaning_of(name: str) -> Meaning:
     """What a name means, without what people write before it, or a unit after it; empty where it is none of `NAMES`.
 

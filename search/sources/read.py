@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -9,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from ...spaces.boundary.files import foreign
 from ...spaces.errors import Fault, StudyFileError, near_miss
 from ...spaces.readable import plural
 from .factors import with_devices_counted
@@ -41,9 +43,10 @@ def runs_of(source: str, say: Callable[[str], None] = lambda text: None) -> list
     Raises:
         StudyFileError: no reader is for it, it cannot be read, or holds no runs.
     """
-    reader, rest = _reader(source)
     left_out: dict[str, list[str]] = {}
-    runs = _thinned(map(with_devices_counted, _only_runs(reader(rest), left_out)), say)
+    with foreign(source, "runs"):
+        reader, rest = _reader(source)
+        runs = _thinned(map(with_devices_counted, _only_runs(reader(rest), left_out)), say)
     for what, places in left_out.items():
         say(f"left out, since each is {what}: {plural(len(places), 'row')}, such as {places[0]}")
     for what in dict.fromkeys(run.told for run in runs if run.told):
@@ -83,7 +86,7 @@ def is_source(text: str) -> bool:
     """Whether a text names a source of runs rather than a study."""
     prefix = text.partition(":")[0]
     path = Path(text)
-    return prefix in _readers() or path.suffix.lower() in SUFFIXES or path.is_dir()
+    return prefix in _readers() or path.suffix.lower() in SUFFIXES or os.path.isdir(text)  # noqa: PTH112  # of any text
 
 
 def _thinned(runs: Iterable[Run], say: Callable[[str], None]) -> list[Run]:
@@ -114,7 +117,7 @@ def _reader(source: str) -> tuple[Reader, str]:
             return _built_in(prefix), rest
         if points := entry_points(group=_GROUP, name=prefix):
             return next(iter(points)).load(), rest
-        if not Path(source).exists():
+        if not os.path.lexists(source):
             known = _readers()
             message = f"expected a table, a folder, or one of {', '.join(known)} before the colon; got {prefix!r}."
             raise StudyFileError(Fault("", message + near_miss(prefix, known), source))

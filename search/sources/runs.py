@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...spaces.errors import StudyFileError
 from .names import meaning_of
 
 Scalar = bool | int | float | str
 # Settings are not nested deeper; of what is, as where a file refers to itself, nothing is a setting.
-_DEEPEST = 6
+_DEEPEST, _MOST_NAMES = 6, 20_000
 Status = Literal["finished", "failed", "running", ""]
 
 
@@ -67,19 +68,31 @@ def curves_results(curves: Mapping[str, Iterable[float]]) -> dict[str, float]:
 def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Scalar]]:
     """Nested settings by dotted names; what is neither number, text nor truth is left out.
 
+    Raises:
+        StudyFileError: there are more than 20,000: an alias may stand for what holds more of itself.
+
     >>> dict(flat({"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "seed": 1, "data": None}))
     {'optimizer.lr': 0.1, 'optimizer.betas.0': 0.9, 'optimizer.betas.1': 0.99, 'seed': 1}
     """
-    for name, value in values.items():
+    return _flat(values, before, iter(range(_MOST_NAMES)))
+
+
+def _flat(values: Mapping[str, Any], before: str, left: Iterator[int]) -> Iterator[tuple[str, Scalar]]:
+    for key, value in values.items():
+        name = str(key)
+        if next(left, None) is None:
+            raise StudyFileError(f"expected at most {_MOST_NAMES:,} settings and results of a run, got more of them")
         if isinstance(value, Mapping | list | tuple) and before.count(".") > _DEEPEST:
             continue
         if isinstance(value, Mapping) and "value" in value and value.keys() <= {"value", "desc"}:
             value = value["value"]  # as W&B's config.yaml has it
         if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{name}.")
+            yield from _flat(value, f"{before}{name}.", left)
         elif isinstance(value, list | tuple) and meaning_of(name) == "devices":
             yield f"{before}{name}", len(value)
         elif isinstance(value, list | tuple):
-            yield from flat({str(place): each for place, each in enumerate(value[:8])}, f"{before}{name}.")
+            yield from _flat({str(place): each for place, each in enumerate(value[:8])}, f"{before}{name}.", left)
+        elif isinstance(value, int) and abs(value) >= 1 << 63:
+            yield f"{before}{name}", math.copysign(math.inf, value)
         elif isinstance(value, bool | int | float | str):
             yield f"{before}{name}", value

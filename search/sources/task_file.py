@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from keyword import iskeyword
 
 from ...spaces.domain import Domain, Range, values_of
@@ -74,9 +73,15 @@ def task_file(spec: StudySpec, source: str) -> str:
     )
 
 
+# Names that the file itself uses.
+_TAKEN = frozenset({"setup", "self", "torch", "nn", "model", "inputs", "labels", "batch", "Data", "Loss", "Score", "Task"})
+
+
 def _variable(name: str) -> str:
     """A name as one of Python's."""
-    return name if name.isidentifier() and not iskeyword(name) else "of_" + re.sub(r"\W", "_", name)
+    if name.isidentifier() and not iskeyword(name) and name not in _TAKEN:
+        return name
+    return "of_" + "".join(letter if f"a{letter}".isidentifier() else "_" for letter in name)
 
 
 def _read(name: str, domain: Domain) -> str:

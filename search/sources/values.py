@@ -61,7 +61,7 @@ def cell(text: str, *, decimal_comma: bool = False) -> Scalar | None:
     if not _NUMBER.fullmatch(plain):
         return text
     if text.endswith("%"):
-        return float(f"{plain}e-2") if "e" not in low else float(plain) / 100
+        return float(f"{plain}e-2") if "e" not in plain.lower() else float(plain) / 100
     return int(plain) if re.fullmatch(r"[+-]?\d{1,18}", plain) else float(plain)
 
 

@@ -11,9 +11,11 @@ import shutil
 import stat
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import Fault, OutputError, StudyFileError
+from ..errors import BsearchError, Fault, OutputError, StudyFileError, cut
 from ..readable import shell_word
 from .storage import sqlite_url
 
@@ -43,6 +45,50 @@ def file_name(name: str) -> str:
     return escaped or "%"
 
 
+def regular(path: Path, what: str, most_bytes: int) -> Path:
+    """A file that can be read and has an end: the door that every file of somebody else's goes through.
+
+    Args:
+        what: for messages, such as "a study file".
+
+    Raises:
+        StudyFileError: no such file, not a regular file (a folder, a pipe, a device), or too large.
+    """
+
+    def rejected(message: str) -> StudyFileError:
+        return StudyFileError(Fault("", message, str(path)))
+
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise rejected(f"cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL in the path
+        raise rejected("cannot be read: invalid file name") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise rejected(f"expected {what}, got {'a folder' if path.is_dir() else 'a pipe or a device'}")
+    if found.st_size > most_bytes:
+        raise rejected(f"expected {what} of at most {most_bytes} bytes")
+    return path
+
+
+@contextmanager
+def foreign(where: str, what: str) -> Iterator[None]:
+    """The boundary of somebody else's parser: whatever it raises is said of the file, as which errors it has is its own affair.
+
+    Raises:
+        StudyFileError: it raised anything but an error of ours.
+    """
+    try:
+        yield
+    except BsearchError:
+        raise
+    except Exception as error:
+        reason = cut(str(getattr(error, "strerror", None) or error).strip().partition("\n")[0], 200)
+        got = f"{type(error).__name__}{': ' * bool(reason)}{reason}"
+        message = f"expected {what}: {got}. Mend it, or move it away."
+        raise StudyFileError(Fault("", message, where)) from None
+
+
 def text_of(path: Path, what: str, most_bytes: int) -> str:
     """The text of a file.
 
@@ -50,22 +96,18 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
         what: for messages, such as "a study file".
 
     Raises:
-        StudyFileError: no such file, not a regular file (a folder, a pipe, a device), too large, or not UTF-8.
+        StudyFileError: as `regular`, or it is not UTF-8.
     """
 
     def rejected(message: str) -> StudyFileError:
         return StudyFileError(Fault("", message, str(path)))
 
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise rejected(f"expected {what}, got {'a folder' if path.is_dir() else 'a pipe or a device'}")
-        with path.open("rb") as file:
+        with regular(path, what, most_bytes).open("rb") as file:
             content = file.read(most_bytes + 1)
     except OSError as error:
         raise rejected(f"cannot be read: {error.strerror}") from None
-    except ValueError:  # a NUL in the path
-        raise rejected("cannot be read: invalid file name") from None
-    if len(content) > most_bytes:
+    if len(content) > most_bytes:  # it grew
         raise rejected(f"expected {what} of at most {most_bytes} bytes")
     try:
         return content.decode("utf-8-sig")

@@ -162,7 +162,7 @@ def test_the_batch_stays_wherever_devices_can_share_it(devices: int, micro_batch
     ("change", "part"),
     [
         ({"per_device_train_batch_size": "auto"}, "expected a number, got 'auto'"),
-        ({"gradient_accumulation_steps": 0}, "expected an integer >= 1, got 0"),
+        ({"gradient_accumulation_steps": 0}, "expected an integer from 1 to 4194304, got 0"),
         ({"tensor_parallel_size": 2}, "whose devices share the batch alone"),
     ],
 )

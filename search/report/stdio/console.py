@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from ....spaces.errors import plain
@@ -17,6 +19,10 @@ class _Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(plain(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(plain(part.text), part.style)
 
 
 def terminal(as_json: bool = False) -> Console:

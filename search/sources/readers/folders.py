@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ....spaces.boundary.files import foreign, regular
 from ....spaces.errors import Fault, StudyFileError, cut
 from ..runs import Run
+
+# No file of one run's settings or results is larger; tables and logs may be.
+MOST_BYTES, MOST_LOG_BYTES = 1 << 27, 1 << 32
 
 
 def runs_below(source: str, run_of: Callable[[Path, list[str], list[str]], Run | None], expected: str) -> Iterator[Run]:
@@ -25,7 +29,9 @@ def runs_below(source: str, run_of: Callable[[Path, list[str], list[str]], Run |
     empty = True
     for folder, folders, files in os.walk(Path(source).expanduser(), onerror=_refuse):
         folders.sort()
-        if (run := run_of(Path(folder), folders, files)) is not None:
+        with foreign(folder, "a run's files"):
+            run = run_of(Path(folder), folders, files)
+        if run is not None:
             empty = False
             yield run
     if empty:
@@ -47,7 +53,7 @@ def json_object(path: Path, text: str | bytes | None = None, line: int = 1) -> d
         StudyFileError: it cannot be read, or is no object.
     """
     try:
-        found = json.loads(path.read_bytes() if text is None else text)
+        found = json.loads(regular(path, "JSON", MOST_BYTES).read_bytes() if text is None else text)
     except (OSError, ValueError, RecursionError) as error:
         reason = cut(str(getattr(error, "msg", error)), 200)
         at = line + getattr(error, "lineno", 1) - 1

@@ -11,13 +11,15 @@ from typing import Any
 
 import yaml
 
+from ....spaces.boundary.files import foreign, regular, text_of
 from ....spaces.errors import Fault, StudyFileError, cut
 from ..names import is_of_test
 from ..runs import Run, Scalar, curves_results, flat
 from ..values import number
-from .folders import runs_below
+from .folders import MOST_LOG_BYTES, runs_below
 
 _NUMBERS = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i"}  # NumPy's names, and those of `struct`
+_MOST_BYTES = 1 << 20
 _COUNTERS = ("epoch", "step")
 
 
@@ -63,37 +65,38 @@ def _unpacked(kind: Any, raw: Any) -> float | None:
 
 
 def _settings(path: Path) -> dict[str, Scalar]:
-    if not path.is_file():
+    if not path.exists():
         return {}
-    try:
-        with path.open("rb") as file:
-            found = _Plain(file).get_single_data() or {}
+    text = text_of(path, "settings", _MOST_BYTES)
+    with foreign(str(path), "settings in YAML"):
+        try:
+            found = _Plain(text).get_single_data() or {}
+        except yaml.MarkedYAMLError as error:
+            at = None if error.problem_mark is None else error.problem_mark.line + 1
+            message = f"expected settings in YAML: {cut(str(error.problem), 200)}. Mend it, or move it away."
+            raise StudyFileError(Fault("", message, str(path), at)) from None
         if not isinstance(found, dict):
-            raise TypeError(f"got {type(found).__name__} instead of names with values")
+            message = (
+                f"expected settings in YAML: got {type(found).__name__} instead of names with values. Mend it, or move it away."
+            )
+            raise StudyFileError(Fault("", message, str(path)))
         return dict(flat(found))
-    except (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        message = (
-            f"expected settings in YAML: {cut(str(getattr(error, 'problem', None) or error), 200)}. Mend it, or move it away."
-        )
-        raise StudyFileError(Fault("", message, str(path), mark and mark.line + 1)) from None
 
 
 def _results(path: Path) -> dict[str, float]:
     """The ends of the columns' curves; a row fills only some of its cells."""
     curves = defaultdict[str, list[float]](list)
-    if not path.is_file():
+    if not path.exists():
         return {}
-    try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            for row in csv.DictReader(line for line in file if line.endswith("\n")):  # the last may be cut off
-                filled = {name: value for name, text in row.items() if (value := number(text or "")) is not None}
-                tested = filled.keys() > {*_COUNTERS} and all(name in _COUNTERS or is_of_test(name) for name in filled)
-                for name, value in filled.items():
-                    if not (tested and name in _COUNTERS):  # after a training, at an epoch of its own
-                        curves[name].append(value)
-    except (OSError, csv.Error) as error:
-        raise StudyFileError(Fault("", f"expected a CSV table: {error}. Move it away.", str(path))) from None
+    table = regular(path, "a CSV table", MOST_LOG_BYTES)
+    with foreign(str(path), "a CSV table"), table.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.DictReader(line for line in file if line.endswith("\n")):  # the last may be cut off
+            texts = {name: text for name, text in row.items() if isinstance(name, str) and isinstance(text, str)}
+            filled = {name: value for name, text in texts.items() if (value := number(text)) is not None}
+            tested = filled.keys() > {*_COUNTERS} and all(name in _COUNTERS or is_of_test(name) for name in filled)
+            for name, value in filled.items():
+                if not (tested and name in _COUNTERS):  # after a training, at an epoch of its own
+                    curves[name].append(value)
     counters = {name: curves.pop(name)[-1] for name in _COUNTERS if name in curves}
     if "epoch" in counters:
         counters["epoch"] += 1  # the first is number 0

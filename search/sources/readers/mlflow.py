@@ -48,7 +48,7 @@ def read(source: str) -> Iterator[Run]:
         raise
     except Exception as error:  # MLflow raises its own errors, its database's and its transport's
         # The URI stands before it already; of two, masking a password would hide all that is between them.
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
         got = cut(first.replace(uri, "...") if "@" in uri else first, 500).rstrip(".")
         raise _fault(source, f"an experiment that MLflow can read, got {got}. Check the tracking URI.") from None
     yield from runs

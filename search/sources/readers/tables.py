@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -16,10 +17,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from ....spaces.boundary.files import foreign, regular
 from ....spaces.errors import Fault, StudyFileError, cut
 from ..names import is_metric, meaning_of
 from ..runs import Run, curve_results, flat
 from ..values import UNITS, cell, mapping
+from .folders import MOST_BYTES, MOST_LOG_BYTES
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".log", ".parquet")
 _ENCODINGS = ("utf-8-sig", "cp1252")
@@ -29,6 +32,7 @@ _SUMS |= {"maximum", "mittelwert", "durchschnitt", "summe", "moyenne", "somme", 
 _SUM = re.compile(rf"({'|'.join(sorted(_SUMS))})([ .:(±].*)?", re.IGNORECASE | re.DOTALL)
 # A last row is a mean or a sum where so many columns that vary, and all of its numbers, say so to this.
 _FEWEST, _CLOSE, _MOST = 3, 0.005, 10_000
+_MOST_ROWS = 2_000_000
 _SHEETS = (".xls", ".xlsx", ".ods", ".numbers")
 
 
@@ -42,7 +46,8 @@ def read(source: str) -> Iterator[Run]:
     suffix = path.suffix.lower()
     if suffix in _SHEETS:
         raise StudyFileError(Fault("", f"expected CSV, got a spreadsheet ({suffix}). Save it as CSV (UTF-8).", source))
-    try:
+    path = regular(path, "a table of runs", MOST_LOG_BYTES)
+    with foreign(source, "a table of runs"):
         if suffix == ".parquet":
             yield from _parquet(path)
         elif suffix in (".jsonl", ".ndjson", ".log"):
@@ -51,8 +56,6 @@ def read(source: str) -> Iterator[Run]:
             yield from _json(path)
         else:
             yield from _without_sums(_csv(path))
-    except OSError as error:
-        raise StudyFileError(Fault("", f"expected a table of runs: {error.strerror or error}", source)) from None
 
 
 def _without_sums(rows: Iterator[Run]) -> Iterator[Run]:
@@ -166,7 +169,7 @@ def _delimiter(path: Path, head: str) -> str:
 
 def _header(path: Path, row: list[str]) -> list[str]:
     names = [name.strip() or f"column {place + 1}" for place, name in enumerate(row)]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         message = f"expected a header of different names, got {', '.join(cut(name, 60) for name in twice)} twice"
         raise StudyFileError(Fault("", message, str(path), 1))
@@ -185,7 +188,7 @@ def _lines(path: Path) -> Iterator[Run]:
 
 def _json(path: Path) -> Iterator[Run]:
     """A list of runs, or columns by their names."""
-    document = _parsed(path, 1, path.read_text(encoding="utf-8-sig", errors="replace"))
+    document = _parsed(path, 1, regular(path, "JSON", MOST_BYTES).read_text(encoding="utf-8-sig", errors="replace"))
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
         if len(lists) == 1:
@@ -254,6 +257,8 @@ def _parquet(path: Path) -> Iterator[Run]:
         raise StudyFileError(Fault("", message, str(path))) from None
     try:
         table = parquet.ParquetFile(path)
+        if table.metadata.num_rows > _MOST_ROWS:
+            raise ValueError(f"{table.metadata.num_rows:,} rows, of at most {_MOST_ROWS:,}")
         number = 0
         for batch in table.iter_batches():
             for row in batch.to_pylist():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ....spaces.errors import StudyFileError
+from ....spaces.boundary.files import foreign, regular
+from ....spaces.errors import StudyFileError, cut
 from ..runs import Run, Scalar, Status, curve_results
 from ..values import spent
+from .folders import MOST_LOG_BYTES
 
 # Not of success: torch writes that as soon as hyperparameters are added, be it before the first step.
 _STATUS: dict[int, Status] = {2: "failed", 3: "running"}
@@ -37,8 +40,10 @@ class _Events:
             if value.HasField("simple_value"):
                 self.curves[value.tag].append((event.step, value.simple_value))
             elif plugin == "scalars":  # TensorFlow's and Keras's
+                if any(size.size != 1 for size in value.tensor.tensor_shape.dim):  # a few bytes may claim to be many
+                    raise _fault(path, f"one number for each step of {cut(value.tag, 60)}, got a tensor.")
                 make = import_module("tensorboard.util.tensor_util").make_ndarray
-                self.curves[value.tag].append((event.step, float(make(value.tensor))))
+                self.curves[value.tag].append((event.step, float(make(value.tensor).item())))
             elif plugin == "hparams":
                 session = import_module("tensorboard.plugins.hparams.plugin_data_pb2").HParamsPluginData.FromString(
                     content.content
@@ -96,16 +101,26 @@ def read(source: str) -> Iterator[Run]:
     if not Path(source).expanduser().is_dir():
         raise _fault(source, "a folder, found none. Check the path.")
     folders = defaultdict[Path, dict[Path, _Events]](dict)
-    try:
-        for path in sorted(Path(source).expanduser().rglob("events.out.tfevents*")):
+    for path in sorted(Path(source).expanduser().rglob("events.out.tfevents*")):
+        with foreign(str(path), "an event file"):
+            _check_lengths(regular(path, "an event file", MOST_LOG_BYTES))
             for event in loader.LegacyEventFileLoader(str(path)).Load():
                 folders[path.parent].setdefault(path, _Events()).add(event, path)
-    except OSError as error:
-        raise _fault(source, f"event files that can be read, got {error}") from None
     if not folders:
         raise _fault(source, "events.out.tfevents* files with events, found none in or below it. Name SummaryWriter's folder.")
     runs = {place: run for folder, files in folders.items() for place, run in _told_apart(folder, files).items()}
     yield from (events.run(place) for place, events in _joined(runs).items())
+
+
+def _check_lengths(path: Path) -> None:
+    """Refuse a record that says it is longer than its file, which the loader would allocate."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", head[:8])
+            if length > size:
+                raise ValueError(f"a record of {length:,} bytes")
+            file.seek(length + 4, 1)
 
 
 def _told_apart(folder: Path, files: dict[Path, _Events]) -> dict[Path, _Events]:

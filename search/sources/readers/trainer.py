@@ -6,12 +6,12 @@ import pickle
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ....spaces.boundary.files import foreign, regular
 from ....spaces.boundary.secrets import is_secret
-from ....spaces.errors import Fault, StudyFileError, cut
 from ..runs import Run, Scalar, curves_results, flat
 from .folders import json_object, runs_below
 
@@ -34,11 +34,10 @@ def _of_folder(folder: Path, folders: list[str], files: list[str]) -> Run | None
     folders[:] = [name for name in folders if name not in steps.values()]
     states = (folder, *(folder / steps[step] for step in sorted(steps, reverse=True)))
     last = next((state for state in states if (state / _STATE).is_file()), None)
-    try:
-        return None if last is None else _run(folder, last, states)
-    except (RecursionError, TypeError, ValueError, AttributeError):
-        message = "expected a state as Trainer writes it, got other JSON. Move it away."
-        raise StudyFileError(Fault("", message, f"{last}/{_STATE}")) from None
+    if last is None:
+        return None
+    with foreign(f"{last}/{_STATE}", "a state as Trainer writes it"):
+        return _run(folder, last, states)
 
 
 def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
@@ -103,11 +102,34 @@ class _Inert:
     append = extend = add = __setitem__ = _leave_out
 
 
+class _Row(tuple[Any, ...]):
+    """A tuple that hashes at once: nested in itself sixty times, as the key of a mapping, another takes years."""
+
+    __hash__ = object.__hash__
+
+
+_TUPLES = frozenset(code[0] for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3))
+
+
+def _then_row(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    def loaded(unpickler: Any) -> None:
+        load(unpickler)
+        unpickler.stack[-1] = _Row(unpickler.stack[-1])
+
+    return loaded
+
+
 class _Unpickler(pickle._Unpickler):
     """Whoever sends a pickle chooses what it calls; here that is `_Inert` alone.
 
     The one that is written in C would allocate whatever memory a few bytes name.
     """
+
+    dispatch = {
+        code: _then_row(load) if code in _TUPLES else load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if code != pickle.BYTEARRAY8[0]  # allocates what a few bytes name
+    }
 
     def find_class(self, module: str, name: str, /) -> Any:
         return _Inert
@@ -118,8 +140,8 @@ def _arguments(places: tuple[Path, ...]) -> dict[str, Any]:
     path = next((path for place in places if (path := place / "training_args.bin").is_file()), None)
     if path is None:
         return {}
-    try:
-        with zipfile.ZipFile(path) as archive:
+    with foreign(str(path), "TrainingArguments as torch.save writes them"):
+        with zipfile.ZipFile(regular(path, "TrainingArguments", _LARGEST)) as archive:
             (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
             if entry.file_size > _LARGEST:
                 raise ValueError(f"{entry.file_size} bytes of arguments")
@@ -131,9 +153,6 @@ def _arguments(places: tuple[Path, ...]) -> dict[str, Any]:
         gpus, processes = state.get("_n_gpu"), processes if isinstance(processes, int) else 1
         own = {name: _plain(value) for name, value in state.items() if not name.startswith("_")}
         return own | {"world_size": processes * max(gpus if isinstance(gpus, int) else 1, 1)}
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to call for
-        message = f"expected TrainingArguments as torch.save writes them: {cut(repr(error), 200)}. Move it away."
-        raise StudyFileError(Fault("", message, str(path))) from None
 
 
 def _plain(value: Any) -> Any:

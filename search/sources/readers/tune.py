@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....spaces.errors import Fault, StudyFileError
+from ....spaces.boundary.files import foreign, regular
+from ....spaces.errors import StudyFileError
 from ..runs import Run, Status, curves_results, flat
 from ..values import cell
-from .folders import json_object, runs_below
+from .folders import MOST_LOG_BYTES, json_object, runs_below
 
 _STATUS: dict[str, Status] = {"TERMINATED": "finished", "ERROR": "failed", "RUNNING": "running"}
 # fmt: off
@@ -34,14 +35,11 @@ def read(source: str) -> Iterator[Run]:
     states = dict[str, Status]()
 
     def run_of(folder: Path, folders: list[str], files: list[str]) -> Run | None:
-        try:
+        with foreign(str(folder), "files of Tune's"):
             if saved := max((name for name in files if re.fullmatch(r"experiment_state-.*\.json", name)), default=""):
                 states.clear()
                 states.update(_states(folder / saved))  # of its subfolders, which come next
             return _run(folder, set(files), states.get(folder.name, "")) if "params.json" in files else None
-        except (OSError, csv.Error, TypeError, RecursionError) as error:
-            message = f"expected files of Tune's: {error}. Move the folder away."
-            raise StudyFileError(Fault("", message, str(folder))) from None
 
     return runs_below(source, run_of, "the folder of a Tune experiment, got none with a params.json")
 
@@ -79,8 +77,8 @@ def _results(folder: Path) -> tuple[dict[str, float], bool]:
 def _reports(folder: Path) -> Iterator[dict[str, Any]]:
     """What a trial reported, in `result.json` or else in `progress.csv`; the last line may be cut off."""
     path = folder / "result.json"
-    if path.is_file() and path.stat().st_size:
-        with path.open(encoding="utf-8", errors="replace") as file:
+    if path.exists() and path.stat().st_size:
+        with regular(path, "a trial's reports", MOST_LOG_BYTES).open(encoding="utf-8", errors="replace") as file:
             for line, text in enumerate(file, start=1):
                 try:
                     report = json_object(path, text.rstrip(), line)  # else its end counts as a line

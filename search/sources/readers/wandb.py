@@ -14,8 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ....spaces.boundary.files import foreign, regular
 from ....spaces.errors import StudyFileError, cut
 from ..runs import Run, Scalar, Status, curve_results, flat
+from .folders import MOST_LOG_BYTES
 
 # The API's states that are an end.
 _ENDS: dict[str, Status] = {"finished": "finished"}
@@ -124,6 +126,11 @@ def _joined(logs: Iterable[_Log]) -> Iterator[Run]:
 
 
 def _logged(log: Path) -> _Log:
+    with foreign(str(log), "a log of W&B"):
+        return _read_log(log)
+
+
+def _read_log(log: Path) -> _Log:
     """What is in a log. One without its end, as a killed run leaves it, counts as running: nobody can tell them apart."""
     config, summary, history = dict[str, Any](), dict[str, Any](), list[dict[str, float]]()
     status: Status = "running"
@@ -163,7 +170,7 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Scalar]:
 def _records(log: Path) -> Iterator[Any]:
     """Records of a log, as far as it is whole. The package had a reader, `DataStore`, that releases such as 0.31 lack."""
     record_type = import_module("wandb.proto.wandb_internal_pb2").Record
-    with log.open("rb") as file:
+    with regular(log, "a log of W&B", MOST_LOG_BYTES).open("rb") as file:
         if not b":W&B".startswith(file.read(_PART.size)[:4]):
             raise _fault(log, "a log of W&B, found another file. Remove it.")
         record = b""

@@ -266,7 +266,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
 def test_arguments_that_are_damaged_are_refused(tmp_path: Path, data: bytes) -> None:
     pickled(made_training(tmp_path / "out"), data)
     message = refused(trainer.read, tmp_path)
-    assert message.startswith(f"{tmp_path}/out/training_args.bin: expected TrainingArguments") and "Move it away." in message
+    assert message.startswith(f"{tmp_path}/out/training_args.bin: expected TrainingArguments")
 
 
 def test_states_that_are_damaged_are_refused(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_versions_that_are_damaged_are_refused(tmp_path: Path) -> None:
     }.items():
         assert f"{version(tmp_path / 'v', text)}/hparams.yaml{words}" in refused(lightning.read, tmp_path), text
     version(tmp_path / "v", "", "a\n" + "x" * 200_000 + "\n")
-    assert "metrics.csv: expected a CSV table: field larger" in refused(lightning.read, tmp_path)
+    assert "metrics.csv: expected a CSV table: Error: field larger" in refused(lightning.read, tmp_path)
 
 
 # ---------------------------------------------------------------- Ray Tune
