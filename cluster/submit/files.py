@@ -6,6 +6,7 @@ import fnmatch
 import pkgutil
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -29,11 +30,16 @@ FOLDERS = (
     "__pycache__",
 )
 FILES = ("*.db", "*.db-*", "*.sqlite*", "*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.pyc", "*.egg-info", "*.log")
-# Keys and passwords, by name or by how the file begins.
-KEYS: tuple[str, ...] = ("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx", "*.jks")
-KEYS += ("*.kdbx", "*.keytab", "kubeconfig*", "secrets.*", "client_secret*.json", "*service*account*.json")
-KEYS += ("*credentials*.json", "credentials.csv")
-_KEY_BEGINS = re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|PuTTY-User-Key-File-|AGE-SECRET-KEY-1")
+# Keys and passwords, by name; code is called such things too.
+KEYS: tuple[str, ...] = ("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p8", "*.p12", "*.pfx")
+KEYS += ("*.jks", "*.kdbx", "*.keytab", "kubeconfig*", "*service*account*.json", "*.env", "*.tfstate*", "*.tfvars", "*.gpg")
+KEYS += ("*.asc", "*netrc", "*htpasswd", "*pgpass*", "*.ovpn", "*.secret", "*.age")
+_NAMES = re.compile(r"(?<![a-z])(credentials?|secrets?|token|passwords?|passwd|api[ _-]?keys?)(?![a-z])")
+_CODE = (".py", ".ipynb", ".md", ".sh")
+# What the scanner's own rules lack: a password manager's and a hub's.
+_OTHERS = re.compile(r"PuTTY-User-Key-File-|AGE-SECRET-KEY-1|\bhf_[A-Za-z0-9]{30,}")
+# Its rules for tokens of known services, and for settings called passwords; entropy alone takes digests for secrets.
+_KEYWORDS, _ENTROPY = "KeywordDetector", ("Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector")
 LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
 
 
@@ -64,7 +70,7 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
         key: of the study file, for the error message.
 
     Raises:
-        StudyFileError: the files are larger than that.
+        StudyFileError: the files are larger than that, or code may hold a secret.
     """
     files: list[Path] = []
     left_out: list[str] = []
@@ -82,10 +88,15 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
                 left_out.append(str(relative))
             elif not path.resolve().is_relative_to(folder.resolve()):
                 left_out.append(f"{relative} (a link that leads outside the folder)")
-            elif _is_key(path):
-                left_out.append(f"{relative} (a key)")
             elif not path.is_file() or path.stat().st_size > LARGEST_FILE:
                 left_out.append(f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative))
+            elif path.suffix not in _CODE and (_matches(path, KEYS) or _NAMES.search(path.name.lower())):
+                left_out.append(f"{relative} (a key)")
+            elif secret := _secret(path):
+                left_out.append(f"{relative} (may hold a secret: {secret})")
+                if path.suffix == ".py" or (path.suffix in (".yaml", ".yml") and b"task:" in path.read_bytes()):
+                    hint = "Take it out, or end that line with `# pragma: allowlist secret`."
+                    raise StudyFileError(Fault(key, f"expected code and study files that can be sent, got {relative}: {secret}. {hint}"))
             else:
                 files.append(relative)
 
@@ -108,13 +119,27 @@ def _matches(path: Path, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
 
 
-def _is_key(path: Path) -> bool:
-    if _matches(path, KEYS) and path.suffix != ".py":  # a module secrets.py is code
-        return True
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return _KEY_BEGINS.search(file.read(4096)) is not None
+def _secret(path: Path) -> str:
+    """What a file may hold that nobody else is to see, and in which line; empty if nothing.
+
+    A line that ends with `pragma: allowlist secret` is none, as detect-secrets has it.
+    """
+    from detect_secrets.core import scan
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class as plugins
+    from detect_secrets.settings import transient_settings
+
+    content = path.read_bytes()
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
+    if found := _OTHERS.search(text):
+        return f"a token in line {text.count(chr(10), 0, found.start()) + 1}"
+    left_out = (*_ENTROPY, _KEYWORDS) if path.suffix in _CODE else _ENTROPY
+    names = [str(rule.__name__) for rule in plugins().values()]
+    rules = [{"name": name} for name in names if name not in left_out]
+    with tempfile.TemporaryDirectory() as folder, transient_settings({"plugins_used": rules}):
+        copy = Path(folder) / ("copy.py" if path.suffix in _CODE else "copy.ini")  # there values stand without quotes
+        copy.write_text(text, encoding="utf-8", errors="replace")
+        each = sorted((one.line_number, one.type) for one in scan.scan_file(str(copy)))
+    return next((f"{what} in line {line}" for line, what in each), "")
 
 
 def copy_package(target: Path) -> list[Path]:

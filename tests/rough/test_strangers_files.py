@@ -32,7 +32,7 @@ from bsearch.cli import main
 from click.testing import CliRunner, Result
 
 KIND = "files of strangers"
-pytestmark = [pytest.mark.rough, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 SEED = int(os.environ.get("BSEARCH_SEED", date.today().isocalendar().week))
 TIMES = int(os.environ.get("BSEARCH_ATTACKS_EACH", "150"))
 BUG = ("internal error", "a bug in bsearch")
