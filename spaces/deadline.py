@@ -52,7 +52,7 @@ def moment_of(text: str, now: datetime) -> datetime:
         now: with a time zone; a time of day is today's, a duration begins now. What has no zone is in this machine's.
 
     Raises:
-        StudyFileError: it has passed.
+        StudyFileError: it has passed, or is more than a year away.
 
     >>> from datetime import timezone
     >>> now = datetime(2026, 11, 27, 12, 0, tzinfo=timezone.utc)
@@ -63,13 +63,28 @@ def moment_of(text: str, now: datetime) -> datetime:
         return now + length
     named = _moment(text)
     at = datetime.combine(now.date(), named) if isinstance(named, time) else named
-    at = at if at.tzinfo is not None else at.astimezone()  # by the rules of this machine's zone on that day
+    try:
+        at = at if at.tzinfo is not None else _of_here(at, now)
+        far = at - now > _LONGEST
+    except (OverflowError, ValueError, OSError):  # of the years 1 and 9999
+        far = True
+    if far:
+        raise StudyFileError(Fault("budget.by", f"expected a time within a year, got {text}"))
     if at <= now:
         tomorrow = (now + timedelta(days=1)).date()
         instead = f"{tomorrow} {text}" if isinstance(named, time) else "a later one"
         message = f"expected a time in the future, but {text} has passed: it is {now:%H:%M}. Write {instead}."
         raise StudyFileError(Fault("budget.by", message))
     return at
+
+
+def _of_here(at: datetime, now: datetime) -> datetime:
+    """The next such moment by this machine's clock: one that it skips when it is set is as long after, one that it shows twice
+    may come again.
+    """
+    both = [at.replace(fold=fold).astimezone() for fold in (0, 1)]
+    shown = [moment for moment in both if moment.replace(tzinfo=None, fold=0) == at]
+    return min((moment for moment in shown if moment > now), default=max(both))
 
 
 def names_zone(text: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...spaces.boundary.files import foreign
+from ...spaces.boundary.plug_ins import plug_in
 from ...spaces.errors import Fault, StudyFileError, near_miss
 from ...spaces.readable import plural
 from .factors import with_devices_counted
@@ -115,8 +116,8 @@ def _reader(source: str) -> tuple[Reader, str]:
     if colon and re.fullmatch(r"[a-z][a-z0-9_-]+", prefix):
         if prefix in _READERS:
             return _built_in(prefix), rest
-        if points := entry_points(group=_GROUP, name=prefix):
-            return next(iter(points)).load(), rest
+        if entry_points(group=_GROUP, name=prefix):
+            return plug_in(_GROUP, prefix), rest
         if not os.path.lexists(source):
             known = _readers()
             message = f"expected a table, a folder, or one of {', '.join(known)} before the colon; got {prefix!r}."

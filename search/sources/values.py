@@ -199,5 +199,5 @@ def moment(value: Scalar | None) -> float | None:
             return plain / next(per for bound, per in ((1e11, 1), (1e14, 1e3), (1e17, 1e6), (math.inf, 1e9)) if plain < bound)
     try:
         return datetime.fromisoformat(value.strip()).timestamp() if isinstance(value, str) and len(value) < 40 else None
-    except ValueError:
+    except (ValueError, OverflowError, OSError):  # of the years 1 and 9999
         return None

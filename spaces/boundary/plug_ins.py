@@ -24,8 +24,8 @@ def plug_in(group: str, name: str) -> Any:
         raise StudyFileError(f"{name}: expected an entry point of {group} with this name, found none. Reinstall bsearch.")
     try:
         return point.load()
-    except (ImportError, AttributeError) as error:
-        raise StudyFileError(f"{name}: {point.value} cannot be loaded: {error}") from error
+    except Exception as error:  # whatever somebody's module does when it is imported
+        raise StudyFileError(f"{name}: {point.value} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _in_checkout(group: str, name: str) -> EntryPoint | None:

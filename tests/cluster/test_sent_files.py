@@ -1,4 +1,4 @@
-"""What `submit` sends of a folder with forty secrets, and what it leaves out: the scanner's rules, names, and code that is kept."""
+"""What `submit` sends of a folder with forty secrets, and what it leaves out: by name, by rules of a scanner; code is kept."""
 
 from __future__ import annotations
 

@@ -505,3 +505,26 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
     assert "no trial has completed" not in output
     assert {path.name for path in kept_in.iterdir()} == {"mine"}
     assert (tmp_path / ".kept.bsearch-small" / "0" / "model.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "moment"),
+    [
+        ("2026-03-08T00:00-05:00", "02:30", "2026-03-08T03:30:00-04:00"),  # the clock is set from 2 to 3
+        ("2026-11-01T00:30-04:00", "01:30", "2026-11-01T01:30:00-04:00"),
+        ("2026-11-01T01:45-04:00", "01:30", "2026-11-01T01:30:00-05:00"),  # shown again an hour later
+        ("2026-11-01T01:10-05:00", "01:30", "2026-11-01T01:30:00-05:00"),
+    ],
+)
+def test_times_when_the_clock_is_set(now: str, text: str, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "America/New_York")
+        time.tzset()
+        assert moment_of(text, datetime.fromisoformat(now).astimezone()).isoformat() == moment
+    time.tzset()
+
+
+@pytest.mark.parametrize("text", ["0001-01-01 00:00", "9999-12-31 23:59"])
+def test_years_that_no_deadline_is_in(text: str) -> None:
+    with pytest.raises(StudyFileError, match=r"budget.by: expected a time within a year"):
+        moment_of(text, datetime.now().astimezone())

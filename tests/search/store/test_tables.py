@@ -252,6 +252,7 @@ def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) ->
 @pytest.mark.slow
 def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
+    monkeypatch.setattr("bsearch.search.store.database._LOCKED_S", 0.1)
     messages: list[str] = []
     url = f"sqlite:///{tmp_path}/small.db"
     tables = Tables(url, retry_policy=RetryPolicy(url, messages.append, 60.0))
@@ -267,8 +268,23 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     with pytest.raises(StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
         Tables(url, retry_policy=_answered(RetryPolicy(url, messages.append, 0.5))).save_study("law", "law", {}, {})
     with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"):
-        RetryPolicy(url, messages.append, 60.0)(lambda: open_and_write(url))
+        RetryPolicy(url, messages.append, 0.5)(lambda: open_and_write(url))
     other.close()
+
+
+def test_who_has_locked_a_database_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
+    url = f"sqlite:///{tmp_path}/small.db"
+    Tables(url)
+    file = str(tmp_path / "small.db")
+    code = f"import sqlite3; c = sqlite3.connect({file!r}); c.execute('BEGIN EXCLUSIVE'); print(1); input()"
+    with subprocess.Popen([sys.executable, "-uc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdin is not None
+        other.stdout.readline()
+        messages: list[str] = []
+        threading.Timer(1.0, lambda: other.communicate("\n")).start()
+        Tables(url, retry_policy=RetryPolicy(url, messages.append, 60.0)).save_study("law", "law", {}, {})
+    assert f"locked by process {other.pid})" in messages[0]
 
 
 def test_the_lock_is_asked_for_again_until_the_database_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
