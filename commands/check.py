@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import terminal
@@ -190,10 +188,13 @@ def _after_stage(path: Path, report: Report, console: Console, planned: Planned,
 
 
 def _print_verification(report: Report, console: Console) -> None:
-    table = Table(
-        "stage", "claim", "bound", "measured", "", box=None, pad_edge=False, title=f"\n{report.device} · {report.versions}"
+    from ..search.report.terminal.fitted import Fitted
+
+    names = ("stage", "claim", "bound", "measured", "verdict")
+    console.print(f"\n{report.device} · {report.versions}", style="bold")
+    console.print(
+        Fitted.of_rows(
+            names, report.rows(), ("stage", "claim", "verdict", "measured"), words=names, flows=("claim", "measured")
+        )
     )
-    for *cells, verdict in report.rows():
-        table.add_row(*cells, Text(verdict, {"pass": "green", "unclear": "yellow"}.get(verdict, "bold red")))
-    console.print(table)
     console.print("\n" + report.summary)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
+from ..search.report.stdio.console import terminal
 from ..search.report.stdio.streams import ReaderGoneError
 from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
 from ..spaces.boundary.secrets import masked
@@ -74,7 +75,7 @@ class _Commands(click.Group):
                 traceback.print_exc()
             if was_stopped():
                 self._stopped(ctx, error)
-            click.echo(plain(masked(str(error))), err=True)
+            terminal(as_json=True).print(masked(str(error)))
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
             if isinstance(error, SystemExit) and not is_termination(error):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from ..search.report.completion import launchers, study_files
 from ..search.report.stdio.console import terminal
 from ..search.report.stdio.streams import ends_with_reader
+from ..search.report.terminal.fitted import Fitted
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import storage_of
 from ..spaces.errors import NoStudyError, StorageError, plain
@@ -144,17 +144,15 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     if not found:
         click.echo("no bsearch jobs there")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())):
-        table.add_column(column)
+    names, rows = ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())), []
     for job in found:
         cells = [job.id, job.study, job.state, _at(job.submitted), _at(job.started)]
         if (facts := progress.get(job.study)) is not None:
             best = "" if facts["best"] is None else f"{facts['metric']} {number(facts['best'])}"
             left = "" if facts["eta_s"] is None else seconds(facts["eta_s"])
             cells += [f"{count(facts['done'])}/{facts['trials']}", best, left]
-        table.add_row(*cells)
-    terminal().print(table)
+        rows.append([*cells, *[""] * (len(names) - len(cells))])
+    terminal().print(Fitted.of_rows(names, rows, ("job", "state", "study", "trials", "best", "left"), words=names))
 
 
 def _at(time: datetime | None) -> str:

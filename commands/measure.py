@@ -27,7 +27,7 @@ from .options import (
 )
 @click.argument("study", metavar="STUDY", shell_complete=study_files)
 @click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
-@out_option("a file, for --profile of other commands; or, with .png, a plot of memory and speed.")
+@out_option("a file, for --profile of other commands.")
 @set_option
 @json_option
 def profile(study: str, device_like: str | None, out: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
@@ -41,14 +41,11 @@ def profile(study: str, device_like: str | None, out: Path | None, settings: tup
     card = None if device_like is None else card_named(device_like)
     spec = study_in(file, settings)
     from ..search.preview.check import profile_study
-    from ..search.report.terminal.profile import profile_document, profile_parts, profile_picture
+    from ..search.report.terminal.profile import profile_document, profile_parts
 
     console = terminal(as_json)
     with located_faults(file), documents_only(as_json):
         document = profile_document(spec, profile_study(spec, card))
-    if out is not None and out.suffix == ".png":
-        _write(out, profile_picture(document))
-        out = None
     _print_document(document, profile_parts(document, console.width), out, as_json)
 
 

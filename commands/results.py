@@ -289,21 +289,18 @@ def _exported(stored: StoredStudy, framework: Framework, pick: dict[str, Any], o
     return exported.text
 
 
-@main.command(epilog=epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
+@main.command(epilog=epilog("bsearch report study.yaml"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @out_option("an HTML file; default: results/STUDY/report.html.")
-@click.option(
-    "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
-)
 @_open_option
-def report(study: str, out: Path | None, figures: Path | None, opens: bool) -> None:
+def report(study: str, out: Path | None, opens: bool) -> None:
     """Write a study's results as one self-contained HTML page.
 
-    The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves.
+    The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves; each figure can
+    be saved from there as SVG or CSV.
     """
     from ..search.laws.best_rate import with_rates
-    from ..search.report.page.figures import figures_of
-    from ..search.report.page.page import report_page, write_figures
+    from ..search.report.page.page import report_page
     from ..search.report.page.study_data import StudyData
     from ..spaces.boundary.files import write_file
 
@@ -311,8 +308,6 @@ def report(study: str, out: Path | None, figures: Path | None, opens: bool) -> N
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
-    for figure in write_figures(figures_of(drawn), figures) if figures else ():
-        click.echo(f"wrote {plain(from_here(figure.absolute()))}")
     if opens:
         click.launch(str(path.absolute()))
 

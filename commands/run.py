@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
 )
 @serial_option("trials one after the other, in this process.")
-@out_option("a folder for front.csv, front.json and front.png; default: results/STUDY.")
+@out_option("a folder for front.csv and front.json; default: results/STUDY.")
 @json_option
 @click.pass_context
 def run(
@@ -184,9 +184,6 @@ def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experi
 def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what to do next."""
     from ..search.report.export import json_text, study_document, write_front
-    from ..search.report.page.draw import picture
-    from ..search.report.page.figures import front_figure
-    from ..search.report.page.study_data import StudyData
 
     stored = result.study
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
@@ -195,7 +192,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     console.print()
     if stored.front.trials:
         print_front(stored, sum(record.counts > 0 for record in stored.records), console)
-        for path in write_front(out, document, picture(front_figure(StudyData(stored)), "png")):
+        for path in write_front(out, document):
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
         console.print(f"{stored.name} has no finished trial yet, so there is no front.")

@@ -113,7 +113,7 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     assert "Baseline (trial 0" in run.output
     assert "[5/5] trial 4 complete: accuracy" in run.output
     folder = path.parent / "results" / "small"
-    assert sorted(file.name for file in folder.iterdir()) == ["front.csv", "front.json", "front.png"]
+    assert sorted(file.name for file in folder.iterdir()) == ["front.csv", "front.json"]
     document = json.loads((folder / "front.json").read_text())
     shown = json.loads(bsearch("show", path, "--json").output)
     assert shown["front"] == document["front"]

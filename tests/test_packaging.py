@@ -60,4 +60,4 @@ def test_the_installed_wheel_runs_a_study_in_an_empty_folder(wheel: Path, tmp_pa
         done = subprocess.run([*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "Front of my-study" in done.stdout
-    assert (folder / "results" / "my-study" / "front.png").exists()
+    assert (folder / "results" / "my-study" / "front.json").exists()

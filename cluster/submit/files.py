@@ -95,8 +95,8 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
             elif secret := _secret(path):
                 left_out.append(f"{relative} (may hold a secret: {secret})")
                 if path.suffix == ".py" or (path.suffix in (".yaml", ".yml") and b"task:" in path.read_bytes()):
-                    hint = "Take it out, or end that line with `# pragma: allowlist secret`."
-                    raise StudyFileError(Fault(key, f"expected code and study files that can be sent, got {relative}: {secret}. {hint}"))
+                    got = f"{relative}: {secret}. Take it out, or end that line with `# pragma: allowlist secret`."
+                    raise StudyFileError(Fault(key, f"expected code and study files that can be sent, got {got}"))
             else:
                 files.append(relative)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import yaml
 
 from ...search.report.export import json_text
@@ -33,7 +34,7 @@ def answer(studies: Sequence[StoredStudy], data: float, model: float, next_file:
     found = scale_up(names, [record for study in studies for record in study.records], data, model)
     console = terminal(as_json)
     if as_json:
-        terminal().print(json_text(scale_up_document(names, found)), end="")
+        click.echo(json_text(scale_up_document(names, found)), nl=False)
     else:
         for part in scale_up_parts(names, found):
             console.print(part)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ...search.analysis.rates import Estimate
-from ...search.report.terminal.tables import column
+from ...search.report.terminal.fitted import Fitted
 from ...spaces.readable import number
 from .scaled_up import LAWS, NextStudy, ScaledUp
 
@@ -48,7 +47,7 @@ def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
     }
 
 
-def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
+def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Fitted]:
     """The same for people."""
     begin, target = found.begin, found.target
     count = len(found.sizes)
@@ -115,32 +114,27 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
         yield f"No trials differ in {' or '.join(words)}, so those exponents are {known}."
 
 
-def _settings(found: ScaledUp) -> Table:
+def _settings(found: ScaledUp) -> Fitted:
     decays = any(setting.weight_decay for setting in found.settings)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    names = ("effective_batch", "learning_rate", *(("weight_decay",) if decays else ()), "worse than the best by")
-    for name in names:
-        column(table, name, "right")
+    names = ("effective_batch", "learning_rate", *(("weight_decay",) if decays else ()), "worse than\nthe best by")
+    rows = []
     for setting in found.settings:
         given_up = "best" if setting.multiple == 1 else _range(setting.given_up)
         decay = [_range(setting.weight_decay)] if setting.weight_decay else [""] * decays
-        table.add_row(f"{setting.effective_batch:,}", _range(setting.learning_rate), *decay, given_up)
-    return table
+        rows.append((f"{setting.effective_batch:,}", _range(setting.learning_rate), *decay, given_up))
+    return Fitted.of_rows(names, rows, (names[0], names[1], names[-1]))
 
 
-def _exponents(found: ScaledUp) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("exponent")
-    for name in ("prior", "fitted"):
-        column(table, name, "right")
+def _exponents(found: ScaledUp) -> Fitted:
+    rows = []
     for name, (before, after) in found.exponents.items():
         # The sum with 0 makes -0.00 to 0.00.
         each = (
             [f"{round(end, 2) + 0.0:.2f}" for end in (estimate.value, estimate.low, estimate.high)]
             for estimate in (before, after)
         )
-        table.add_row(_EXPONENTS[name], *(f"{value} ({low} to {high})" for value, low, high in each))
-    return table
+        rows.append((_EXPONENTS[name], *(f"{value} ({low} to {high})" for value, low, high in each)))
+    return Fitted.of_rows(("exponent", "prior", "fitted"), rows, ("exponent", "fitted"), words=("exponent",))
 
 
 def _range(found: Estimate) -> str:

@@ -41,11 +41,13 @@ class Column:
         name: as in exports, such as train_s; a line break where a narrow heading needs one.
         cells: a text for each row.
         words: whether its cells are words rather than numbers.
+        flows: whether they are sentences, which may take several lines, and where there is no room lines of their own.
     """
 
     name: str
     cells: tuple[str, ...]
     words: bool = False
+    flows: bool = False
 
 
 def front_columns(
@@ -73,7 +75,7 @@ def front_columns(
     if not repeated:
         plans = [f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}" for values in settings]
         columns.append(Column("micro\nx acc.", tuple(plans)))
-    return [*columns, *_others(trials), Column("", tuple(marks(trial, front) for trial in trials), words=True)]
+    return [*columns, *_others(trials), Column("", tuple(marks(trial, front) for trial in trials), flows=True)]
 
 
 def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Column]:
@@ -91,7 +93,7 @@ def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Co
         return next(iter("; ".join(filter(None, notes)).splitlines()), "")
 
     settings = [_setting(name, records) for name in _SETTINGS]
-    return [trial, outcome, *results, *settings, *_others(records), Column("", tuple(map(note, records)), words=True)]
+    return [trial, outcome, *results, *settings, *_others(records), Column("", tuple(map(note, records)), flows=True)]
 
 
 def marks(trial: TrialRecord, front: ParetoFront) -> str:

@@ -100,10 +100,9 @@ def json_text(document: Any, indent: int | None = 2) -> str:
         return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent)
 
 
-def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:
-    """Write front.csv, front.json and front.png into a folder."""
+def write_front(folder: Path, document: Mapping[str, Any]) -> list[Path]:
+    """Write front.csv and front.json into a folder."""
     return [
         write_file(folder / "front.csv", csv_text(document["front"])),
         write_file(folder / "front.json", json_text(document)),
-        write_file(folder / "front.png", picture),
     ]

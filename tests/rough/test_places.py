@@ -148,7 +148,7 @@ def test_a_task_that_leaves_its_folder(
             return
         assert done.exit_code == 0, done.output
         assert count(file.parent / "small.db", "outcome = 'complete'") == 2
-        assert (file.parent / "results" / "small" / "front.png").is_file()
+        assert (file.parent / "results" / "small" / "front.json").is_file()
 
 
 def test_a_folder_that_is_gone(attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A figure as plain data: axes and layers, from which a page, a picture and a CSV file are made."""
+"""A figure as plain data: axes and layers, from which a page and a CSV file are made."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Layer:
         trials: trial number of each point.
         shown: whether it is visible initially, or only when selected in the legend.
         values: colour value of each point.
-        batches: each point's effective batch, printed next to it in pictures.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Layer:
     trials: tuple[int, ...] = ()
     shown: bool = True
     values: tuple[float, ...] = ()
-    batches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

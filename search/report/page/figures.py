@@ -103,7 +103,7 @@ def _marked(data: StudyData) -> Iterator[Layer]:
     intervals = [trial.interval for trial in placed if trial.interval is not None]
     if len(intervals) == len(placed):
         members = replace(members, low=tuple(low for low, _ in intervals), high=tuple(high for _, high in intervals))
-    yield replace(members, batches=tuple(str(trial.settings.get("effective_batch", "")) for trial in placed))
+    yield members
     yield data.points("knee", "knee", [trial for trial in front.trials if trial.number == front.knee])
     yield data.points("baseline", "baseline", data.baseline)
 

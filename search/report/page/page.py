@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ....spaces.boundary.files import write_file
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.front import ParetoFront
@@ -29,7 +27,7 @@ from ..frameworks.settings import chosen_settings
 from ..sentences import front_summary, outcome_counts
 from ..terminal.deadline import deadline_sentence
 from .decide import decision_data
-from .draw import LOOKS, picture, plotly_document
+from .draw import LOOKS, plotly_document
 from .figure import Figure
 from .figures import figures_of
 from .study_data import StudyData
@@ -187,15 +185,3 @@ def _script_json(data: Mapping[str, Any]) -> Markup:
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return Markup(text)  # noqa: S704 - contains no <
-
-
-def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
-    """Write figures into a folder as NAME.png, NAME.svg and NAME.csv, and yield each file.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
-    for figure in figures:
-        yield write_file(folder / f"{figure.name}.png", picture(figure, "png"))
-        yield write_file(folder / f"{figure.name}.svg", picture(figure, "svg"))
-        yield write_file(folder / f"{figure.name}.csv", csv_text(figure.rows()))

@@ -24,6 +24,11 @@ class _Terminal(Console):
         for part in super().render(renderable, options):
             yield part if part.control else Segment(plain(part.text), part.style)
 
+    def print(self, *parts: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Prose breaks between words; tables and pictures fit, and would be cut."""
+        prose = self.is_terminal and all(isinstance(part, str | Text) for part in parts)
+        super().print(*parts, soft_wrap=not prose if soft_wrap is None else soft_wrap, **options)
+
 
 def terminal(as_json: bool = False) -> Console:
     """The console for people: stdout, or stderr where stdout is a document."""

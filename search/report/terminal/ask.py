@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ....spaces.errors import cut, plain
@@ -19,7 +18,8 @@ from ...laws.samples_by_batch import SamplesByBatch
 from ...laws.verdicts import Verdict
 from ...store.stored import StoredStudy
 from ..columns import Column, front_columns, some_members
-from .tables import column, drawn
+from .fitted import Fitted
+from .tables import worth_of_front
 
 if TYPE_CHECKING:
     from ...sources.columns import Columns
@@ -38,24 +38,22 @@ _MEANS = {"batch": "effective_batch", "nothing": "left out"}
 _BETTER = {"minimize": "lower is better", "maximize": "higher is better", None: "lower or higher is better?"}
 
 
-def columns_table(columns: Columns) -> Table:
+def columns_table(columns: Columns) -> Fitted:
     """A source's names and what they mean; those that are the same in every run only counted, and many that are left out."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("name", "read as", ""):
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[str, str, str]] = []
     taken = [one for one in columns.columns if one.meaning != "nothing"]
     left_out = [one for one in columns.columns if one.meaning == "nothing"]
     for one in taken:
         more = _BETTER[columns.direction] if one.meaning == "metric" else _factors(columns, one.meaning)
         why = "; ".join(filter(None, (more, one.why)))
-        table.add_row(Text(one.name), _MEANS.get(one.meaning, one.meaning), Text(why))
+        rows.append((one.name, _MEANS.get(one.meaning, one.meaning), why))
     # An end of a curve stands for its extremes too.
     varied = [one for one in left_out if not one.why.startswith("the same in every run") and not one.name.endswith("est)")]
     for one in varied[:_MOST_LEFT_OUT]:
-        table.add_row(Text(one.name), Text("left out", style="dim"), Text(one.why, style="dim"))
+        rows.append((one.name, "left out", one.why))
     if rest := len(left_out) - len(varied[:_MOST_LEFT_OUT]):
-        table.add_row(Text(f"{rest} more"), Text("left out", style="dim"), Text("mostly the same in every run", style="dim"))
-    return table
+        rows.append((f"{rest} more", "left out", "mostly the same in every run"))
+    return Fitted.of_rows(("name", "read as", ""), rows, ("name", "read as"), words=("name", "read as"), flows=("",))
 
 
 def _factors(columns: Columns, meaning: str) -> str:
@@ -68,7 +66,7 @@ def _factors(columns: Columns, meaning: str) -> str:
 
 def group_parts(
     source: str, study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict], *, several: bool, short: bool
-) -> Iterator[str | Text | Table]:
+) -> Iterator[str | Text | Fitted]:
     """The page of one group of runs.
 
     Args:
@@ -105,14 +103,14 @@ def group_parts(
             yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
 
 
-def _front_table(study: StoredStudy) -> Table:
+def _front_table(study: StoredStudy) -> Fitted:
     """The front of runs, fastest first, by their names and without columns that say nothing of any run."""
     members = some_members(study.front, _MOST_MEMBERS)
     names = [(member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] for member in members]
     runs = tuple(plain(cut(name or str(member.number), _LONGEST)) for name, member in zip(names, members, strict=True))
     _, *columns = front_columns(study.front, members)
     known = [column for column in columns if any(cell not in _UNKNOWN for cell in column.cells)]
-    return drawn([Column("run", runs, words=True), *known])
+    return Fitted([Column("run", runs, words=True), *known], worth_of_front(study.front))
 
 
 def _cell(value: Any) -> str:
@@ -164,7 +162,7 @@ def samples_document(found: SamplesByBatch) -> dict[str, Any]:
     }
 
 
-def samples_parts(study: str, metric: str, found: SamplesByBatch) -> Iterator[str | Text | Table]:
+def samples_parts(study: str, metric: str, found: SamplesByBatch) -> Iterator[str | Text | Fitted]:
     """A study's samples to a target for people."""
 
     def text(samples: float) -> str:
@@ -176,15 +174,13 @@ def samples_parts(study: str, metric: str, found: SamplesByBatch) -> Iterator[st
         f"Samples to {metric} {found.target:.12g} in {study}: {found.trials} settings, {found.least:.4g} to {found.most:.4g}"
     )
     yield Text(f"{title} samples", style="bold")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("effective\nbatch", "samples", "90 % interval", "steps", "reached"):
-        column(table, name)
+    names, rows = ("effective\nbatch", "samples", "90 % interval", "steps", "reached"), []
     for place, batch in enumerate(found.batches):
         samples = found.samples_at(place)
         steps = f"{samples.value / batch:.4g}" if found.least < samples.value < math.inf else ""
         interval = f"{text(samples.low)} to {text(samples.high)}" if samples.low < samples.high else text(samples.low)
-        table.add_row(str(batch), text(samples.value), interval, steps, f"{found.reached(place):.0%}")
-    yield table
+        rows.append((str(batch), text(samples.value), interval, steps, f"{found.reached(place):.0%}"))
+    yield Fitted.of_rows(names, rows, ("effective\nbatch", "samples", "90 % interval", "reached"))
     critical = found.critical_batch()
     if critical is None:
         yield "Whether any batch reaches the target within the samples tried is too uncertain to name a critical batch."

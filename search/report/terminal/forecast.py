@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ....spaces.domain import values_of
@@ -17,7 +16,7 @@ from ...preview.check import CheckedStudy
 from ...preview.forecast import Forecast, PlannedBatch
 from ...run.opening import feasible_batches_sentence
 from ..columns import Column
-from .tables import drawn
+from .fitted import Fitted
 
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
@@ -26,7 +25,7 @@ def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
     return {"study": study, "device": profile.to_dict(), "forecast": checked.forecast and checked.forecast.to_dict()}
 
 
-def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterator[str | Text | Table]:
+def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterator[str | Text | Fitted]:
     """What `bsearch check` prints of a valid study, for people.
 
     Args:
@@ -77,7 +76,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield f"Next: bsearch run {study}"
 
 
-def _plans_table(plans: Sequence[PlannedBatch], profile: DeviceProfile) -> Table:
+def _plans_table(plans: Sequence[PlannedBatch], profile: DeviceProfile) -> Fitted:
     """A few effective batches with their plans, times and throughput."""
     rows: dict[str, list[str]] = {
         "effective\nbatch": [str(plan.effective_batch) for plan in plans],
@@ -91,7 +90,8 @@ def _plans_table(plans: Sequence[PlannedBatch], profile: DeviceProfile) -> Table
     rows["samples/s"] = [number(plan.effective_batch / plan.step_s) for plan in plans]
     if each := profile.units_per_sample:
         rows[f"{profile.unit}/s"] = [number(each * plan.effective_batch / plan.step_s) for plan in plans]
-    return drawn(Column(name, tuple(cells)) for name, cells in rows.items())
+    worth = ("effective\nbatch", "micro\nx acc.", "epoch", "step", "devices")
+    return Fitted((Column(name, tuple(cells)) for name, cells in rows.items()), worth)
 
 
 def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:

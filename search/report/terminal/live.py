@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -24,15 +26,15 @@ from ....spaces.record import TrialRecord
 from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
-from ..columns import front_columns, some_members
+from ..columns import Column, front_columns, some_members
 from ..sentences import outcome_words, setting_words
 from ..stdio.console import terminal
 from .deadline import deadline_line
+from .fitted import Fitted
 from .tables import front_plot
 
 # A plot of fewer rows or columns shows nothing; beside the table it needs the table's columns as well.
 _PLOT_ROWS, _PLOT_COLUMNS, _MOST_PLOT_ROWS = 9, 40, 18
-_TABLE_COLUMNS = 48
 # From this width on a running trial's machine, rate and remaining time are shown too.
 _WIDE, _BAR = 76, 12
 
@@ -85,26 +87,37 @@ class Picture:
         yield Text("")
         left -= 1
         members = len(view.front.trials)
-        if plots and width >= _PLOT_COLUMNS + _TABLE_COLUMNS and left >= _PLOT_ROWS:
-            rows = min(left, _MOST_PLOT_ROWS)
-            if plot := self._drawn(view, width - _TABLE_COLUMNS - 2, rows):
-                beside = Table.grid(padding=(0, 2))
-                beside.add_row(Text(plot, no_wrap=True), _front_table(view.front, rows - 1))
-                yield beside
-                return
+        rows = min(left, _MOST_PLOT_ROWS)
+        table = _front_table(view.front, rows)
+        beside = width - table.width - 2
+        if plots and beside >= _PLOT_COLUMNS and left >= _PLOT_ROWS and (plot := self._drawn(view, beside, rows)):
+            both = Table.grid(padding=(0, 2))
+            both.add_column(width=max(map(len, plot.splitlines())))
+            both.add_column(width=table.width)
+            both.add_row(Text(plot, no_wrap=True), table)
+            yield both
+            return
         table_rows = min(members, max((left - _PLOT_ROWS) // 2, 3)) + 1
         if plots and width >= _PLOT_COLUMNS and left >= _PLOT_ROWS + table_rows:
             plot = self._drawn(view, width, min(left - table_rows, _MOST_PLOT_ROWS))
             if plot:
                 yield Text(plot, no_wrap=True)
                 left -= len(plot.splitlines())
-        yield _front_table(view.front, left - 1, narrow=width < _TABLE_COLUMNS)
+        yield _front_table(view.front, left)
 
     def _drawn(self, view: StudyView, width: int, height: int) -> str:
         key = (len(view.records), width, height)
         if self._plot[0] != key:
             self._plot = key, front_plot(view.front, view.records, width, height)
         return self._plot[1]
+
+
+def _phrases(text: str, width: int) -> str:
+    """As many of its phrases as fit a line; of the first one, what fits."""
+    phrases = text.split(", ")
+    while len(phrases) > 1 and cell_len(", ".join(phrases)) > width:
+        phrases.pop()
+    return ", ".join(phrases)
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -128,7 +141,7 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
         yield _line(times)
     plan = "" if view.deadline is None else deadline_line(view.deadline)
     for text in filter(None, (plan, outcome_words(view.outcomes), view.driver)):
-        yield _line(text, style="dim")
+        yield _line(_phrases(text, width), style="dim")
 
 
 def _bar(view: StudyView, width: int) -> ProgressBar:
@@ -140,32 +153,40 @@ def _bar(view: StudyView, width: int) -> ProgressBar:
 
 
 def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> Table:
-    table = Table.grid(padding=(0, 2))
-    full = width >= _WIDE
-    for _ in range(7 if full else 4):
-        table.add_column(no_wrap=True, overflow="ellipsis")
-    for trial in trials:
-        left = "" if trial.left_s is None else f"{seconds(trial.left_s)} left"
-        score = "" if trial.score is None else f"{metric} {number(trial.score)}"
-        bar = ProgressBar(total=1.0, completed=trial.share, width=_BAR if full else _BAR // 2)
-        cells = [f"B {trial.effective_batch}"]
-        cells += [f"rate {trial.learning_rate:.3g}", score, left, trial.where] if full else [score]
-        table.add_row(f"trial {trial.number}", bar, *map(plain, cells))
+    trials, bar = [*trials], _BAR if width >= _WIDE else _BAR // 2
+    each = {
+        "trial": [f"trial {trial.number}" for trial in trials],
+        "bar": ["━" * bar] * len(trials),
+        "batch": [f"B {trial.effective_batch}" for trial in trials],
+        "rate": [f"rate {trial.learning_rate:.3g}" for trial in trials],
+        "score": ["" if trial.score is None else f"{metric} {number(trial.score)}" for trial in trials],
+        "left": ["" if trial.left_s is None else f"{seconds(trial.left_s)} left" for trial in trials],
+        "where": [plain(trial.where) for trial in trials],
+    }
+    worth = ("trial", "score", "batch", "bar", "left", "rate", "where")
+    widths = Fitted((Column(name, tuple(cells)) for name, cells in each.items()), worth, headed=False).widths(width)
+    table, names = Table.grid(padding=(0, 2)), [*each]
+    for taken in widths.values():
+        table.add_column(width=taken, no_wrap=True, overflow="crop")
+    for row, trial in enumerate(trials):
+        drawn = ProgressBar(total=1.0, completed=trial.share, width=bar)
+        table.add_row(*(drawn if names[at] == "bar" else each[names[at]][row] for at in widths))
     return table
 
 
-def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
-    """As many members of the front as fit: both ends, and evenly spaced ones between."""
-    shown: dict[str, str] = {"trial": "trial", front.metric: front.metric[:12], "": ""}
+def _front_table(front: ParetoFront, rows: int) -> Fitted:
+    """As many members of the front as fit so many rows: both ends, and evenly spaced ones between."""
+    shown: dict[str, str] = {"trial": "trial", front.metric: front.metric, "": ""}
     shown |= {"effective_batch": "batch", "learning_rate": "rate"}
     shown |= {str(speed): speed for speed in front.speeds}
-    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
-    columns = [column for column in front_columns(front, some_members(front, max(most, 1))) if column.name in shown]
-    for column in columns:
-        table.add_column(shown[column.name], justify="right", no_wrap=True)
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*cells)
-    return table
+    worth = ("trial", front.metric, "", "batch", *front.speeds)
+
+    def table(most: int) -> Fitted:
+        columns = front_columns(front, some_members(front, max(most, 1)))
+        kept = (replace(column, name=shown[column.name], flows=False) for column in columns if column.name in shown)
+        return Fitted(kept, worth, named=False)
+
+    return table(rows - table(rows).head_rows)
 
 
 class _Reflowed(Live):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ....spaces.domain import bounds, values_of
@@ -16,6 +15,7 @@ from ....spaces.plan import BatchPlan
 from ....spaces.planning import optimizer_settings, plan_limits, planned
 from ....spaces.readable import readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
+from .fitted import Fitted
 
 
 def batch_document(spec: StudySpec, profile: DeviceProfile, batch: int, devices: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _rates(spec: StudySpec, batch: int) -> list[dict[str, Any]]:
 _OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent"})
 
 
-def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Table]:
+def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:
     """The same for people."""
     batch, accumulation, count = document["effective_batch"], document["accumulation"], len(document["devices"])
     recomputed = document["activation_checkpointing"]
@@ -94,13 +94,16 @@ def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Table]:
         + f", with {recomputed} activation checkpointing"
         * (recomputed != "none")
     )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("device", "samples", "micro-batches", "weights"):
-        table.add_column(column, justify="right")
-    for share in document["devices"]:
-        weights = _runs([f"{weight:.4g}" for weight in share["weights"]])
-        table.add_row(str(share["device"]), str(share["samples"]), _runs(share["micro_batches"]), weights)
-    yield table
+    rows = [
+        (
+            str(share["device"]),
+            str(share["samples"]),
+            _runs(share["micro_batches"]),
+            _runs([f"{each:.4g}" for each in share["weights"]]),
+        )
+        for share in document["devices"]
+    ]
+    yield Fitted.of_rows(("device", "samples", "micro-batches", "weights"), rows)
     for rate in document["learning_rates"]:
         to = "" if rate["low"] == rate["high"] else f" to {rate['high']:.6g}"
         yield f"learning rate {rate['low']:.6g}{to} ({rate['rule']})"

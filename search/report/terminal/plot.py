@@ -41,12 +41,14 @@ def scatter(
     scale = math.log if log else float
     left, right = (scale(end(x for x, _ in points)) for end in (min, max))
     low, high = (end(y for _, y in points) for end in (min, max))
-    rows = max(height - 4, 2)
+    whole = max(min(width, _WIDEST), _NARROWEST)
+    names = _axis_names(x_label, y_label, whole)
+    rows = max(height - 3 - len(names), 2)
     levels = min(_LEVELS, rows) if high > low else 1
     at = [round(part * (rows - 1) / max(levels - 1, 1)) for part in range(levels)]
     labels = dict(zip(at, _distinct([low + (high - low) * row / (rows - 1) for row in at]), strict=True))
     margin = max(map(len, labels.values()))
-    columns = max(min(width, _WIDEST), _NARROWEST) - margin - 2
+    columns = whole - margin - 2
 
     def column(x: float) -> int:
         return _place(scale(x), left, right, columns)
@@ -65,8 +67,16 @@ def scatter(
         label = labels.get(row)
         lines.append(f"{(label or '').rjust(margin)}{'│' if label is None else '┤'}{''.join(canvas[row])}│")
     lines += [f"{' ' * margin}└{axis}┘", below]
-    lines.append(y_label + x_label.center(columns + margin + 2 - 2 * len(y_label)))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in (*lines, *names))
+
+
+def _axis_names(x_label: str, y_label: str, width: int) -> list[str]:
+    """The axes' names below the plot, that of x in the middle if there is room; where one line is too short, two."""
+    if 2 * len(y_label) + len(x_label) + 4 <= width:
+        return [y_label + x_label.center(width - 2 * len(y_label))]
+    if len(y_label) + len(x_label) + 2 <= width:
+        return [f"{y_label}  {x_label}"]
+    return [y_label, x_label]
 
 
 def _x_axis(ticks: Mapping[int, str], margin: int, columns: int) -> tuple[str, str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ....objectives.profiling.memory_rows import MemoryRow
@@ -18,8 +16,8 @@ from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
 from ...preview.check import ProfiledStudy
 from ...preview.forecast import planned_batches
+from .fitted import Fitted
 from .plot import scatter
-from .tables import column
 
 
 def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]
     }
 
 
-def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[str | Text | Table]:
+def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[str | Text | Fitted]:
     """What `bsearch profile` prints for people.
 
     Args:
@@ -96,18 +94,16 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole
     }
 
 
-def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+def speed_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     """The text and tables of step time on so many devices."""
     devices, misfit = document["devices"], document["misfit"]
     trust = "" if document["interval"] is None else f", ±{document['interval']:.1%}"
     if misfit is not None:
         trust += f"; plans it was not fitted to are predicted within {misfit[0]:.1%} (median), {misfit[1]:.1%} (worst)"
     yield f"Step time on {devices} device{'s' * (devices > 1)}{_with_checkpointing(document)}{trust}"
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("effective_batch", "micro\nx acc.", "timed", "by law", "samples/s", "input"):
-        column(table, name, "right")
-    for row in document["timed"]:
-        table.add_row(
+    names: tuple[str, ...] = ("effective_batch", "micro\nx acc.", "timed", "by law", "samples/s", "input")
+    rows = (
+        (
             str(row["effective_batch"]),
             f"{row['micro_batch']} x {row['accumulation']}",
             seconds(row["step_s"]),
@@ -115,7 +111,9 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             number(row["samples_per_s"]),
             f"{row['input_s'] / row['step_s']:.0%}",
         )
-    yield table
+        for row in document["timed"]
+    )
+    yield Fitted.of_rows(names, rows, names)
     communication_s = document["communication_s"]
     yield f"A step takes {seconds(document['update_s'])} besides its micro-batches" + (
         "." if communication_s is None else f", {seconds(communication_s)} of them communication between devices."
@@ -129,13 +127,10 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     if not document["fastest"]:
         return
     yield "Fastest way to each effective batch:"
-    table = Table(box=None, header_style="bold", pad_edge=False)
     checkpoints = any(row["activation_checkpointing"] != "none" for row in document["fastest"])
     names = ("effective_batch", "micro\nx acc.", *["activation\ncheckpointing"] * checkpoints, "step", "epoch", "samples/s")
-    for name in names:
-        column(table, name, "right")
-    for row in document["fastest"]:
-        table.add_row(
+    rows = (
+        (
             str(row["effective_batch"]),
             f"{row['micro_batch']} x {row['accumulation']}",
             *[row["activation_checkpointing"]] * checkpoints,
@@ -143,7 +138,9 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             seconds(row["epoch_s"]),
             number(row["samples_per_s"]),
         )
-    yield table
+        for row in document["fastest"]
+    )
+    yield Fitted.of_rows(names, rows, ("effective_batch", "micro\nx acc.", "epoch", "step"))
 
 
 def _with_checkpointing(document: Mapping[str, Any]) -> str:
@@ -208,26 +205,26 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
     }
 
 
-def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+def memory_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     """The text and tables of memory."""
     how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
     yield f"Memory{' reserved by the GPU allocator' * (document['bytes'] == 'reserved')}, {how}"
-    table = Table(box=None, header_style="bold", pad_edge=False)
     modes = document["largest_micro_batches"]
     checkpoints, embeds = set(modes) != {"none"}, any("unsplit" in mode or "cached" in mode for mode in modes)
     recomputed = "recomputed" if embeds else "activation\ncheckpointing"
-    for name in ("micro_batch", *[recomputed] * checkpoints, "predicted", "measured", "difference"):
-        column(table, name, "right")
+    names, rows = ("micro_batch", *[recomputed] * checkpoints, "predicted", "measured", "difference"), []
     for row in document["curve"]:
         measured, difference = row["measured_bytes"], row["difference"]
-        table.add_row(
-            str(row["micro_batch"]),
-            *[row["activation_checkpointing"]] * checkpoints,
-            readable_bytes(row["predicted_bytes"]),
-            "-" if measured is None else readable_bytes(measured),
-            "-" if difference is None else f"{difference:+.1%}",
+        rows.append(
+            (
+                str(row["micro_batch"]),
+                *[row["activation_checkpointing"]] * checkpoints,
+                readable_bytes(row["predicted_bytes"]),
+                "-" if measured is None else readable_bytes(measured),
+                "-" if difference is None else f"{difference:+.1%}",
+            )
         )
-    yield table
+    yield Fitted.of_rows(names, rows, names)
     if document["bytes"] == "reserved" and all(row["measured_bytes"] is None for row in document["curve"]):
         yield "Nothing was measured: this is what CUDA's rules predict. On the device itself, real steps correct it."
     parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
@@ -273,47 +270,3 @@ def memory_plot(document: Mapping[str, Any], width: int) -> str:
         x_label="micro_batch (o predicted, x measured)",
         y_label="peak MiB",
     )
-
-
-def profile_picture(document: Mapping[str, Any]) -> bytes:
-    """Memory and samples per second against the micro-batch as PNG."""
-    parts = [part for part in (document["memory"], document["speed"]) if part]
-    from matplotlib.figure import Figure  # takes half a second to import
-
-    figure = Figure(figsize=(8 * max(len(parts), 1), 5), dpi=120, layout="constrained")
-    figure.suptitle(f"{document['study']} on {document['device']}")
-    places = iter(figure.subplots(1, max(len(parts), 1), squeeze=False)[0])
-    if document["memory"]:
-        axes = next(places)
-        memory, scale = document["memory"], 1 << 20
-        rows = _first_curve(memory)
-        sizes, predicted = [row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows]
-        axes.plot(sizes, predicted, marker="o", label="predicted")
-        known = [row for row in rows if row["measured_bytes"] is not None]
-        axes.scatter(
-            [row["micro_batch"] for row in known],
-            [row["measured_bytes"] / scale for row in known],
-            marker="x",
-            color="C3",
-            label="measured",
-        )
-        if memory["limit_bytes"] is not None:
-            axes.axhline(memory["limit_bytes"] / scale, color="0.4", linestyle="--", label="limit")
-        axes.set(xlabel="micro_batch (samples)", ylabel="peak (MiB)", title="Memory of a training step")
-        axes.legend()
-        axes.grid(alpha=0.3)
-    if document["speed"]:
-        axes = next(places)
-        for law in document["speed"]:
-            fewest = min((row["accumulation"] for row in law["timed"]), default=1)
-            timed = [row for row in law["timed"] if row["accumulation"] == fewest]
-            sizes = [row["micro_batch"] for row in timed]
-            devices = f"{law['devices']} device{'s' * (law['devices'] > 1)}{_with_checkpointing(law)}"
-            axes.plot(sizes, [row["effective_batch"] / row["known_step_s"] for row in timed], label=f"{devices}, predicted")
-            axes.scatter(sizes, [row["samples_per_s"] for row in timed], marker="x", label=f"{devices}, timed")
-        axes.set(xlabel="micro_batch (samples)", ylabel="samples/s", title="Speed of a training step", xscale="log")
-        axes.legend()
-        axes.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()

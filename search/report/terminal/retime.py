@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ....spaces.readable import number
@@ -23,7 +22,8 @@ from ...store.stored import StoredStudy
 from ...store.url import shown_url
 from ..export import study_document, trial_document
 from ..sentences import knee_sentence
-from .tables import column, front_plot, front_table
+from .fitted import Fitted
+from .tables import front_plot, front_table
 
 
 def retimed_document(
@@ -52,7 +52,7 @@ def retimed_document(
 
 def retimed_parts(
     study: StoredStudy, each: Mapping[str, Retimed], objectives: Objectives, width: int, *, together: bool
-) -> Iterator[Table | Text | str]:
+) -> Iterator[Fitted | Text | str]:
     """The same for people.
 
     Args:
@@ -74,18 +74,14 @@ def retimed_parts(
     yield from (retimed_summary(study.front, after), *after.notes, *after.left_out)
 
 
-def placements_table(placements: Sequence[Placement], metric: str) -> Table:
+def placements_table(placements: Sequence[Placement], metric: str) -> Fitted:
     """Settings on devices, with what they cost and take."""
     measures: tuple[Speed, ...] = ("cost", "train_s", "energy_j")
     shown = [speed for speed in measures if all(placement.trial.taken(speed) is not None for placement in placements)]
     shown = [speed for speed in shown if speed == "train_s" or any(speed in placement.speeds for placement in placements)]
     names = ("device", "trial", *shown, metric, "batch", "rate", "micro\nx acc.")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in names:
-        column(table, name, "left" if name == "device" else "right")
-    for placement in placements:
-        values = placement.trial.settings
-        table.add_row(
+    rows = (
+        (
             placement.device,
             str(placement.trial.number),
             *(number(placement.trial.taken(speed)) for speed in shown),
@@ -94,12 +90,15 @@ def placements_table(placements: Sequence[Placement], metric: str) -> Table:
             number(values.get("learning_rate")),
             f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}",
         )
-    return table
+        for placement in placements
+        for values in [placement.trial.settings]
+    )
+    return Fitted.of_rows(names, rows, ("device", "trial", metric, *shown, "batch", "rate"), words=("device",))
 
 
 def placements_parts(
     name: str, placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives
-) -> Iterator[Table | Text | str]:
+) -> Iterator[Fitted | Text | str]:
     """The front over devices, and its most accurate setting on each of them."""
     metric, devices = objectives.metric.name, list(dict.fromkeys(placement.device for placement in placements))
     speeds = placements[0].speeds if placements else objectives.speeds

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
-
-from rich.table import Table
+from typing import Any
 
 from ....spaces.front import ParetoFront
 from ....spaces.readable import number
 from ....spaces.record import TrialRecord
 from ..columns import Column, front_columns, trial_columns
+from .fitted import Fitted
 from .plot import scatter
 
 
-def front_table(front: ParetoFront, target: float | None = None) -> Table:
+def front_table(front: ParetoFront, target: float | None = None) -> Fitted:
     """The front, fastest first, with the settings that give each point; `target` as for `front_columns`."""
-    return drawn(front_columns(front, target=target))
+    return Fitted(front_columns(front, target=target), worth_of_front(front))
 
 
-def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
+def worth_of_front(front: ParetoFront) -> tuple[str, ...]:
+    """Columns of trials that are needed most: what is decided by, then the settings to copy, then how sure they are."""
+    results = (front.metric, *front.speeds, "reaches", "effective_batch", "learning_rate")
+    return ("trial", "run", "outcome", *results, "", "+/-", "rule", "epochs", "on\nfront", "runs")
+
+
+def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Fitted:
     """Every trial in order, with its outcome."""
-    table = drawn(trial_columns(records, front))
-    table.columns[-1].no_wrap = False  # where it is narrow, notes take more lines before numbers are cut
-    return table
+    return Fitted(trial_columns(records, front), worth_of_front(front))
 
 
-def drawn(columns: Iterable[Column]) -> Table:
-    """Columns as a table."""
-    table, columns = Table(box=None, header_style="bold", pad_edge=False), list(columns)
-    for each in columns:
-        column(table, each.name, "left" if each.words else "right")
-    for cells in zip(*(each.cells for each in columns), strict=True):
-        table.add_row(*cells)
-    return table
-
-
-def column(table: Table, name: str, justify: Literal["left", "right"] = "right") -> None:
-    """Add a column; a long name is its heading in two lines."""
-    table.add_column(name.replace("_", "\n", 1) if len(name) > 8 else name, justify=justify, no_wrap=True, vertical="bottom")
-
-
-def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -> Iterator[str | Table]:
+def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -> Iterator[str | Fitted]:
     """What `bsearch show --pick` prints: every value, and what was measured while it trained.
 
     Args:
@@ -51,20 +39,14 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
         yield "Stopped early: train_s, device_s and cost are for the full budget."
     if record.outcome == "paused":
         yield "Paused: accuracy is as of the pause; train_s, device_s and cost are for the full budget."
-    values = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in document.items():
-        if name not in ("curve", "attempts"):
-            values.add_row(name, number(value))
-    yield values
+    values = {name: number(value) for name, value in document.items() if name not in ("curve", "attempts")}
+    yield Fitted([Column("", tuple(values), words=True), Column("", tuple(values.values()), flows=True)], headed=False)
     if not document["curve"]:
         return
-    curve = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("attempt", "samples\nseen", "seconds by\nthe clock", metric, "training\nloss"):
-        column(curve, name)
-    for point in document["curve"]:
-        names = ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")
-        curve.add_row(*(number(point[name]) for name in names))
-    yield curve
+    names = {"attempt": "attempt", "samples\nseen": "samples_seen", "seconds by\nthe clock": "elapsed_s"}
+    names |= {metric: "accuracy", "training\nloss": "train_loss"}
+    curve = [Column(shown, tuple(number(point[name]) for point in document["curve"])) for shown, name in names.items()]
+    yield Fitted(curve, ("samples\nseen", metric))
 
 
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:

@@ -19,7 +19,7 @@ from bsearch.cli import main
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.decide import decision_data
-from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
+from bsearch.search.report.page.draw import LOOKS, plotly_document
 from bsearch.search.report.page.figures import figures_of, front_figure
 from bsearch.search.report.page.page import picks, report_page
 from bsearch.search.report.page.powers_of_two import powers_of_two
@@ -98,7 +98,7 @@ def test_texts_of_strangers_stay_texts(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(study: StoredStudy) -> None:
+def test_every_figure_says_the_same_on_the_page_and_in_its_csv(study: StoredStudy) -> None:
     figures = figures_of(StudyData.of(study))
     assert [figure.name for figure in figures] == [
         "front",
@@ -114,8 +114,6 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         drawn = plotly_document(figure)
         assert [trace["tone"] in LOOKS for trace in drawn["traces"]] == [True] * len(figure.layers)
         json.dumps(drawn, allow_nan=False)
-        assert picture(figure, "png").startswith(b"\x89PNG")
-        assert picture(figure, "svg") == picture(figure, "svg")
         assert figure.caption
 
 
@@ -137,12 +135,11 @@ def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
+def test_the_command_writes_the_page(study_path: Path) -> None:
+    result = CliRunner().invoke(main, ["report", str(study_path)])
     assert result.exit_code == 0, result.output
     assert (study_path.parent / "results" / "small" / "report.html").stat().st_size > 1_000_000
-    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 6
-    assert result.output.count("wrote ") == 19
+    assert result.output.count("wrote ") == 1
 
 
 def front(*points: tuple[float, float]) -> Any:
