@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from ...search.report.frameworks.library import Library, Setting
-from ...spaces.boundary.files import text_of
+from ...spaces.boundary.files import foreign, text_of
 from ...spaces.errors import Fault, StudyFileError, cut
 from .forms import INDIFFERENT, library_of
 
-_MOST_BYTES, _MOST_ROWS, _LONGEST_LINE, _LONGEST_WORD = 1 << 20, 1 << 22, 1 << 16, 1 << 14
+_MOST_BYTES, _MOST_ROWS, _LONGEST_LINE, _LONGEST_WORD = 1 << 17, 1 << 22, 1 << 16, 1 << 14
 # What starts a training on several devices.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "llamafactory-cli", "trl", "axolotl", "srun")
 # Its arguments that say on how many: of each machine, in all, and machines.
@@ -169,14 +169,13 @@ def _recipe(path: Path, text: str) -> Recipe:
 
 def _settings(path: Path, text: str) -> tuple[dict[str, Any], int | None, bool]:
     if path.suffix.lower() in (".json", ".yaml", ".yml"):
-        try:
-            is_json = path.suffix.lower() == ".json"
-            found = json.loads(text, object_pairs_hook=_once) if is_json else _Once(text).get_single_data()
-        except yaml.MarkedYAMLError as error:
-            at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-            raise _fault(path, f"{at}cannot be read as YAML: {error.problem or error.context}") from None
-        except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise _fault(path, f"cannot be read: {str(error).splitlines()[0]}") from None
+        with foreign(str(path), "a recipe"):
+            try:
+                is_json = path.suffix.lower() == ".json"
+                found = json.loads(text, object_pairs_hook=_once) if is_json else _Once(text).get_single_data()
+            except yaml.MarkedYAMLError as error:
+                at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+                raise _fault(path, f"{at}cannot be read as YAML: {error.problem or error.context}") from None
         if not isinstance(found, dict):
             raise _fault(path, f"expected a mapping of settings, got {type(found).__name__}")
         return {str(key): value for key, value in found.items()}, None, False

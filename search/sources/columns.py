@@ -399,6 +399,6 @@ def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run], ne
         faults.append(Fault(time, f"expected to know whether {cut(shown, 20)} begins with minutes or hours. {hint}", where))
     names = {meaning: columns.one(meaning) for meaning in NAMES}
     faults += factor_faults(where, runs, names, found.mapped)
-    faults += contradictions(where, runs, names, columns.named("group"), found.mapped)
+    faults += contradictions(where, runs, names, columns.named("group"), columns.named("reached"), found.mapped)
     if faults:
         raise StudyFileError(faults)

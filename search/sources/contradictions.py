@@ -10,7 +10,7 @@ from math import prod
 from statistics import median
 
 from ...spaces.errors import Fault, cut
-from .names import words_of
+from .names import REACHED, words_of
 from .runs import Run
 from .values import moment, number, seconds, unit_of
 
@@ -23,19 +23,19 @@ Names = Mapping[str, str | None]
 
 
 def contradictions(
-    where: str, runs: Sequence[Run], names: Names, groups: Sequence[str], mapped: Mapping[str, str]
+    where: str, runs: Sequence[Run], names: Names, groups: Sequence[str], reached: Sequence[str], mapped: Mapping[str, str]
 ) -> Iterator[Fault]:
     """Each with two cells that show it.
 
     Args:
-        names: the one that is taken for each meaning; groups: those that tell experiments apart.
+        names: the one that is taken for each meaning; groups: those that tell experiments apart; reached: how far a run came.
         mapped: what the user has said, which is not questioned.
     """
     if "run" not in mapped.values() and (fault := _rows_of_epochs(where, runs, names)):
         yield fault
     if names["seconds"] not in (None, *mapped) and (fault := _seconds_against_clock(where, runs, names)):
         yield fault
-    if "effective_batch" not in mapped.values() and (fault := _samples_of_an_epoch(where, runs, names, groups)):
+    if "effective_batch" not in mapped.values() and (fault := _samples_of_an_epoch(where, runs, names, groups, reached)):
         yield fault
 
 
@@ -81,9 +81,13 @@ def _seconds_against_clock(where: str, runs: Sequence[Run], names: Names) -> Fau
     return Fault(name, f"expected the seconds of a training, got {got}. {hint}", where)
 
 
-def _samples_of_an_epoch(where: str, runs: Sequence[Run], names: Names, groups: Sequence[str]) -> Fault | None:
+def _samples_of_an_epoch(
+    where: str, runs: Sequence[Run], names: Names, groups: Sequence[str], reached: Sequence[str]
+) -> Fault | None:
     """Steps times batch over epochs: of one data set the samples that it has, unless the batch lacks a factor."""
     batch, steps, epochs = names["effective_batch"] or names["batch"], names["steps"], names["epochs"]
+    if steps is not None and epochs is not None and _is_reached(steps) and not _is_reached(epochs):
+        epochs = next((name for name in reached if words_of(name)[-1].startswith("epoch")), None)  # of what was trained alike
     factors = [batch] if batch else [one for meaning in ("micro_batch", "accumulation", "devices") if (one := names[meaning])]
     if not factors or steps is None or epochs is None:
         return None
@@ -98,6 +102,10 @@ def _samples_of_an_epoch(where: str, runs: Sequence[Run], names: Names, groups: 
     expected = f"{' × '.join((*factors, steps))} / {epochs} to be one data set's samples"
     hint = f"Write --map {factors[0]}=effective_batch where it is the batch of a whole step, or --map {epochs}=nothing."
     return Fault("", f"expected {expected}, got {shown}. {hint}", where)
+
+
+def _is_reached(name: str) -> bool:
+    return words_of(name)[-1] in REACHED
 
 
 def _epoch_of(run: Run, factors: Sequence[str], steps: str, epochs: str, more: int) -> tuple[float, float, float, str] | None:

@@ -106,7 +106,14 @@ def trainer_source() -> Files:
     files: Files = {}
     for place, row in enumerate(rows()):
         history = [{"eval_accuracy": row["val_acc"] - 0.1, "step": 5}, {"eval_accuracy": row["val_acc"], "step": 10}]
-        state = {"global_step": 10, "max_steps": 10, "epoch": 1.0, "num_train_epochs": 1, "train_batch_size": row["batch_size"]}
+        steps = 1280 // row["batch_size"]
+        state = {
+            "global_step": steps,
+            "max_steps": steps,
+            "epoch": 1.0,
+            "num_train_epochs": 1,
+            "train_batch_size": row["batch_size"],
+        }
         history += [{"train_runtime": row["train_s"], "train_loss": 0.5, "step": 10}]
         arguments = {"learning_rate": row["lr"], "per_device_train_batch_size": row["batch_size"], "seed": place}
         files[f"run{place}/trainer_state.json"] = json.dumps({**state, "log_history": history}).encode()
@@ -119,7 +126,9 @@ def lightning_source() -> Files:
     for place, row in enumerate(rows()):
         settings, results = parts(row)
         files[f"v{place}/hparams.yaml"] = yaml.safe_dump(settings).encode()
-        files[f"v{place}/metrics.csv"] = as_csv([{"epoch": 0, "step": step, **results} for step in (1, 2)])
+        files[f"v{place}/metrics.csv"] = as_csv(
+            [{"epoch": 0, "step": step, **results} for step in (1, 1280 // row["batch_size"])]
+        )
     return files
 
 

@@ -13,10 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ....spaces.boundary.files import regular
 from ....spaces.boundary.storage import sqlite_parts, sqlite_url
 from ....spaces.errors import StudyFileError, cut, near_miss
 from ..runs import Run, Scalar, Status, curve_results
 from ..values import cell, spent
+from .folders import MOST_LOG_BYTES
 
 _STATUS: dict[str, Status] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "failed"}
 _MOST_WITH_CURVES = 200  # runs: each curve is a request of its own
@@ -85,7 +87,11 @@ def _check_store(source: str, uri: str) -> None:
     database = sqlite_parts(uri)
     if database is None:
         known = "://" in uri.removeprefix("file://") or uri.startswith(("databricks", "uc"))
-        known = known or Path(uri.removeprefix("file:")).is_dir()
+        folder = Path(uri.removeprefix("file://").removeprefix("file:"))
+        known = known or folder.is_dir()
+        for path in folder.rglob("*") if folder.is_dir() else ():
+            if not path.is_dir():
+                regular(path, "a file of MLflow's", MOST_LOG_BYTES)
     elif known := Path(database[0]).is_file():
         with contextlib.closing(sqlite3.connect(f"{Path(database[0]).absolute().as_uri()}?mode=ro", uri=True)) as connection:
             known = bool(connection.execute("select 1 from sqlite_master where name = 'experiments'").fetchone())

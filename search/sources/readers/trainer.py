@@ -160,5 +160,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _Inert):
         value = value.given[-1] if value.given else None
     if isinstance(value, dict):
-        return {str(name): each for name, each in value.items() if isinstance(each, bool | int | float | str)}
+        return {
+            name: each for name, each in value.items() if isinstance(name, str) and isinstance(each, bool | int | float | str)
+        }
     return value if isinstance(value, bool | int | float | str) else None

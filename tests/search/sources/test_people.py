@@ -267,3 +267,11 @@ def test_a_resumed_training_has_no_seconds(tmp_path: Path) -> None:
     resumed, whole = runs_of(str(tmp_path), said.append)
     assert ("train_runtime" in resumed.results, whole.results["train_runtime"]) == (False, 600.0)
     assert "resumed" in said[0] and "1 run" in said[0]
+
+
+def test_steps_that_were_reached_are_compared_with_epochs_that_were(tmp_path: Path) -> None:
+    rows = []
+    for place, row in enumerate(runs()):
+        epochs = 7 if place % 3 == 0 else 30
+        rows.append({**row, "patience": 3, "epoch": epochs, "global_step": epochs * math.ceil(50_000 / row["batch_size"])})
+    assert len(one(table(tmp_path, rows)).records) == 24
