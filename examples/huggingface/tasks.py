@@ -3,9 +3,8 @@
 from functools import cache
 
 import numpy as np
-import torch
 from bsearch.objectives.adapters.huggingface import train_with
-from sklearn.datasets import load_digits
+from bsearch.objectives.digits import digit_images
 from torch.utils.data import Dataset, Subset
 from transformers import Trainer, ViTConfig, ViTForImageClassification
 
@@ -14,9 +13,8 @@ class Digits(Dataset):
     """1,797 real images of digits, as dicts for a Trainer."""
 
     def __init__(self):
-        images, labels = load_digits(return_X_y=True)
-        self.pixels = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
-        self.labels = torch.tensor(labels)
+        images, self.labels = digit_images()
+        self.pixels = images.view(-1, 1, 8, 8)
 
     def __len__(self):
         return len(self.labels)

@@ -3,16 +3,15 @@
 import lightning
 import torch
 from bsearch.objectives.adapters.lightning import train_with
-from sklearn.datasets import load_digits
+from bsearch.objectives.digits import digit_images
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
 class Digits(lightning.LightningDataModule):
     def setup(self, stage):
-        images, labels = load_digits(return_X_y=True)
-        pixels = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
-        digits = TensorDataset(pixels, torch.tensor(labels))
+        images, labels = digit_images()
+        digits = TensorDataset(images.view(-1, 1, 8, 8), labels)
         self.training, self.validation = random_split(digits, [1437, 360], torch.Generator().manual_seed(0))
 
     def train_dataloader(self):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from bsearch import Data, Loop
-from sklearn.datasets import load_digits
+from bsearch.objectives.digits import digit_images
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -24,7 +24,7 @@ def frechet(made, real):
 
 
 def train(setup):
-    images = torch.tensor(load_digits().data / 8 - 1, dtype=torch.float32)
+    images = 2 * digit_images()[0] - 1
     data = Data(TensorDataset(images[:1500]), TensorDataset(images[1500:]))
     torch.manual_seed(setup.seed)
     width = setup.parameters["width"]

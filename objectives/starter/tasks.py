@@ -2,7 +2,7 @@
 
 import torch
 from bsearch import Data, Loss, Score, Task, TrialSetup  # noqa: F401
-from sklearn.datasets import load_digits
+from bsearch.objectives.digits import digit_images
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset, random_split
 class MyTask(Task):
     def data(self, setup: TrialSetup) -> Data:
         """Any map-style torch datasets: training data, and validation data to compare trials on."""
-        images, labels = load_digits(return_X_y=True)
-        digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
-        train, validation = random_split(digits, [0.8, 0.2], torch.Generator().manual_seed(0))
+        images, labels = digit_images()
+        train, validation = random_split(TensorDataset(images, labels), [0.8, 0.2], torch.Generator().manual_seed(0))
         return Data(train, validation)
 
     def model(self, setup: TrialSetup) -> nn.Module:
