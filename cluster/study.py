@@ -202,11 +202,6 @@ class Study:
         return Trials(self._stored.records, self._stored.front)
 
     @property
-    def knee(self) -> TrialRecord | None:
-        """The point where the front bends; None for a front of fewer than three points."""
-        return next((trial for trial in self._stored.front.trials if trial.number == self._stored.front.knee), None)
-
-    @property
     def best(self) -> TrialRecord | None:
         """The front's most accurate trial; None while there is no front."""
         return next(iter(reversed(self._stored.front.trials)), None)
@@ -222,7 +217,7 @@ class Study:
     def export(
         self,
         to: Framework = "hf",
-        trial: int | Literal["best", "knee"] | None = None,
+        trial: int | Literal["best"] | None = None,
         within: str | float | None = None,
         *,
         target: float | None = None,
@@ -231,7 +226,7 @@ class Study:
         """The settings of one trial of the front, as code or configuration for a framework.
 
         Args:
-            trial: its number; `"best"`: the one with the best metric; `"knee"`: where the front bends.
+            trial: its number; `"best"`: the one with the best metric.
             within: the fastest trial at most this share worse than the best; without any choice 1 %.
             target: the fastest trial whose metric is at least this good.
             cheapest_to: of all trials, the one of least cost whose metric is at least this good.
@@ -252,7 +247,7 @@ class Study:
     def train(
         self,
         *,
-        trial: int | Literal["best", "knee"] | None = None,
+        trial: int | Literal["best"] | None = None,
         within: str | float | None = None,
         target: float | None = None,
         cheapest_to: float | None = None,

@@ -151,7 +151,7 @@ class _Pick(click.ParamType[dict[str, Any]]):
             return {"within": SHARE.convert(text, param, ctx)}
         if colon and kind in ("reaches", "cheapest"):
             return {"target" if kind == "reaches" else "cheapest_to": VALUE.convert(text, param, ctx)}
-        if value in ("best", "knee"):
+        if value == "best":
             return {"trial": value}
         if not value.isdecimal():
             self.fail(f"expected a trial's number or one of {_PICKS}; got {cut(value, 60)!r}", param, ctx)
@@ -175,7 +175,7 @@ class _Profile(click.ParamType[tuple[Path, float | None]]):
         return Path(file), price
 
 
-_PICKS = "best, knee, within:1%, reaches:.9, cheapest:.9"
+_PICKS = "best, within:1%, reaches:.9, cheapest:.9"
 SHARE, VALUE, PROFILE = _Share(), _Value(), _Profile()
 
 # A larger training than any that was tried.
@@ -193,7 +193,7 @@ def pick_option(more: str = "") -> Callable[[Any], Any]:
         "--pick",
         type=_Pick(),
         metavar="PICK",
-        help="Which trial: its number, best, knee, within:1% (the fastest within 1% of the best metric), reaches:.9 (the "
+        help="Which trial: its number, best, within:1% (the fastest within 1% of the best metric), reaches:.9 (the "
         f"fastest that reaches .9) or cheapest:.9 (of all trials that reach it, the one of least cost){more}.",
     )
 

@@ -16,7 +16,6 @@ class ParetoFront:
     Args:
         also: with a second measure of what training takes, those that no other beats in all three. Where several members are
             as good, the fastest counts.
-        knee: trial number, by the first measure and the metric.
     """
 
     trials: tuple[TrialRecord, ...]
@@ -24,7 +23,6 @@ class ParetoFront:
     direction: Direction = "maximize"
     speed: Speed = "train_s"
     second_speed: Speed | None = None
-    knee: int | None = None
 
     @property
     def best(self) -> TrialRecord | None:
@@ -73,11 +71,6 @@ class ParetoFront:
     def faster(self) -> str:
         """What its earlier members are."""
         return {"cost": "cheaper", "energy_j": "more economical"}.get(self.speed, "faster")
-
-    @property
-    def less(self) -> str:
-        """What a difference in its measure is."""
-        return {"cost": "cheaper", "energy_j": "less energy"}.get(self.speed, "less time")
 
     def amount(self, trial: TrialRecord) -> str:
         """What a trial takes, with its unit."""

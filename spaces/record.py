@@ -154,8 +154,7 @@ SEARCHED_FACTS = frozenset(
 )
 # Names that results have beside facts and parameters.
 RESULTS = frozenset(
-    {"accuracy", "all", "attempt", "cost", "ended_at", "energy_j", "knee", "on_front", "outcome", "started_at"}
-    | {"trial", "val_loss"}
+    {"accuracy", "all", "attempt", "cost", "ended_at", "energy_j", "on_front", "outcome", "started_at"} | {"trial", "val_loss"}
 )
 # Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(

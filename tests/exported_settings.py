@@ -52,7 +52,7 @@ def chosen(
     record = TrialRecord(3, "complete", values, TrialFacts.of(known), 12.5, 0.875)
     stored = StoredStudy("sqlite://", spec.study, spec, {}, 0.0, (record,), ParetoFront((record,)))
     # Nothing known of the training code: what programs say then, they say of any.
-    return replace(settings_of(stored, record, setup, "the knee"), kind=None)
+    return replace(settings_of(stored, record, setup, "the best"), kind=None)
 
 
 def rates(settings: ChosenSettings, sizes: list[int], peak: float) -> list[float]:

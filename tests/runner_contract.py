@@ -266,7 +266,7 @@ class StudyContract(Studies):
                 cluster={"trials_at_once": 1},
             ).study
             trials = [(record.outcome, record.score, record.facts.stopped_fraction) for record in result.records]
-            found.append((trials, [trial.number for trial in result.front.trials], result.front.knee))
+            found.append((trials, [trial.number for trial in result.front.trials]))
         assert found[0] == found[1]
         assert 1 < len(found[0][1]) < 12
 

@@ -16,7 +16,7 @@ MOST_LINES = 12
 @pytest.mark.docs
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_the_notebook_runs_a_study_plots_its_front_and_exports_the_knee(tmp_path: Path) -> None:
+def test_the_notebook_runs_a_study_plots_its_front_and_exports_a_point(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

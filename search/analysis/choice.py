@@ -1,4 +1,4 @@
-"""Choosing a point of a front: a trial by its number, the knee, the best, the fastest that is nearly as good, or the fastest
+"""Choosing a point of a front: a trial by its number, the best, the fastest that is nearly as good, or the fastest
 that reaches a target.
 """
 
@@ -26,7 +26,7 @@ class Choice:
     """How to choose a point of a front; at most one of these. None of them is `within` 1 %.
 
     Args:
-        trial: this one, by its number; `best`: the one with the best metric; `knee`: where the front bends.
+        trial: this one, by its number; `best`: the one with the best metric.
         within: the fastest whose metric is at most this share of the best value away from it.
         target: the fastest whose metric is at least this good.
         cheapest_to: of all settings, on the front or not, the one of least cost whose metric is at least this good.
@@ -35,7 +35,7 @@ class Choice:
         StudyFileError: several, or a trial that is neither a number nor one of these words.
     """
 
-    trial: int | Literal["best", "knee"] | None = None
+    trial: int | Literal["best"] | None = None
     within: float | None = None
     target: float | None = None
     cheapest_to: float | None = None
@@ -44,12 +44,8 @@ class Choice:
         given = (self.trial, self.within, self.target, self.cheapest_to)
         if sum(value is not None for value in given) > 1:
             raise StudyFileError("expected one of trial, within, target and cheapest-to, got several")
-        if self.trial is not None and not self._is_named and not (isinstance(self.trial, Integral) and self.trial >= 0):
-            raise StudyFileError(f"trial: expected a trial's number, best or knee; got {self.trial!r}")
-
-    @property
-    def _is_named(self) -> bool:
-        return isinstance(self.trial, str) and self.trial in ("best", "knee")
+        if self.trial not in (None, "best") and not (isinstance(self.trial, Integral) and self.trial >= 0):
+            raise StudyFileError(f"trial: expected a trial's number or best, got {self.trial!r}")
 
     def reason(self, front: ParetoFront) -> str:
         """Why it is this trial of the front, to be displayed.
@@ -58,7 +54,7 @@ class Choice:
         ('the fastest within 1% of the best', 'as asked')
         """
         if self.trial is not None:
-            return f"the {self.trial}" if self._is_named else "as asked"
+            return "the best" if self.trial == "best" else "as asked"
         if self.target is not None:
             return f"the {front.fastest} that reaches {self.target:.12g}"
         if self.cheapest_to is not None:
@@ -74,11 +70,11 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         records: all its trials, for messages and for the cheapest.
 
     Raises:
-        StudyFileError: an empty front, no such trial on it, no knee, none that reaches the target, or none with a cost.
+        StudyFileError: an empty front, no such trial on it, none that reaches the target, or none with a cost.
     """
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
-    if choice.trial is not None and choice.trial not in ("best", "knee"):
+    if choice.trial not in (None, "best"):
         chosen = next((trial for trial in front.trials if trial.number == choice.trial), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
@@ -86,10 +82,6 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
             why = "" if repeats is None else f" (it repeats trial {repeats} and counts in its mean)"
             raise StudyFileError(f"study {name}: trial {choice.trial} is not on its front{why}; expected one of {members}")
         return chosen
-    if choice.trial == "knee":
-        if front.knee is None:
-            raise StudyFileError(f"study {name}: its front has no knee yet; choose another trial, or within")
-        return next(trial for trial in front.trials if trial.number == front.knee)
     best = front.best
     assert best is not None
     if choice.trial == "best":
@@ -135,7 +127,7 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
 def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:
     """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
     reaching = [setting for setting in settings if setting.outcome == "complete" and front.reaches(setting, target)]
-    return replace(front, trials=tuple(sorted(reaching, key=lambda setting: front.taken(setting) or 0.0)), knee=None)
+    return replace(front, trials=tuple(sorted(reaching, key=lambda setting: front.taken(setting) or 0.0)))
 
 
 def below(best: TrialRecord, target: float) -> str:

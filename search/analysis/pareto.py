@@ -1,4 +1,4 @@
-"""The Pareto front of a study's trials, and its knee.
+"""The Pareto front of a study's trials.
 
 A trial dominates another if it is at least as good in all objectives and better in one. Trials with
 equal values do not dominate each other, so both stay. Infeasible, diverged and stopped trials are never on the front.
@@ -48,29 +48,6 @@ def beats(point: Sequence[float], other: Sequence[float]) -> bool:
     return all(a <= b for a, b in zip(point, other, strict=True)) and tuple(point) != tuple(other)
 
 
-def knee(points: Sequence[tuple[float, float]]) -> int | None:
-    """Index of the front's knee: farthest from the straight line between its ends, time on a log scale.
-
-    Args:
-        points: (members, 2), fastest first; time > 0 and loss, lower is better.
-
-    Returns:
-        None for fewer than three members, which have nothing between their ends.
-
-    >>> knee([(1.0, 0.9), (2.0, 0.2), (100.0, 0.1)])
-    1
-    """
-    if len(points) < 3:
-        return None
-    times = [math.log(max(time, 1e-12)) for time, _ in points]
-    losses = [loss for _, loss in points]
-    width, height = times[-1] - times[0], losses[0] - losses[-1]
-    if width <= 0 or height <= 0:
-        return None
-    below = [1 - (time - times[0]) / width - (loss - losses[-1]) / height for time, loss in zip(times, losses, strict=True)]
-    return max(range(1, len(points) - 1), key=lambda index: below[index])
-
-
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean.
 
@@ -88,7 +65,7 @@ def front_of(
     speed: Speed = "train_s",
     second_speed: Speed | None = None,
 ) -> ParetoFront:
-    """The front of a study's trials, whose metric has this name and direction; its knee is named by trial number."""
+    """The front of a study's trials, whose metric has this name and direction."""
     finished = [record for record in records if record.outcome == "complete"]
     assert all(record.direction == direction for record in finished)
     points = []
@@ -98,14 +75,10 @@ def front_of(
         points.append((*(value for value in taken if value is not None), -record.score))
         assert len(points[-1]) == len(taken) + 1
     members = front_members(points)
-    flat = [(points[index][0], points[index][-1]) for index in members]
-    curve = front_members(flat)  # with two measures, the members that are on the front of the first alone
-    bend = knee([flat[place] for place in curve])
     return ParetoFront(
         trials=tuple(finished[index] for index in members),
         metric=metric,
         direction=direction,
         speed=speed,
         second_speed=second_speed,
-        knee=None if bend is None else finished[members[curve[bend]]].number,
     )

@@ -9,7 +9,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.readable import number
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Speed
-from ..analysis.choice import chance_to_reach
+from ..analysis.choice import NEARLY_BEST, chance_to_reach, fastest_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,9 @@ def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Co
 
 
 def marks(trial: TrialRecord, front: ParetoFront) -> str:
-    """What is special about a member: the knee, the baseline, runs that failed, a faster member that is as good."""
-    words = ["knee"] if trial.number == front.knee else []
+    """What is special about a member: the fastest near the best, the baseline, runs that failed, a faster one as good."""
+    near = len(front.trials) > 1 and trial.number == fastest_within(front, NEARLY_BEST).number
+    words = [f"within {NEARLY_BEST:.0%}"] if near else []
     if trial.is_baseline:
         words.append("baseline")
     if failed := trial.facts.failed_runs:

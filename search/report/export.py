@@ -20,7 +20,7 @@ PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
 )
 FIRST_COLUMNS = (
-    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "cost", "energy_j", "accuracy"),
+    *("trial", "outcome", "on_front", "train_s", "device_s", "cost", "energy_j", "accuracy"),
     *PLAN_COLUMNS,
     *("reference_rate", "epochs"),
 )
@@ -35,7 +35,6 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "trial": record.number,
         "outcome": record.outcome,
         "on_front": any(record.number == trial.number for trial in front.trials),
-        "knee": record.number == front.knee,
         "train_s": record.train_s,
         **({} if record.facts.price is None else {"cost": record.taken("cost")}),
         **({} if record.facts.watts is None else {"energy_j": record.taken("energy_j")}),
@@ -61,7 +60,6 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},
-        "knee": front.knee,
         "front": [trial_document(record, front) for record in front.trials],
     }
 

@@ -91,9 +91,8 @@ def _study_parts(
     if best := best_sentence(front):
         yield _front_table(front, page)
         yield "\n".join(f"- {escaped(sentence)}" for sentence in [best, *summary])
-        choice = "--pick knee" if front.knee is not None else "--pick within:1%"
         to_export = "the settings of a point of the front, for a trainer"
-        following = {f"bsearch export {study} --to hf {choice}": to_export, **following}
+        following = {f"bsearch export {study} --to hf --pick within:1%": to_export, **following}
     else:
         yield "No trial has finished yet, so there is no front. Reload the page later."
     yield "**Next**"
@@ -192,4 +191,4 @@ def _result(record: TrialRecord, front: ParetoFront) -> str:
         return f"**{repeats}**: {result}."
     if member is None:
         return f"**Complete**: {result}."
-    return f"**On the front{', at its knee' if record.number == front.knee else ''}**: {result}."
+    return f"**On the front**: {result}."

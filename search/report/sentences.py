@@ -32,7 +32,8 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         *inexact_sentences(study),
         confirm_sentence(front, spec.confirm),
         floor_sentence(study),
-        knee_sentence(front),
+        best_sentence(front),
+        step_sentence(front),
         *comparison(front, settings.values()),
         contention_sentence(records),
         spent_sentence(study),
@@ -123,22 +124,6 @@ def floor_sentence(study: StoredStudy) -> str | None:
     return f"{target_sentence(study, metric.floor)} {shown}."
 
 
-def knee_sentence(front: ParetoFront) -> str | None:
-    """The point where the front bends, in a sentence."""
-    trial = next((trial for trial in front.trials if trial.number == front.knee), None)
-    if trial is None:
-        return None
-    fastest, best = front.trials[0], front.best
-    assert best is not None
-    trial_s, best_s = front.taken(trial), front.taken(best)
-    assert trial_s is not None and best_s is not None
-    return (
-        f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} {front.takes(trial)}: "
-        f"{1 - trial_s / best_s:.0%} {front.less} than the best ({number(best.accuracy)} {front.takes(best)}); "
-        f"the {front.fastest} is {front.amount(fastest)} with {number(fastest.accuracy)}."
-    )
-
-
 def best_sentence(front: ParetoFront) -> str | None:
     """The best member, and the fastest that is nearly as good, in a sentence."""
     best = front.best
@@ -151,6 +136,19 @@ def best_sentence(front: ParetoFront) -> str | None:
     return (
         f"{sentence} {front.fastest.capitalize()} within {100 * NEARLY_BEST:.0f} % of it: trial {nearly.number}, "
         f"{number(nearly.accuracy)} {front.takes(nearly)}."
+    )
+
+
+def step_sentence(front: ParetoFront) -> str | None:
+    """What the next faster member would save and cost, in a sentence; None where there is none."""
+    nearly = fastest_within(front, NEARLY_BEST) if front.trials else None
+    faster = [trial for trial in front.curve if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)]
+    if nearly is None or not faster or nearly.accuracy is None or faster[-1].accuracy is None:
+        return None
+    next_s, near_s = front.taken(faster[-1]) or 0.0, front.taken(nearly) or 0.0
+    return (
+        f"A step {front.faster} than that, trial {faster[-1].number} takes {1 - next_s / near_s:.0%} less {front.noun} for "
+        f"{front.metric} {number(faster[-1].accuracy)} ({faster[-1].accuracy - nearly.accuracy:+.3g})."
     )
 
 

@@ -68,7 +68,7 @@ class ChosenSettings:
     """One trial's settings and its results.
 
     Args:
-        chosen: why this trial was chosen (`knee`, `best`, ...), to be displayed.
+        chosen: why this trial was chosen (such as `the best`), to be displayed.
         accuracy: value of the study's metric, averaged over `runs`.
         setup: the setup of the trial's last attempt.
         optimizer: class name of its optimizer; None if unknown (a custom training loop).

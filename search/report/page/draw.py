@@ -26,7 +26,6 @@ class _Style:
 # Tones differ in shape as well as in colour, for print and for colour-blind readers.
 LOOKS: dict[Tone, _Style] = {
     "front": _Style("#0b5cad", "#6cb6ff", size=9),
-    "knee": _Style("#b3261e", "#ff8a80", "circle-open", 18),
     "baseline": _Style("#b45309", "#ffb454", "star", 15),
     "other": _Style("#6b7280", "#9aa4b2", opacity=0.45),
     "stopped": _Style("#7c5cbf", "#b79cff", "triangle-down", opacity=0.6),

@@ -9,7 +9,6 @@ from typing import Any, Literal
 # What a layer represents; each tone has one colour and marker in all drawings.
 Tone = Literal[
     "front",
-    "knee",
     "baseline",
     "other",
     "stopped",

@@ -95,7 +95,7 @@ def _floor(data: StudyData) -> float:
 
 
 def _marked(data: StudyData) -> Iterator[Layer]:
-    """The front's trials as points, with their intervals, then the knee and the baseline."""
+    """The front's trials as points, with their intervals, then the baseline."""
     front = data.front
     members = data.points("trials on the front", "front", front.trials)
     by_number = {trial.number: trial for trial in front.trials}
@@ -104,7 +104,6 @@ def _marked(data: StudyData) -> Iterator[Layer]:
     if len(intervals) == len(placed):
         members = replace(members, low=tuple(low for low, _ in intervals), high=tuple(high for _, high in intervals))
     yield members
-    yield data.points("knee", "knee", [trial for trial in front.trials if trial.number == front.knee])
     yield data.points("baseline", "baseline", data.baseline)
 
 

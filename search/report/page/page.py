@@ -37,27 +37,27 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon", "cross", "star")
 
 
-def picks(front: ParetoFront, target: float | None = None) -> list[tuple[str, TrialRecord]]:
-    """The trials that most users look for, fastest first, each by what it is: what reaches a target, what is nearly as good as
-    the best, the knee and the best.
+def picks(front: ParetoFront, target: float | None = None, baseline_s: float | None = None) -> list[tuple[str, TrialRecord]]:
+    """The trials that most users look for, each by what it is: what is nearly as good as the best, what reaches a target, the
+    best that the baseline's time allows, and the best.
     """
     best = front.best
     if best is None:
         return []
     near, fastest = fastest_within(front, NEARLY_BEST), front.fastest.capitalize()
     named = {
+        f"{fastest} within {NEARLY_BEST:.0%} of the best": None if near.number == best.number else near,
         f"{fastest} to reach {number(target)}": next(
             (trial for trial in front.trials if target is not None and front.reaches(trial, target)), None
         ),
-        f"{fastest} within {NEARLY_BEST:.0%} of the best": None if near.number == best.number else near,
-        "Knee": next((trial for trial in front.trials if trial.number == front.knee), None),
+        f"Best in the baseline's {front.noun}": None if baseline_s is None else front.within(baseline_s).best,
         "Best": best,
     }
     chosen: dict[int, tuple[str, TrialRecord]] = {}
     for name, trial in named.items():
         if trial is not None:
             chosen.setdefault(trial.number, (name, trial))
-    return sorted(chosen.values(), key=lambda pick: front.taken(pick[1]) or 0.0)
+    return list(chosen.values())
 
 
 _ENTERED = (*PLAN_COLUMNS, "weight_decay", "optimizer", "epochs", "samples_budget", "steps", "seed")
@@ -96,7 +96,9 @@ def report_page(drawn: StudyData) -> str:
         outcomes=outcome_counts(study.records),
         picks=[
             {"name": name, "number": trial.number, "result": f"{number(trial.accuracy)} {front.takes(trial)}"}
-            for name, trial in picks(front, study.spec.objectives.metric.floor)
+            for name, trial in picks(
+                front, study.spec.objectives.metric.floor, next((front.taken(trial) for trial in drawn.baseline), None)
+            )
         ],
         summary=[plain(sentence) for sentence in _summary(drawn)],
         figures=figures,

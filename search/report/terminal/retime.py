@@ -21,7 +21,7 @@ from ...analysis.retime import (
 from ...store.stored import StoredStudy
 from ...store.url import shown_url
 from ..export import study_document, trial_document
-from ..sentences import knee_sentence
+from ..sentences import best_sentence
 from .fitted import Fitted
 from .tables import front_plot, front_table
 
@@ -70,7 +70,7 @@ def retimed_parts(
     yield Text(f"Front of {study.name} on {device}: {len(after.front.trials)} of {trials} trials", style="bold")
     yield front_table(after.front)
     yield front_plot(after.front, after.records, width)
-    yield knee_sentence(after.front) or ""
+    yield best_sentence(after.front) or ""
     yield from (retimed_summary(study.front, after), *after.notes, *after.left_out)
 
 

@@ -1,4 +1,4 @@
-"""One point of a front is chosen by its number, its knee, or how near the best it is."""
+"""One point of a front is chosen by its number, or how near the best it is."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,6 @@ def test_within_nothing_is_the_best(pairs):
 def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
     bent = front([(1, 0.1), (2, 0.8), (50, 0.899), (100, 0.9)])
     assert chosen_trial("s", bent).number == chosen_trial("s", bent, Choice(within=0.01)).number == 2
-    assert chosen_trial("s", bent, Choice(trial="knee")).number == 1
     assert chosen_trial("s", bent, Choice(trial="best")).number == chosen_trial("s", bent, Choice(trial=3)).number == 3
 
 
@@ -73,10 +72,9 @@ def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
     ("asked", "words"),
     [
         ({"trial": 7}, "trial 7 is not on its front; expected one of 0, 1"),
-        ({"trial": "knee"}, "no knee yet"),
-        ({"trial": "last"}, "trial: expected a trial's number, best or knee; got 'last'"),
-        ({"trial": -1}, "trial: expected a trial's number, best or knee; got -1"),
-        ({"trial": 1.0}, r"trial: expected a trial's number, best or knee; got 1\.0"),
+        ({"trial": "last"}, "trial: expected a trial's number or best, got 'last'"),
+        ({"trial": -1}, "trial: expected a trial's number or best, got -1"),
+        ({"trial": 1.0}, r"trial: expected a trial's number or best, got 1\.0"),
         ({"trial": np.int64(7)}, "trial 7 is not on its front; expected one of 0, 1"),
         ({"trial": 0, "within": 0.1}, "one of trial, within, target and cheapest-to"),
         ({"cheapest_to": 0.9}, "no trial reaches accuracy 0.9"),

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import optuna
 import pytest
-from bsearch.search.analysis.pareto import front_members, front_of, knee, study_front
+from bsearch.search.analysis.pareto import front_members, front_of, study_front
 from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
 from bsearch.search.report.page.draw import plotly_document
 from bsearch.search.report.page.figures import front_figure
 from bsearch.search.report.page.study_data import StudyData
-from bsearch.search.report.sentences import comparison, knee_sentence
+from bsearch.search.report.sentences import best_sentence, comparison, step_sentence
 from bsearch.search.report.terminal.tables import front_plot
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.front import ParetoFront
@@ -110,34 +110,6 @@ def test_a_metric_to_minimize_turns_the_front() -> None:
     assert [trial.number for trial in front_of(records, "val_loss", "minimize").trials] == [0, 1]
 
 
-@given(points)
-def test_the_knee_is_inside_the_front_and_below_its_chord(points: list[tuple[float, float]]) -> None:
-    members = [points[index] for index in front_members(points)]
-    bend = knee(members)
-    assert bend is None or 0 < bend < len(members) - 1
-
-
-@given(
-    st.lists(st.integers(1, 10**6), min_size=3, max_size=9, unique=True),
-    st.lists(st.integers(0, 99), min_size=3, max_size=9, unique=True),
-)
-def test_the_knee_is_farthest_from_the_line_between_the_ends(times: list[int], losses: list[int]) -> None:
-    front = [(float(time), float(loss)) for time, loss in zip(sorted(times), sorted(losses)[::-1], strict=False)]
-    assert front_members(front) == list(range(len(front)))
-    curve = [(math.log(time), loss) for time, loss in front]
-    (left, top), (right, bottom) = curve[0], curve[-1]
-    # The slow, obvious twin: the triangle of both ends and a point is as large as the point is far below the line.
-    areas = [(right - left) * (top - loss) - (time - left) * (top - bottom) for time, loss in curve]
-    bend = knee(front)
-    assert bend is not None
-    assert areas[bend] == pytest.approx(max(areas[1:-1]), abs=1e-9 * (right - left) * (top - bottom))
-
-
-def test_what_does_not_fall_has_no_knee() -> None:
-    assert knee([(1.0, 0.5), (2.0, 0.5), (3.0, 0.5)]) is None
-    assert knee([(1.0, 0.5)] * 3) is None
-
-
 def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
     records = [
         record(0, 10.0, 0.90, baseline=0),
@@ -172,26 +144,24 @@ def test_a_metric_to_minimize_is_compared_with_the_baseline_too() -> None:
     ]
 
 
-def test_the_knee_is_named_in_words() -> None:
+def test_a_step_from_what_is_nearly_the_best_is_told_in_numbers() -> None:
     front, _ = front_and_records()
-    assert front.knee == 2
-    assert knee_sentence(front) == (
-        "Knee: trial 2, accuracy 0.9 in 4 s: 90% less time than the best (0.96 in 40 s); the fastest is 1 s with 0.5."
-    )
-    assert knee_sentence(front_of([record(0, 1.0, 0.5)])) is None
+    assert best_sentence(front) == "Best accuracy: 0.96 in 40 s (trial 4). No faster trial comes within 1 % of it."
+    assert step_sentence(front) == "A step faster than that, trial 3 takes 78% less time for accuracy 0.95 (-0.01)."
+    assert step_sentence(front_of([record(0, 1.0, 0.5)])) is None
+    assert step_sentence(front_of([])) is None
 
 
-def test_exports_hold_the_front_and_say_which_is_the_knee() -> None:
+def test_exports_hold_the_front() -> None:
     front, records = front_and_records()
     document = study_document("s", "sqlite:///s.db", front, records)
     assert document["trials"] == {"complete": 5, "diverged": 1}
     rows = document["front"]
-    assert [row["trial"] for row in rows if row["knee"]] == [2]
     lines = csv_text(rows).splitlines()
-    assert lines[0].startswith("trial,outcome,on_front,knee,train_s,accuracy,effective_batch")
-    assert lines[1].startswith("1,complete,True,False,1.0,0.5,11")
+    assert lines[0].startswith("trial,outcome,on_front,train_s,accuracy,effective_batch")
+    assert lines[1].startswith("1,complete,True,1.0,0.5,11")
     assert csv_text([trial_document(record, front) for record in records]).count("\n") == 7
-    assert '"knee": 2' in json_text(document)
+    assert '"front": [' in json_text(document)
     assert drawn_front(records, front)["traces"]
 
 

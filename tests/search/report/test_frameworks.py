@@ -100,11 +100,11 @@ def test_a_rule_that_ends_between_the_batches_keeps_the_rate_and_says_so() -> No
     stored_spec = study_from_dict(small_study(**study))
     record = TrialRecord(3, "complete", {"effective_batch": 33}, TrialFacts(), 1.0, 0.5)
     stored = StoredStudy("sqlite://", "small", stored_spec, {}, 0.0, (record,), ParetoFront((record,)))
-    again = settings_of(stored, record, settings.setup, "the knee")
+    again = settings_of(stored, record, settings.setup, "the best")
     assert again.even.effective_batch != 33
     # At batch 32, kappa is 1/2 and the rule holds; from 64 on it does not.
     assert again.even_settings.betas[0] == pytest.approx(0.5)
-    large = settings_of(stored, record, replace(settings.setup, plan=BatchPlan(129, 1, 2)), "the knee")
+    large = settings_of(stored, record, replace(settings.setup, plan=BatchPlan(129, 1, 2)), "the best")
     assert large.even_settings == large.setup.optimizer
     assert "the learning rate stays that of batch 129" in large.even_notes[0]
 
@@ -114,7 +114,7 @@ def test_a_step_whose_samples_are_compared_stays_one() -> None:
     made = chosen(BatchPlan(64, 2))
     record = TrialRecord(3, "complete", {"effective_batch": 64}, TrialFacts(), 1.0, 0.5)
     stored = StoredStudy("sqlite://", "small", study_from_dict(small_study()), {}, 0.0, (record,), ParetoFront((record,)))
-    settings = settings_of(stored, record, replace(made.setup, embedding="cached"), "the knee")
+    settings = settings_of(stored, record, replace(made.setup, embedding="cached"), "the best")
     assert (settings.even.micro_batch, settings.even.accumulation) == (64, 1)
     (note,) = settings.even_notes
     assert "compares all 64 samples of a step" in note and "mini_batch_size=32" in note
@@ -416,7 +416,7 @@ def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
         (["--to", "json", "--pick", "within:1%"], "chooses a trial for a framework; add --to hf, lightning"),
         (
             ["--to", "hf", "--pick", "last"],
-            "one of best, knee, within:1%, reaches:.9, cheapest:.9; got 'last'",
+            "one of best, within:1%, reaches:.9, cheapest:.9; got 'last'",
         ),
         (["--to", "hf", "--pick", "within:110%"], "expected a share >= 0 and < 1, got '110%'"),
         (["--to", "hf", "--pick", "within:near"], "expected a share >= 0 and < 1, got 'near'"),

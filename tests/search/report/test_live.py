@@ -273,7 +273,7 @@ def many_trials(count: int) -> StudyView:
         for index in range(50)
     )
     name = "a study of a very long name \x1b[31m"
-    front = ParetoFront(records, knee=count // 2)
+    front = ParetoFront(records)
     return StudyView(name, 400, count, {"complete": count, "out_of_memory": 3}, running, front, records, 100.0, 4000.0, "you")
 
 

@@ -71,7 +71,6 @@ def both(write: Callable[..., Path], *budgets: dict[str, Any], **changes: Any) -
                     "trials": [of(record) for record in stored.records],
                     "stopped": result.stopped.replace(metric, "m"),
                     "front": [trial.number for trial in stored.front.trials],
-                    "knee": stored.front.knee,
                     "chosen": [chosen(stored.front, choice, stored) for choice in choices(stored)],
                     "gain": result.gain,
                 }
