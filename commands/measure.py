@@ -79,7 +79,7 @@ def _write(path: Path, content: str | bytes) -> None:
     help="Devices that the recipe was written for, if it does not say; default: 1.",
 )
 @click.option("--model", help="A folder with its config.json, or a name on the hub; default: the recipe's.")
-@profile_option("of the new devices, for the step time", priced=False)
+@profile_option("of the new devices, for the step time")
 @out_option("a file, for the recipe with the new values.")
 @json_option
 def port_recipe(
@@ -87,7 +87,7 @@ def port_recipe(
     target: str,
     devices: int | None,
     model: str | None,
-    profiles: tuple[tuple[Path, float | None], ...],
+    profile: Path | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -103,12 +103,10 @@ def port_recipe(
     from ..extras.port.told import port_document, port_lines
     from ..search.report.export import json_text
 
-    if len(profiles) > 1 or any(price is not None for _, price in profiles):
-        raise click.UsageError("--profile: expected one file, without a price")
     wanted, found = target_of(target), read_recipe(recipe)
     console = terminal(as_json)
     with documents_only(as_json), console.status("tracing memory ..."):
-        ported = port(found, wanted, devices, model, profiles[0][0] if profiles else None)
+        ported = port(found, wanted, devices, model, profile)
     if out is not None:
         _write(out, rewritten(found, ported.changes, wanted.devices))
     if as_json:

@@ -158,25 +158,8 @@ class _Pick(click.ParamType[dict[str, Any]]):
         return {"trial": int(value)}
 
 
-class _Profile(click.ParamType[tuple[Path, float | None]]):
-    """A file of `bsearch profile --out`, and what such a device costs in an hour, written a100.json@1.80."""
-
-    name = "profile"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Path, float | None]:
-        if isinstance(value, tuple):
-            return value
-        file, at, text = value.rpartition("@")
-        if not at or os.path.lexists(value):
-            return Path(value), None
-        price = VALUE.convert(text, param, ctx)
-        if price < 0:
-            self.fail(f"expected a price of 0 or more, got {text}", param, ctx)
-        return Path(file), price
-
-
 _PICKS = "best, within:1%, reaches:.9, cheapest:.9"
-SHARE, VALUE, PROFILE = _Share(), _Value(), _Profile()
+SHARE, VALUE = _Share(), _Value()
 
 # A larger training than any that was tried.
 scale_option = click.option(
@@ -198,17 +181,14 @@ def pick_option(more: str = "") -> Callable[[Any], Any]:
     )
 
 
-def profile_option(text: str, *, required: bool = False, priced: bool = True) -> Callable[[Any], Any]:
-    """Profiles of other devices."""
-    price = "; several are compared. PRICE: of one such device for an hour; default: the study's devices.prices"
+def profile_option(text: str, *, required: bool = False) -> Callable[[Any], Any]:
+    """A profile of another device."""
     return click.option(
         "--profile",
-        "profiles",
-        type=PROFILE,
-        metavar="FILE[@PRICE]",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
         required=required,
-        multiple=True,
-        help=f"A profile of another device, from `bsearch profile STUDY --out FILE` there: {text}{price if priced else ''}.",
+        help=f"A profile of another device, from `bsearch profile STUDY --out FILE` there: {text}.",
     )
 
 

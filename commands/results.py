@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import webbrowser
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -23,13 +22,12 @@ from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
-from ..spaces.study.goals import Objectives, Speed
+from ..spaces.study.goals import Speed
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
 from .options import json_option, named, opened, out_option, pick_option, profile_option
 
 if TYPE_CHECKING:
-    from ..search.analysis.retime import Retimed
     from ..search.store.stored import StoredStudy
 
 # What a study is exported to: tables of its trials, settings of one for these frameworks, and runs of these trackers.
@@ -312,26 +310,7 @@ def report(study: str, out: Path | None, opens: bool) -> None:
         click.launch(str(path.absolute()))
 
 
-def _retimed_on(
-    stored: StoredStudy, profiles: Sequence[tuple[Path, float | None]], objectives: Objectives
-) -> dict[str, Retimed]:
-    """A study's trials on other devices, by the devices' names."""
-    from ..search.analysis.retime import read_devices, retimed
-
-    devices = read_devices([file for file, _ in profiles])
-    setups = stored.tables().setups(stored.name) if devices else {}
-    return {
-        name: retimed(stored.spec, stored.identity["task"], stored.records, setups, device, price, objectives=objectives)
-        for (name, device), (_, price) in zip(devices.items(), profiles, strict=True)
-    }
-
-
-@main.command(
-    epilog=epilog(
-        "bsearch retime study.yaml --profile a100.json\n"
-        "  bsearch retime study.yaml --profile a100.json@1.80 --profile h100.json@2.50"
-    )
-)
+@main.command(epilog=epilog("bsearch retime study.yaml --profile a100.json"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @profile_option("its step times replace the study's own", required=True)
 @click.option(
@@ -340,26 +319,26 @@ def _retimed_on(
     help="A second measure of speed, as a third objective; default: the study's objectives.second_speed.",
 )
 @json_option
-def retime(study: str, profiles: tuple[tuple[Path, float | None], ...], second_speed: Speed | None, as_json: bool) -> None:
-    """Recompute a study's front with other devices' step times, without training.
+def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool) -> None:
+    """Recompute a study's front with another device's step times, without training.
 
-    Accuracies stay; on a device with less memory the same effective batch accumulates more. With several profiles, or with
-    prices: one front over all devices, and what its most accurate setting takes on each.
+    Accuracies stay; on a device with less memory the same effective batch accumulates more.
     """
+    from ..search.analysis.retime import read_profile, retimed
     from ..search.report.export import json_text
     from ..search.report.terminal.retime import retimed_document, retimed_parts
 
     stored = opened(study)
     if second_speed == stored.spec.objectives.speed:
         raise click.UsageError(f"--second-speed: expected another measure than the study's own, which is {second_speed}")
+    device, setups = read_profile(profile), stored.tables().setups(stored.name)
     objectives = stored.spec.objectives.with_second_speed(second_speed)
-    each = _retimed_on(stored, profiles, objectives)
-    priced = any(price is not None for _, price in profiles)
+    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device, objectives=objectives)
     console = terminal(as_json)
     if as_json:
-        click.echo(json_text(retimed_document(stored, each, objectives, together=priced or len(each) > 1)), nl=False)
+        click.echo(json_text(retimed_document(stored, device.name, after)), nl=False)
         return
-    for part in retimed_parts(stored, each, objectives, console.width, together=priced or len(each) > 1):
+    for part in retimed_parts(stored, device.name, after, console.width):
         console.print(part)
 
 

@@ -12,15 +12,14 @@ from pydantic_core import ErrorDetails
 
 from ...spaces.boundary.files import text_of
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
-from ...spaces.front import ParetoFront, amount
+from ...spaces.front import ParetoFront
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import known_train_s, known_watts, plan_limits, planned, training_cost
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Objectives, Speed
+from ...spaces.study.goals import Objectives
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Parameter, TrialSetup
-from .confirm import averaged
-from .pareto import front_members, study_front
+from .pareto import study_front
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +40,6 @@ class KnownDevice:
             if all(parameters.get(name) == value for name, value in key.items()):
                 return profile
         return None
-
-
-def read_devices(files: Sequence[Path]) -> dict[str, KnownDevice]:
-    """Devices by name, with their file's where several are called alike.
-
-    Raises:
-        StudyFileError: a file cannot be read or is no profile.
-    """
-    devices = [read_profile(file) for file in files]
-    names = [device.name for device in devices]
-    named: dict[str, KnownDevice] = {}
-    for device, file in zip(devices, files, strict=True):
-        name = device.name if names.count(device.name) == 1 else f"{device.name} ({file.stem})"
-        again = sum(known == name or known.startswith(f"{name}, ") for known in named)
-        named[f"{name}, {again + 1}" if again else name] = device
-    return named
 
 
 # A profile holds some hundreds of numbers for each combination that changes cost.
@@ -120,8 +103,7 @@ def _words(details: ErrorDetails) -> str:
 class Retimed:
     """A study's front in another device's seconds.
 
-    `was` are the old seconds by trial number; `left_out` says why trials could not be retimed; `price` is that of one such
-    device for an hour, where it is known.
+    `was` are the old seconds by trial number; `left_out` says why trials could not be retimed.
     """
 
     front: ParetoFront
@@ -129,7 +111,6 @@ class Retimed:
     was: Mapping[int, float]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-    price: float | None = None
 
 
 def retimed(
@@ -138,7 +119,6 @@ def retimed(
     records: Sequence[TrialRecord],
     setups: Mapping[int, TrialSetup],
     device: KnownDevice,
-    price: float | None = None,
     *,
     objectives: Objectives | None = None,
 ) -> Retimed:
@@ -147,17 +127,17 @@ def retimed(
     Args:
         task: the study's, as in its identity.
         setups: of each trial's last attempt, as `Tables.setups` gives them.
-        price: of one such device for an hour; not given, the study's own, if it has one.
         objectives: of the new front; not given, the study's.
 
     Raises:
         StudyFileError: the profile is of another task, or the front is of costs or energy and it has no price or no power.
     """
     objectives = objectives or spec.objectives
-    if price is None:
-        price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
+    price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
     if price is None and "cost" in objectives.speeds:
-        raise StudyFileError(f"retime: expected a price for {device.name}, since the front is of costs. Write FILE@PRICE.")
+        raise StudyFileError(
+            f"retime: expected a price for {device.name}, since the front is of costs. Write it under devices.prices."
+        )
     if "energy_j" in objectives.speeds and any(
         law.power is None for _, profile in device.profiles for law in profile.all_step_times
     ):
@@ -184,7 +164,7 @@ def retimed(
         was[record.number] = record.train_s
         timed.append(trial)
         notes += [f"trial {record.number}: {note}"] if note else []
-    return Retimed(study_front(timed, objectives), tuple(timed), was, tuple(left_out), tuple(notes), price)
+    return Retimed(study_front(timed, objectives), tuple(timed), was, tuple(left_out), tuple(notes))
 
 
 def _there(
@@ -237,64 +217,6 @@ def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]
     """Training settings that affect a step's cost and differ from the study's, with the profile's values."""
     ours = training_cost(spec)
     yield from ((key, value) for key, value in device.training.items() if ours.get(key, value) != value)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A setting on a device that it was retimed for.
-
-    Args:
-        trial: in that device's seconds, with its price and its power.
-        speeds: what it is compared by: its cost, or where a device has no price, the study's measures of speed.
-    """
-
-    device: str
-    trial: TrialRecord
-    speeds: tuple[Speed, ...]
-
-    @property
-    def taken(self) -> tuple[float, ...]:
-        """What the whole training takes, by each of these measures."""
-        return tuple(self.trial.taken(speed) or 0.0 for speed in self.speeds)
-
-
-def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list[Placement]:
-    """Every setting of a study on every device; a repeated one has its mean.
-
-    With one measure of speed and prices for all devices they are compared by cost: the same second is not the same money.
-    """
-    priced = all(after.price is not None for after in each.values())
-    speeds: tuple[Speed, ...] = ("cost",) if priced and objectives.second_speed is None else objectives.speeds
-    return [Placement(device, trial, speeds) for device, after in each.items() for trial in averaged(after.records, objectives)]
-
-
-def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:
-    """The placements that no other beats in both the metric and what training takes, cheapest first."""
-    points = [(*placement.taken, -(placement.trial.score or 0.0)) for placement in placements]
-    return [placements[index] for index in front_members(points)]
-
-
-def best_on_each(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> list[Placement]:
-    """The front's most accurate setting on every device that it can be trained on, cheapest first."""
-    best = max(front, key=lambda placement: placement.trial.score or 0.0).trial.number
-    return sorted(
-        (placement for placement in placements if placement.trial.number == best), key=lambda placement: placement.taken
-    )
-
-
-def device_sentences(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> Iterator[str]:
-    """For each device its share of the front, and what the most accurate setting takes there."""
-    same = best_on_each(placements, front, objectives)
-    speed, best, least = same[0].speeds[0], same[0].trial.number, same[0].taken[0]
-    for device in dict.fromkeys(placement.device for placement in placements):
-        count = sum(placement.device == device for placement in front)
-        there = next((placement.taken[0] for placement in same if placement.device == device), None)
-        if there is None:
-            taken = f"trial {best} cannot be trained there"
-        else:
-            more = f", {there / least:.3g} times the least" if there > least > 0 else ""
-            taken = f"trial {best} {'costs' if speed == 'cost' else 'takes'} {amount(speed, there)} there{more}"
-        yield f"{device}: {count} of the front's {len(front)}; {taken}."
 
 
 def retimed_summary(before: ParetoFront, after: Retimed) -> str:

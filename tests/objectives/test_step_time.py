@@ -443,23 +443,6 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     plain = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
     assert "on Steady" in plain.output
     assert "On both fronts:" in plain.output
-    # Another that takes a quarter of a second for a step, at five times the price.
-    quick = profile.with_name("quick.json")
-    law["update_s"], document["device"] = 0.25, "Quick"
-    quick.write_text(json.dumps(document))
-    both = ["retime", str(path), "--profile", f"{profile}@3600", "--profile", f"{quick}@18000"]
-    compared = json.loads(CliRunner().invoke(main, [*both, "--json"]).output)
-    assert [one["price"] for one in compared["devices"]] == [3600, 18000]
-    assert {trial["trial"] for trial in compared["front"]} == {trial["trial"] for trial in retimed["front"]}
-    assert all((one["device"], one["cost"]) == ("Steady", one["train_s"]) for one in compared["front"])
-    words = CliRunner().invoke(main, both).output
-    assert "Front of small over 2 devices, by cost" in words
-    assert "1.25 times the least" in words
-    by_time = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile), "--profile", str(quick), "--json"])
-    assert {one["device"] for one in json.loads(by_time.output)["front"]} == {"Quick"}
-    refused = CliRunner().invoke(main, [*both[:-1], f"{quick}@-1"])
-    assert (refused.exit_code, "expected a price of 0 or more, got -1" in refused.output) == (2, True)
-    law["update_s"], document["device"] = 1.0, "Steady"
     document["task"]["name"] = "Other"
     profile.write_text(json.dumps(document))
     other = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])

@@ -21,7 +21,6 @@ from bsearch.extras.scale_up.scaled_up import ScaledUp, SettingAt, Size
 from bsearch.extras.scale_up.shown import scale_up_parts
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.analysis.rates import Estimate
-from bsearch.search.analysis.retime import Placement
 from bsearch.search.laws.samples_by_batch import SamplesByBatch
 from bsearch.search.laws.verdicts import Verdict
 from bsearch.search.preview.doctor import Finding, finding_line
@@ -33,7 +32,6 @@ from bsearch.search.report.terminal.live import Picture
 from bsearch.search.report.terminal.plan import batch_parts
 from bsearch.search.report.terminal.plot import scatter
 from bsearch.search.report.terminal.profile import memory_tables, speed_tables
-from bsearch.search.report.terminal.retime import placements_table
 from bsearch.search.report.terminal.tables import front_table, trial_parts, trials_table
 from bsearch.search.run.view import RunningTrial, StudyView
 from bsearch.search.sources.columns import Column, Columns
@@ -270,12 +268,6 @@ def memory() -> Sequence[Any]:
     return [*memory_tables(document)]
 
 
-def placements() -> Sequence[Any]:
-    cards = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
-    priced = [replace(record, facts=replace(record.facts, price=2.5)) for record in records() if record.outcome == "complete"]
-    return [placements_table([Placement(card, record, ("cost",)) for card in cards for record in priced], "accuracy")]
-
-
 def scaled() -> Sequence[Any]:
     of = Estimate(0.0123, 0.0045, 0.0321)
     settings = tuple(SettingAt(multiple, round(2048 * multiple), of, of, of) for multiple in (0.5, 1, 2))
@@ -355,7 +347,6 @@ TABLES: dict[str, Parts] = {
     "check, machine": lambda _: finding(),
     "profile, memory": lambda _: memory(),
     "profile, speed": lambda _: speed(),
-    "retime": lambda _: placements(),
     "verify": lambda _: verified(),
     "jobs status": jobs,
 }
