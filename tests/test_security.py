@@ -268,6 +268,7 @@ KNOWN = {
     ("tests/rough/test_trials_apart.py", "eval("): "is what a task reads of its process",
     ("tests/rough/test_places.py", "text in SQL"): "tables take no parameters; their names are our own",
     ("tests/rough/test_file_names.py", "text in SQL"): "tables take no parameters; their names are our own",
+    ("tests/rough/test_strangers_files.py", "text in SQL"): "tables take no parameters; their names are our own",
 }
 NEVER = {
     "shell=True": r"shell\s*=\s*True",

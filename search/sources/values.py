@@ -120,7 +120,7 @@ def amount(value: Scalar | None) -> float | None:
     """
     text = str(value).strip().upper()
     if len(text) > 1 and text[-1] in _POWERS and (plain := number(text[:-1].rstrip())) is not None:
-        return plain * _POWERS[text[-1]]
+        return round(plain * _POWERS[text[-1]], 3)
     return number(value)
 
 

@@ -22,7 +22,7 @@ from ....spaces.record import TrialRecord
 from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy
-from ..columns import front_columns
+from ..columns import front_columns, trial_columns
 from ..export import PLAN_COLUMNS, csv_text, json_text, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
@@ -34,6 +34,7 @@ from .figure import Figure
 from .figures import figures_of
 from .study_data import StudyData
 
+_MOST_ROWS = 2000  # of all trials; the CSV has all of them
 # Choices in the front's figure: Okabe and Ito's colours, which colour-blind readers can distinguish, and symbols.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon", "cross", "star")
@@ -80,7 +81,7 @@ def report_page(drawn: StudyData) -> str:
     settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
     settings |= {trial.number: trial for trial in front.trials}
     colourings = _colourings(study, settings)
-    columns = front_columns(front)
+    columns, every = front_columns(front), trial_columns(study.records[:_MOST_ROWS], front)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__.rpartition(".")[0]),
         autoescape=True,
@@ -94,6 +95,8 @@ def report_page(drawn: StudyData) -> str:
         front=front,
         headings=[column.name.replace("\n", " ") for column in columns],
         rows=list(zip(*(column.cells for column in columns), strict=True)),
+        every_heading=[column.name.replace("\n", " ") or "notes" for column in every],
+        every=list(zip(*(column.cells for column in every), strict=True)),
         colourings=list(colourings),
         outcomes=outcome_counts(study.records),
         picks=[

@@ -244,8 +244,13 @@ def test_colours_change_with_the_button_and_paper_is_white(opened: Callable[...,
     view.click("#theme")
     assert view.evaluate(ground) != dark
     view.click("#theme")
+    view.emulate_media(media="print")
     view.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert view.evaluate(ground) == "rgb(255, 255, 255)"
+    drawn, settings = ("#plot-front .main-svg", "bottom"), ("#picked", "top")
+    ends = [view.evaluate(f"document.querySelector('{name}').getBoundingClientRect().{end}") for name, end in (drawn, settings)]
+    assert ends[0] <= ends[1]  # the plot does not lie over the settings
+    view.emulate_media(media="screen")
     view.evaluate("dispatchEvent(new Event('afterprint'))")
     assert view.evaluate(ground) == dark
 
@@ -321,3 +326,31 @@ def test_two_points_are_compared_with_the_chance_that_one_is_better(opened: Call
     assert [name for name, *_ in cells][:2] == ["accuracy", "training time"]
     assert all(one != two for _, one, two in cells)
     view.wait_for_selector("#plot-comparison svg")
+
+
+@pytest.mark.browser
+def test_all_trials_are_sorted_and_filtered(opened: Callable[..., Any], study: StoredStudy) -> None:
+    view = opened()
+
+    def column(place: int) -> list[str]:
+        return view.evaluate(  # type: ignore[no-any-return]
+            "place => [...document.querySelectorAll('table.every tbody tr')].filter(row => !row.hidden)"
+            ".map(row => row.cells[place].textContent.trim())",
+            place,
+        )
+
+    heads = view.locator("table.every th .sort").all_text_contents()
+    assert len(column(0)) == len(study.records)
+    place = heads.index("accuracy")
+    for ascending in (True, False):
+        view.locator("table.every th .sort").nth(place).click()
+        values = [float(text) for text in column(place) if text not in ("", "-")]
+        assert values == sorted(values, reverse=not ascending)
+        assert len(values) > 1
+    view.fill("#filter", "diverged")
+    diverged = sum(record.outcome == "diverged" for record in study.records)
+    assert set(column(heads.index("outcome"))) <= {"diverged"} and len(column(0)) == diverged
+    assert view.inner_text("#filtered") == f"{diverged} of {len(study.records)}"
+    view.fill("#filter", "")
+    view.locator("table.every tbody button").first.click()
+    assert view.inner_text("#picked-title") == f"Settings of trial {column(0)[0]}"

@@ -143,6 +143,22 @@
   for (const button of document.querySelectorAll("[data-csv]")) button.addEventListener("click", () => download(button.dataset.csv + ".csv", data.csv[button.dataset.csv], "text/csv"));
   for (const button of document.querySelectorAll("[data-svg]")) button.addEventListener("click", () => Plotly.downloadImage(document.getElementById("plot-" + button.dataset.svg), { format: "svg", filename: button.dataset.svg, width: 960, height: 600 }));
   document.getElementById("framework")?.addEventListener("change", showExport);
+  // All trials: sorted by a column, as numbers where both are some, and filtered by what a row holds.
+  const every = document.querySelector("table.every tbody"), heads = [...document.querySelectorAll("table.every th")];
+  heads.forEach((head, place) => head.firstElementChild.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const other of heads) other.setAttribute("aria-sort", other === head ? (down ? "descending" : "ascending") : "none");
+    const cell = (row) => row.cells[place].textContent.trim(), empty = (text) => text === "" || text === "-";
+    const order = (left, right) => isNaN(left) || isNaN(right) ? left.localeCompare(right) : left - right;
+    const rows = [...every.rows].sort((left, right) => empty(cell(left)) - empty(cell(right)) || (down ? -1 : 1) * order(cell(left), cell(right)));
+    every.append(...rows);
+  }));
+  document.getElementById("filter")?.addEventListener("input", (event) => {
+    const words = event.target.value.toLowerCase().split(/\s+/);
+    for (const row of every.rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    showFiltered();
+  });
+  function showFiltered() { document.getElementById("filtered").textContent = `${[...every.rows].filter((row) => !row.hidden).length} of ${every.rows.length}`; }
   document.getElementById("copy-export")?.addEventListener("click", () => copy(document.getElementById("export").textContent, document.getElementById("framework").value));
   document.getElementById("copy-all")?.addEventListener("click", () => data.trials[picked] && copy(data.trials[picked].yaml, "settings"));
 
@@ -157,8 +173,9 @@
   preferred.addEventListener("change", (event) => setTheme(event.matches));
   // Print in the light theme, at the width of the paper.
   let before = false;
-  addEventListener("beforeprint", () => { before = root.classList.contains("dark"); setTheme(false); });
-  addEventListener("afterprint", () => setTheme(before));
+  const sized = (height) => { for (const figure of data.figures) Plotly.relayout("plot-" + figure.name, { height }); };
+  addEventListener("beforeprint", () => { before = root.classList.contains("dark"); setTheme(false); sized(11 * 96 / 2.54); }); // as in the style of print
+  addEventListener("afterprint", () => { sized(null); setTheme(before); });
   if (document.getElementById("decide-section")) decide = decisions(data, { css, colour, escaped, pick, redraw: draw });
   setTheme(preferred.matches);
   decide?.apply();
