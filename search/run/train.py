@@ -99,7 +99,7 @@ def _known(training: Training) -> Training:
         same = False
     if not same:
         raise StudyFileError(
-            f"--out: expected an empty folder, or one of this training, got {training.folder}. Choose another."
+            f"--keep: expected an empty folder, or one of this training, got {training.folder}. Choose another."
         )
     return replace(training, measurements=(last,), outcome=Outcome("complete"))
 
