@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from ...spaces.domain import AnyDomain, Domain, values_of
-from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, near_miss
+from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, cut, near_miss
 from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
@@ -280,12 +280,15 @@ def _check_seconds(number: int, train_s: float | None) -> None:
 
 def _domains(space: Mapping[str, Any]) -> dict[str, Domain]:
     adapter: TypeAdapter[Domain] = TypeAdapter(AnyDomain)
-    domains, faults = {}, []
+    domains, faults = {}, [] if space else [Fault("space", "expected at least one parameter, got none")]
     for name, written in space.items():
         try:
             domains[name] = adapter.validate_python(written)
         except ValidationError as error:
-            faults += [Fault(f"space.{name}", detail["msg"]) for detail in error.errors()]
+            for detail in error.errors():
+                key = ".".join(("space", name, *map(str, detail["loc"][1:])))
+                known = {"missing": "missing required key", "extra_forbidden": "unknown key"}.get(detail["type"])
+                faults.append(Fault(key, known or f"{detail['msg']}, got {cut(repr(detail['input']), 60)}"))
     if faults:
         raise StudyFileError(faults)
     return domains

@@ -47,6 +47,8 @@ class FrontSampler(BaseSampler):
         floor: float = -math.inf,
         seed: int = 0,
     ) -> None:
+        if space is not None and not space:
+            raise ValueError("FrontSampler: expected at least one parameter in space, got none")
         self._space = dict(space) if space is not None else None
         self._how: dict[str, Any] = {
             "conditions": conditions,

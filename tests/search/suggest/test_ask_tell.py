@@ -134,3 +134,16 @@ def test_a_trial_is_told_twice_alike_or_not_at_all() -> None:
         with pytest.raises(TaskError, match=rf"trial {number}: {next(iter(other))}: expected .*, as recorded"):
             search.tell(number, **{"train_s": 1.0, "accuracy": 0.9, **other})  # type: ignore[arg-type]
     assert search.records()[number].accuracy == 0.9
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({}, "space: expected at least one parameter, got none"),
+        ({"lr": {"low": 1, "hgh": 2}}, "space.lr.high: missing required key\nspace.lr.hgh: unknown key"),
+    ],
+)
+def test_a_space_that_is_wrong_is_refused_in_words(space: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyFileError) as caught:
+        Search(space)
+    assert words in str(caught.value)
