@@ -61,7 +61,7 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
         "study": f"{spec.study}-next",
         "task": task,
         "space": space,
-        "objectives": {"metric": spec.objectives.metric.model_dump()},
+        "objectives": {"metric": spec.objectives.metric.model_dump(exclude_none=True)},
         "budget": {"trials": 20},
         "baseline": [baseline],
         "warm_start": [source],
