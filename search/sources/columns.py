@@ -21,7 +21,6 @@ from .names import (
     Meaning,
     Role,
     direction_of,
-    is_error,
     is_flag,
     is_group,
     is_metric,
@@ -42,7 +41,7 @@ from .values import amount, is_truth, number, unit_of
 # More different texts than this are names of runs rather than choices; more parameters than this are no search space.
 _MOST_CHOICES, _MOST_PARAMETERS, _MOST_NAMES = 12, 60, 5000
 # Of these the first name will do.
-_LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps"})
+_LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps", "samples", "size"})
 FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
 _GAP = 8.0
 _UNKNOWN = "not a known setting"
@@ -222,7 +221,7 @@ class _Found:
             return Column(name, "nothing", "the learning rate is the optimizer's own")
         if (meaning := meaning_of(name)) and self._can_be(name.lower(), meaning, role, values):
             return Column(name, meaning)
-        if is_flag(name) and all(is_truth(value) for value in values):
+        if role != "setting" and is_flag(name) and all(is_truth(value) for value in values):
             return Column(name, "left_out", "runs in which it is true")
         if role == "result" or (role == "" and (is_metric(name) or is_other_result(name))):
             return Column(name, "nothing", "a result")
@@ -240,7 +239,7 @@ class _Found:
         if name == "batch" and [number(value) for value in values] in ([*range(len(values))], [*range(1, len(values) + 1)]):
             return False  # the numbers of batches
         if meaning == "size":
-            return all(amount(value) is not None for value in values)
+            return len(values) == self.runs and all(amount(value) is not None for value in values)
         if role == "setting":
             return meaning not in ("seconds", "started", "ended")
         return role != "result" or meaning not in ("learning_rate", "seed", "batch", "devices", "accumulation")
@@ -348,7 +347,7 @@ def _mixed_units(where: str, found: _Found, metric: str) -> str:
     if not shares or not percents:
         return ""
     # A low error in percent may be below 1, and one of some model close to it: only a gap tells.
-    by_gap = is_error(metric) and max(shares) * _GAP < min(percents)
+    by_gap = words_of(metric)[-1] in ("error", "err", "err1") and max(shares) * _GAP < min(percents)
     if not (by_gap or (is_share(metric) and 100 * max(shares) >= min(percents))):
         return ""
     both = f"{max(shares):g} and {max(percents):g}"

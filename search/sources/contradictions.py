@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import prod
+from math import log2, prod
 from statistics import median
 
 from ...spaces.errors import Fault, cut
@@ -18,7 +18,9 @@ from .values import moment, number, seconds, unit_of
 _LESS = 0.95
 # Lengths are rounded.
 _SLACK = 1.02
-_SETTINGS = ("learning_rate", "effective_batch", "micro_batch", "batch", "accumulation", "devices")
+# Devices and passes that no column tells are powers of two, in doublings.
+_NEAR = 0.15
+_SETTINGS = ("learning_rate", "effective_batch", "micro_batch", "batch", "accumulation", "devices", "seed", "size")
 Names = Mapping[str, str | None]
 
 
@@ -31,7 +33,7 @@ def contradictions(
         names: the one that is taken for each meaning; groups: those that tell experiments apart; reached: how far a run came.
         mapped: what the user has said, which is not questioned.
     """
-    if "run" not in mapped.values() and (fault := _rows_of_epochs(where, runs, names)):
+    if "run" not in mapped.values() and (fault := _rows_of_epochs(where, runs, names, mapped)):
         yield fault
     if names["seconds"] not in (None, *mapped) and (fault := _seconds_against_clock(where, runs, names)):
         yield fault
@@ -39,11 +41,11 @@ def contradictions(
         yield fault
 
 
-def _rows_of_epochs(where: str, runs: Sequence[Run], names: Names) -> Fault | None:
+def _rows_of_epochs(where: str, runs: Sequence[Run], names: Names, mapped: Mapping[str, str]) -> Fault | None:
     """Rows of which each is one epoch or step of a training rather than a training."""
     for name in ("epochs", "steps"):
         length = names[name]
-        if length is None or words_of(length)[-1] not in ("epoch", "step", "iteration"):
+        if length is None or length in mapped or words_of(length)[-1] not in ("epoch", "step", "iteration"):
             continue
         settings = [one for meaning in _SETTINGS if (one := names[meaning])]
         alike = [
@@ -55,7 +57,7 @@ def _rows_of_epochs(where: str, runs: Sequence[Run], names: Names) -> Fault | No
         if names["run"] is None and len(alike) > 2 and 2 * len(alike) > len(runs) - 1:
             first, second = alike[0]
             got = f"{first.held.get(length)} and {second.held.get(length)} at {first.place} and {second.place}, else alike"
-            hint = "Keep the last row of each run, or write --map NAME=run where a name tells runs apart."
+            hint = f"Keep the last row of each, or write --map NAME=run for what tells runs apart, or --map {length}={name}."
             return Fault(length, f"expected a run in each row, got rows of one training: {got}. {hint}", where)
     return None
 
@@ -74,7 +76,7 @@ def _seconds_against_clock(where: str, runs: Sequence[Run], names: Names) -> Fau
     usual = median(ratio for ratio, *_ in ratios)
     by_unit = any(_LESS < usual * unit <= 1 / _LESS for unit in (60, 3600, 1e-3))
     ratio, run, passed = max(ratios, key=lambda one: one[0])
-    if not by_unit and ratio * _LESS <= 1 + 1 / passed:  # starts and ends may be whole seconds
+    if not by_unit and ratio * _LESS <= 1 + 60 / passed:  # starts and ends may be whole minutes
         return None
     got = f"{cut(str(run.held.get(name)), 40)} beside {passed:g} s from {names['started']} to {names['ended']} at {run.place}"
     hint = f"Call it '{name} (min)' where that is its unit, or write --map {name}=seconds, or --map {name}=nothing."
@@ -86,10 +88,10 @@ def _samples_of_an_epoch(
 ) -> Fault | None:
     """Steps times batch over epochs: of one data set the samples that it has, unless the batch lacks a factor."""
     batch, steps, epochs = names["effective_batch"] or names["batch"], names["steps"], names["epochs"]
-    if steps is not None and epochs is not None and _is_reached(steps) and not _is_reached(epochs):
+    if steps and epochs and words_of(steps)[-1] in REACHED and words_of(epochs)[-1] not in REACHED:
         epochs = next((name for name in reached if words_of(name)[-1].startswith("epoch")), None)  # of what was trained alike
     factors = [batch] if batch else [one for meaning in ("micro_batch", "accumulation", "devices") if (one := names[meaning])]
-    if not factors or steps is None or epochs is None:
+    if not factors or steps is None or epochs is None or any({"fraction", "subset"} & {*words_of(one)} for one in runs[0].held):
         return None
     alike = [run for run in runs if all(run.held.get(one) == runs[0].held.get(one) for one in groups)]
     from_zero = int(words_of(epochs)[-1] == "epoch")  # of a training's last epoch either its number or how many there were
@@ -98,14 +100,13 @@ def _samples_of_an_epoch(
         if len(found) < 2 or max(found)[0] <= min(high for _, high, *_ in found):
             return None
         apart = (max(found), min(found, key=lambda one: one[1]))
+        doublings = log2(apart[0][2] / apart[1][2])
+        if round(doublings) < 1 or abs(doublings - round(doublings)) > _NEAR:
+            return None  # of data sets that differ, or a training that was stopped
     shown = " and ".join(f"{samples:.4g} at {place}" for _, _, samples, place in apart)
     expected = f"{' × '.join((*factors, steps))} / {epochs} to be one data set's samples"
     hint = f"Write --map {factors[0]}=effective_batch where it is the batch of a whole step, or --map {epochs}=nothing."
     return Fault("", f"expected {expected}, got {shown}. {hint}", where)
-
-
-def _is_reached(name: str) -> bool:
-    return words_of(name)[-1] in REACHED
 
 
 def _epoch_of(run: Run, factors: Sequence[str], steps: str, epochs: str, more: int) -> tuple[float, float, float, str] | None:

@@ -195,7 +195,8 @@ def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Ite
     """Runs that came as far as they were planned to, as the farthest did, in epochs or steps, and those that say that they
     have ended, such as by a rule of their own; with the share of the plan that each trained.
     """
-    patient = any({"patience", "stopping"} & set(words_of(column.name)) for column in columns.columns)
+    patience = [one.name for one in columns.columns if {"patience", "stopping"} & set(words_of(one.name))]
+    patience = [name for name in patience if not {"lr", "scheduler", "plateau"} & set(words_of(name))]  # of a schedule
     shares: list[list[float]] = [[] for _ in runs]
     for column in columns.columns:
         if column.meaning != "reached":
@@ -209,6 +210,7 @@ def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Ite
                 shares[place].append(share / farthest)
     for run, found in zip(runs, shares, strict=True):
         share = max(found, default=1.0)
+        patient = any(is_true(value) or (number(value) or 0.0) > 0 for name in patience for value in [_value(run, name)])
         if share < _STOPPED and not patient and _state(run, columns) != "ended":
             left_out["stopped before its end"] += 1
         else:
@@ -264,7 +266,8 @@ def _row(
     if epochs is not None:
         epochs = round(share * epochs, 6)
         epochs = int(epochs) if epochs.is_integer() else epochs
-    samples = samples or (None if steps is None else share * steps * batch)
+    in_tokens = "tokens" in words_of(columns.one("samples") or "")  # which a batch hardly counts
+    samples = share * steps * batch if steps is not None and (in_tokens or not samples) else samples
     named = _value(run, columns.one("run"))
     return _Row(
         run,

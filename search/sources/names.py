@@ -71,8 +71,8 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
 # Names of how far a training came; of a plan only where there is no other.
 REACHED = frozenset({"epoch", "step", "global_step", "training_iteration", *NAMES["epochs"][9:]})
 # Where true, the run is none to be compared.
-_FLAGS = frozenset({"failed", "crashed", "diverged", "oom", "outlier", "exclude", "excluded", "ignore", "ignored", "invalid"})
-_FLAGS |= {"discard", "discarded", "skip", "skipped", "broken", "bad", "nan"}
+_FLAGS = frozenset({"failed", "crashed", "oom", "outlier", "exclude", "excluded", "ignore", "ignored", "invalid", "broken"})
+_FLAGS |= {"discard", "discarded", "bad"}
 # What holds for a group of runs: other values are other experiments.
 _GROUPS = frozenset(
     {"dataset", "data", "task", "model", "arch", "architecture", "network", "backbone", "workload", "env", "benchmark"}
@@ -93,7 +93,7 @@ _DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "r
 # What stands before a name without changing it.
 _BEFORE = frozenset(
     {"config", "cfg", "args", "arg", "hparams", "hparam", "params", "param", "hyperparameters", "settings", "trainer"}
-    | {"optimizer", "optim", "opt", "sgd", "adam", "adamw", "train", "training", "user", "attrs"}
+    | {"optimizer", "optim", "opt", "sgd", "adam", "adamw", "train", "training"}
 )
 # A part of a model or of a schedule, whose rate is not the training's.
 _PARTS = frozenset(
@@ -116,7 +116,7 @@ _PARTS = frozenset(
 _SETTING_BEFORE = ("params.", "params_", "param_", "config/", "config.", "hparams/", "hparams.", "args.")
 _RESULT_BEFORE = ("metrics.", "metric.", "summary.", "train/", "training/", "eval/", "val/", "valid/", "test/")
 # Of validation, and settings.
-_NO_METRIC = frozenset({"split", "fraction", "ratio", "size", "every", "interval", "frequency", "freq", "batches", "set"})
+_NO_METRIC = frozenset({"split", "fraction", "ratio", "size", "every", "interval", "frequency", "freq", "batches"})
 # Parameters by their names, in tables that do not say what was set and what came out.
 _SETTINGS = frozenset(
     {"weight_decay", "wd", "momentum", "dropout", "warmup", "beta1", "beta2", "width", "depth", "layers", "hidden", "units"}
@@ -159,6 +159,7 @@ def meaning_of(name: str) -> Meaning:
     >>> [meaning_of(name) for name in ("config/optimizer.lr", "runtime (min)", "min_lr", "decoder.lr", "eval_batch_size")]
     ['learning_rate', 'seconds', '', '', '']
     """
+    name = name.removeprefix("user_attrs_")  # as Optuna's table has them
     words = words_of(name)
     if (set(words) & _DERIVED and words[-2:] != ["stopped", "epoch"]) or name == "_step":  # W&B's counts what was logged
         return ""
@@ -206,10 +207,6 @@ def is_of_validation(name: str) -> bool:
     return bool(set(words_of(name)) & set(_VALIDATION))
 
 
-def is_of_test(name: str) -> bool:
-    return "test" in words_of(name)
-
-
 def is_of_training(name: str) -> bool:
     return bool({"train", "training", "tr"} & set(words_of(name)))
 
@@ -242,7 +239,7 @@ def is_rate_of_one(name: str) -> bool:
 
 def is_flag(name: str) -> bool:
     """Whether a name says of a run, where it is true, that it is not to be compared."""
-    return words_of(name)[-1] in _FLAGS
+    return words_of(name)[-1] in _FLAGS and set(words_of(name)) <= _FLAGS | {"is", "was", "has", "run", "sys", "marked"}
 
 
 def is_place(name: str) -> bool:
@@ -253,11 +250,6 @@ def is_place(name: str) -> bool:
 def is_share(name: str) -> bool:
     """Whether a metric is a share that some write in percent, and of which 1 percent is hardly ever meant."""
     return bool({"accuracy", "acc", "acc1", "top1", "f1", "auc", "auroc", "iou", "miou"} & set(words_of(name)))
-
-
-def is_error(name: str) -> bool:
-    """Whether a metric is an error that some write in percent."""
-    return words_of(name)[-1] in ("error", "err", "err1")
 
 
 def direction_of(name: str) -> Literal["minimize", "maximize"] | None:

@@ -28,7 +28,7 @@ _WORDS = "ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d"
 _YES, _NO = frozenset({"true", "yes", "y", "x", "1", "1.0"}), frozenset({"false", "no", "n", "0", "0.0"})
 _POWERS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 # So many moments tell what is usual; a pause is so many times that, and at least so many seconds.
-_FEW_GAPS, _PAUSE, _SHORTEST_PAUSE_S = 5, 30, 300.0
+_FEW_GAPS, _PAUSE, _SHORTEST_PAUSE_S = 8, 30, 300.0
 _LONGEST_CELL = 10_000
 _EARLIEST = 3e8  # no run is from before 1979
 _PART = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,15}})?) ?({_WORDS})(?![a-z])", re.IGNORECASE)
@@ -161,16 +161,20 @@ def spent(moments: Sequence[float]) -> tuple[float, str]:
     """The seconds of a training between its first and last of these moments, and what is to be told of them: a gap of many
     times the usual is no training, such as a night of a closed laptop, nor is a clock that was set back.
 
-    >>> spent([0, 10, 20, 30, 40, 40_000, 40_010])
-    (60.0, 'pauses left out of its seconds')
+    >>> spent([0, 10, 20, 30, 40, 50, 60, 70, 40_000, 40_010])
+    (90.0, 'pauses left out of its seconds')
     """
-    gaps = [after - before for before, after in pairwise(moments)]
+    gaps = [after - before for before, after in pairwise(dict.fromkeys(map(round, moments)))]  # several of a step are one
     if len(gaps) < _FEW_GAPS:
         return (max(moments) - min(moments) if moments else 0.0), ""
     usual = median([gap for gap in gaps if gap > 0] or [0.0])
-    trained = [gap for gap in gaps if 0 <= gap <= max(_PAUSE * usual, _SHORTEST_PAUSE_S)]
-    told = "pauses left out of its seconds" if len(trained) < len(gaps) else ""
-    return float(sum(trained) + (len(gaps) - len(trained)) * usual), told
+    longest = sorted(gaps[1:], reverse=True)  # before the first there may be a whole training
+    while longest[0] > max(_PAUSE * usual, 5 * median(longest[1:11]), _SHORTEST_PAUSE_S):  # evaluations are long too, and recur
+        del longest[0]
+    trained = [gap for gap in (gaps[0], *longest) if gap >= 0]
+    if len(trained) == len(gaps):
+        return max(moments) - min(moments), ""
+    return float(sum(trained) + (len(gaps) - len(trained)) * usual), "pauses left out of its seconds"
 
 
 def unit_of(name: str) -> float:

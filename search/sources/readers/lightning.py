@@ -13,7 +13,7 @@ import yaml
 
 from ....spaces.boundary.files import foreign, regular, text_of
 from ....spaces.errors import Fault, StudyFileError, cut
-from ..names import is_of_test
+from ..names import words_of
 from ..runs import Run, Scalar, curves_results, flat
 from ..values import number
 from .folders import MOST_LOG_BYTES, runs_below
@@ -93,7 +93,7 @@ def _results(path: Path) -> dict[str, float]:
         for row in csv.DictReader(line for line in file if line.endswith("\n")):  # the last may be cut off
             texts = {name: text for name, text in row.items() if isinstance(name, str) and isinstance(text, str)}
             filled = {name: value for name, text in texts.items() if (value := number(text)) is not None}
-            tested = filled.keys() > {*_COUNTERS} and all(name in _COUNTERS or is_of_test(name) for name in filled)
+            tested = filled.keys() > {*_COUNTERS} and all(name in _COUNTERS or "test" in words_of(name) for name in filled)
             for name, value in filled.items():
                 if not (tested and name in _COUNTERS):  # after a training, at an epoch of its own
                     curves[name].append(value)

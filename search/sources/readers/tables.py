@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import zip_longest
 from math import fsum
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from ....spaces.boundary.files import foreign, regular
@@ -29,7 +29,7 @@ _ENCODINGS = ("utf-8-sig", "cp1252")
 # The first words of rows that are made of others.
 _SUMS = frozenset({"mean", "average", "avg", "total", "sum", "std", "stdev", "sd", "median", "min", "max", "minimum"})
 _SUMS |= {"maximum", "mittelwert", "durchschnitt", "summe", "moyenne", "somme", "promedio", "suma", "media"}
-_SUM = re.compile(rf"({'|'.join(sorted(_SUMS))})([ .:(±].*)?", re.IGNORECASE | re.DOTALL)
+_SUM = re.compile(rf"({'|'.join(sorted(_SUMS))})[ .:]*(\(.*\)|±.*|of .*)?", re.IGNORECASE | re.DOTALL)
 # A last row is a mean or a sum where so many columns that vary, and all of its numbers, say so to this.
 _FEWEST, _CLOSE, _MOST = 3, 0.005, 10_000
 _MOST_ROWS = 2_000_000
@@ -84,12 +84,12 @@ def _without_sums(rows: Iterator[Run]) -> Iterator[Run]:
 
 
 def _is_made_of(row: Run, columns: Mapping[str, Sequence[float]]) -> bool:
-    """Whether each of its numbers is the mean, the median or the sum of those above, in columns that vary."""
+    """Whether its numbers are the means, or the sums, of those above, in columns that vary."""
     varying = {name: values for name, values in columns.items() if len(values) > _FEWEST and min(values) < max(values)}
     numbers = {name: value for name, value in row.values.items() if name in varying and isinstance(value, int | float)}
-    return len(numbers) >= _FEWEST and all(
-        any(math.isclose(value, made(varying[name]), rel_tol=_CLOSE) for made in (fmean, median, fsum))
-        for name, value in numbers.items()
+    return len(numbers) >= _FEWEST and any(
+        all(math.isclose(value, made(varying[name]), rel_tol=_CLOSE) for name, value in numbers.items())
+        for made in (fmean, fsum)
     )
 
 

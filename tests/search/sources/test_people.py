@@ -16,6 +16,7 @@ import pytest
 from bsearch.search.sources.columns import columns_of
 from bsearch.search.sources.imported import Imported, imported
 from bsearch.search.sources.read import runs_of, without
+from bsearch.search.sources.values import spent
 from bsearch.spaces.errors import StudyFileError
 
 Row = dict[str, Any]
@@ -61,7 +62,7 @@ def asked(folder: Path, rows: list[Row], *words: str) -> None:
         assert word in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize("flag", ["failed", "outlier", "is_diverged", "exclude"])
+@pytest.mark.parametrize("flag", ["failed", "outlier", "is_broken", "exclude"])
 def test_marked_runs_are_left_out_by_count(tmp_path: Path, flag: str) -> None:
     found = one(table(tmp_path, [{**row, flag: place % 6 == 0} for place, row in enumerate(runs())]))
     assert len(found.records) == 20
@@ -275,3 +276,48 @@ def test_steps_that_were_reached_are_compared_with_epochs_that_were(tmp_path: Pa
         epochs = 7 if place % 3 == 0 else 30
         rows.append({**row, "patience": 3, "epoch": epochs, "global_step": epochs * math.ceil(50_000 / row["batch_size"])})
     assert len(one(table(tmp_path, rows)).records) == 24
+
+
+def test_several_logs_of_a_step_and_a_training_before_its_first_metric_are_no_pauses() -> None:
+    each = [600 * epoch + 1e-4 * scalar for epoch in range(20) for scalar in range(4)]
+    assert spent(each) == (pytest.approx(600 * 19, abs=1), "")
+    assert spent([0, *(3600 + second for second in range(10))]) == (3609, "")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"use_skip": True}, {"steps_skipped": 1}, {"early_stopping": False, "epoch": 30}, {"plateau_patience": 5}, {"user_time": 9.0},
+        {"data_fraction": 0.5, "max_steps": 7}, {"model_size": "124M"}, {"tokens": 10**9}, {"val_set_size": 100},
+    ],
+    ids=lambda column: "-".join(column),
+)  # fmt: skip
+def test_columns_that_change_nothing(tmp_path: Path, column: Row) -> None:
+    doubled = {name: 2 * value if isinstance(value, float) else value for name, value in column.items()}
+    rows = [{**row, **(column if place % 2 else doubled)} for place, row in enumerate(runs())]
+    found = one(table(tmp_path, rows))
+    assert [record.facts.effective_batch for record in found.records] == [row["batch_size"] for row in rows]
+    assert [record.facts.epochs for record in found.records] == [30] * 24
+
+
+def test_a_sweep_over_lengths_is_no_rows_of_epochs_where_it_is_said(tmp_path: Path) -> None:
+    rows = [
+        {**{name: value for name, value in row.items() if name != "epochs"}, "epoch": length}
+        for row in runs(6)
+        for length in (1, 2, 4, 8)
+    ]
+    asked(tmp_path, rows, "--map epoch=epochs")
+    assert len(one(table(tmp_path, rows), epoch="epochs").records) == 24
+
+
+def test_names_that_begin_like_sums(tmp_path: Path) -> None:
+    rows = [{"run": f"{('mean', 'max', 'attention')[place % 3]} pooling {place}", **row} for place, row in enumerate(runs())]
+    assert len(one(table(tmp_path, rows)).records) == 24
+
+
+def test_tokens_do_not_replace_steps(tmp_path: Path) -> None:
+    rows = [{**row, "max_steps": 1000, "tokens": 1000 * row["batch_size"] * 1024} for row in runs()]
+    rows = [{name: value for name, value in row.items() if name != "epochs"} for row in rows]
+    assert {record.facts.samples_budget for record in one(table(tmp_path, rows)).records} == {
+        1000 * row["batch_size"] for row in rows
+    }
