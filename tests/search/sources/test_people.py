@@ -287,7 +287,8 @@ def test_several_logs_of_a_step_and_a_training_before_its_first_metric_are_no_pa
 @pytest.mark.parametrize(
     "column",
     [
-        {"use_skip": True}, {"steps_skipped": 1}, {"early_stopping": False, "epoch": 30}, {"plateau_patience": 5}, {"user_time": 9.0},
+        {"use_skip": True}, {"steps_skipped": 1}, {"early_stopping": False, "epoch": 30}, {"plateau_patience": 5},
+        {"user_time": 9.0},
         {"data_fraction": 0.5, "max_steps": 7}, {"model_size": "124M"}, {"tokens": 10**9}, {"val_set_size": 100},
     ],
     ids=lambda column: "-".join(column),
