@@ -45,8 +45,8 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "mapped",
             multiple=True,
             metavar="NAME=MEANING",
-            help="What a name of the source means: learning_rate, effective_batch, seconds, parameter, nothing; a run's place, "
-            "such as runs.csv:7, may mean nothing too. Repeatable.",
+            help="Read a name as learning_rate, effective_batch, seconds, parameter or nothing, or leave a run out by its "
+            "place (runs.csv:7=nothing). Repeatable.",
         ),
     ):
         command = option(command)

@@ -35,7 +35,6 @@ KEYS: tuple[str, ...] = ("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pe
 KEYS += ("*.jks", "*.kdbx", "*.keytab", "kubeconfig*", "*service*account*.json", "*.env", "*.tfstate*", "*.tfvars", "*.gpg")
 KEYS += ("*.asc", "*netrc", "*htpasswd", "*pgpass*", "*.ovpn", "*.secret", "*.age")
 _NAMES = re.compile(r"(?<![a-z])(credentials?|secrets?|token|passwords?|passwd|api[ _-]?keys?)(?![a-z])")
-_CODE = (".py", ".ipynb", ".md", ".sh")
 # What the scanner's own rules lack: a password manager's and a hub's.
 _OTHERS = re.compile(r"PuTTY-User-Key-File-|AGE-SECRET-KEY-1|\bhf_[A-Za-z0-9]{30,}")
 # Its rules for tokens of known services, and for settings called passwords; entropy alone takes digests for secrets.
@@ -90,7 +89,7 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
                 left_out.append(f"{relative} (a link that leads outside the folder)")
             elif not path.is_file() or path.stat().st_size > LARGEST_FILE:
                 left_out.append(f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative))
-            elif path.suffix not in _CODE and (_matches(path, KEYS) or _NAMES.search(path.name.lower())):
+            elif path.suffix != ".py" and (_matches(path, KEYS) or _NAMES.search(path.name.lower())):
                 left_out.append(f"{relative} (a key)")
             elif secret := _secret(path):
                 left_out.append(f"{relative} (may hold a secret: {secret})")
@@ -132,11 +131,11 @@ def _secret(path: Path) -> str:
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
     if found := _OTHERS.search(text):
         return f"a token in line {text.count(chr(10), 0, found.start()) + 1}"
-    left_out = (*_ENTROPY, _KEYWORDS) if path.suffix in _CODE else _ENTROPY
+    left_out = (*_ENTROPY, _KEYWORDS) if path.suffix == ".py" else _ENTROPY
     names = [str(rule.__name__) for rule in plugins().values()]
     rules = [{"name": name} for name in names if name not in left_out]
     with tempfile.TemporaryDirectory() as folder, transient_settings({"plugins_used": rules}):
-        copy = Path(folder) / ("copy.py" if path.suffix in _CODE else "copy.ini")  # there values stand without quotes
+        copy = Path(folder) / ("copy.py" if path.suffix == ".py" else "copy.ini")  # there values stand without quotes
         copy.write_text(text, encoding="utf-8", errors="replace")
         each = sorted((one.line_number, one.type) for one in scan.scan_file(str(copy)))
     return next((f"{what} in line {line}" for line, what in each), "")

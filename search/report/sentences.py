@@ -147,7 +147,7 @@ def step_sentence(front: ParetoFront) -> str | None:
         return None
     next_s, near_s = front.taken(faster[-1]) or 0.0, front.taken(nearly) or 0.0
     return (
-        f"A step {front.faster} than that, trial {faster[-1].number} takes {1 - next_s / near_s:.0%} less {front.noun} for "
+        f"The next {front.faster} one, trial {faster[-1].number}, takes {1 - next_s / near_s:.0%} less {front.noun}, with "
         f"{front.metric} {number(faster[-1].accuracy)} ({faster[-1].accuracy - nearly.accuracy:+.3g})."
     )
 

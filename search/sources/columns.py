@@ -43,7 +43,7 @@ _MOST_CHOICES, _MOST_PARAMETERS, _MOST_NAMES = 12, 60, 5000
 # Of these the first name will do.
 _LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps", "samples", "size"})
 FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
-_GAP = 8.0
+_GAP = 8.0  # between errors that are shares and those in percent
 _UNKNOWN = "not a known setting"
 _WRITTEN = ("metric", "parameter", "group", "left_out", "nothing")
 
@@ -149,7 +149,8 @@ def _unlike(found: _Found, runs: Sequence[Run], columns: Sequence[Column]) -> li
     used = [one.name for one in columns if one.meaning in told]
     repeats: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        repeats.setdefault(tuple(str(run.held.get(name)) for name in used), []).append(run)
+        held = run.held
+        repeats.setdefault(tuple(str(held.get(name)) for name in used), []).append(run)
     several = [group for group in repeats.values() if len(group) > 1]
     taken = []
     for one in columns:
@@ -179,7 +180,7 @@ class _Found:
                     self.values.setdefault(name, []).append(value)
         self.runs = len(runs)
         if len(self.roles) > _MOST_NAMES:
-            hint = "Keep those of settings and results that matter."
+            hint = "Keep the columns that matter."
             raise StudyFileError(Fault("", f"expected at most {_MOST_NAMES:,} names, got {len(self.roles):,}. {hint}", where))
 
     def check_mapped(self) -> None:

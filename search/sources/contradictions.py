@@ -56,7 +56,7 @@ def _rows_of_epochs(where: str, runs: Sequence[Run], names: Names, mapped: Mappi
         ]
         if names["run"] is None and len(alike) > 2 and 2 * len(alike) > len(runs) - 1:
             first, second = alike[0]
-            got = f"{first.held.get(length)} and {second.held.get(length)} at {first.place} and {second.place}, else alike"
+            got = f"{first.held.get(length)} and {second.held.get(length)} at {first.place} and {second.place}, otherwise alike"
             hint = f"Keep the last row of each, or write --map NAME=run for what tells runs apart, or --map {length}={name}."
             return Fault(length, f"expected a run in each row, got rows of one training: {got}. {hint}", where)
     return None
@@ -104,7 +104,7 @@ def _samples_of_an_epoch(
         if round(doublings) < 1 or abs(doublings - round(doublings)) > _NEAR:
             return None  # of data sets that differ, or a training that was stopped
     shown = " and ".join(f"{samples:.4g} at {place}" for _, _, samples, place in apart)
-    expected = f"{' × '.join((*factors, steps))} / {epochs} to be one data set's samples"
+    expected = f"{' × '.join((*factors, steps))} / {epochs}, the samples of an epoch, to agree"
     hint = f"Write --map {factors[0]}=effective_batch where it is the batch of a whole step, or --map {epochs}=nothing."
     return Fault("", f"expected {expected}, got {shown}. {hint}", where)
 

@@ -33,7 +33,17 @@ IMPORTED = "imported:runs"
 ENERGY = "energy_to_target"
 _ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "inactive")
 _FAILED = (
-    *("failed", "crashed", "killed", "error", "fail", "aborted", "cancelled", "canceled", "oom", "out_of_memory", "timeout"),
+    "failed",
+    "crashed",
+    "killed",
+    "error",
+    "fail",
+    "aborted",
+    "cancelled",
+    "canceled",
+    "oom",
+    "out_of_memory",
+    "timeout",
 )
 _RUNNING = (
     *("running", "active", "pending", "scheduled", "queued", "waiting", "pruned", "stopped", "paused", "infeasible"),
@@ -94,8 +104,8 @@ def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "ru
     for run in _once(where, runs, columns, repeated):
         groups.setdefault(", ".join(str(_value(run, name)) for name in named), []).append(run)
     faults: list[Fault] = []
-    left_out = Counter[str]()  # of groups without any result
-    found = [_group(group, columns, study, name, repeated, left_out, faults) for name, group in groups.items()]
+    without_result = Counter[str]()  # why runs of groups without any are left out
+    found = [_group(group, columns, study, name, repeated, without_result, faults) for name, group in groups.items()]
     if faults:
         hint = f"Mend them, or leave such a run out by its place: --map {shell_word(f'{faults[0].file}=nothing')}"
         raise StudyFileError([*faults[:_MOST_FAULTS], Fault("", hint)])
@@ -103,7 +113,8 @@ def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "ru
     empty = [name for name, one in zip(groups, found, strict=True) if one is None]
     lost = {f"of groups without any result, such as {name}": sum(len(groups[one]) for one in empty) for name in empty[:1]}
     if not complete:
-        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or f"{len(runs)} that did not"
+        reasons = repeated + without_result
+        why = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or f"{len(runs)} that did not"
         hint = f" Write --map {status}=nothing where that is no reason." if (status := columns.one("status")) else ""
         raise StudyFileError(Fault("", f"expected runs that ended, got {why}.{hint}", where))
     first, *others = sorted(complete, key=lambda one: -len(one.records))
@@ -170,7 +181,7 @@ def _group(
     study: str,
     name: str,
     repeated: Counter[str],
-    lost: Counter[str],
+    without_result: Counter[str],
     faults: list[Fault],
 ) -> Imported | None:
     left_out = Counter(repeated)
@@ -182,7 +193,7 @@ def _group(
     ]
     finished = [row for row in rows if row.metric is not None and math.isfinite(row.metric)]
     if faults or not rows or not finished:
-        lost.update(left_out)
+        without_result.update(left_out - repeated)
         return None
     untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
@@ -412,7 +423,7 @@ def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mappin
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        hint = "Write --map NAME=nothing for the name that it is of, where it is no setting."
+        hint = "Write --map NAME=nothing if that column is no setting."
         raise StudyFileError(Fault(key, f"{first['msg']}, got {cut(str(first['input']), 60)}. {hint}")) from None
 
 

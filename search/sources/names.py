@@ -14,6 +14,8 @@ from typing import Literal
 Meaning = str
 Role = Literal["setting", "result", ""]
 
+# How many epochs a training had, whatever was planned.
+_TRAINED = ("stopped_epoch", "epochs_run", "epochs_trained", "epochs_completed", "last_epoch")
 # The settings and results that verdicts need.
 NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "effective_batch": (
@@ -27,17 +29,8 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "batch": ("batch_size", "train_batch_size", "batchsize", "bs", "batch", "minibatch_size", "mini_batch_size"),
     "accumulation": (
         *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulation_steps", "grad_accum"),
-        *(
-            "gas",
-            "ga",
-            "accum_iter",
-            "accum_freq",
-            "accum_grad",
-            "accumulate",
-            "grad_acc",
-            "grad_acc_steps",
-            "gradient_acc_steps",
-        ),
+        *("gas", "ga", "accum_iter", "accum_freq", "accum_grad", "accumulate", "grad_acc", "grad_acc_steps"),
+        "gradient_acc_steps",
         *("grad_accumulation", "gradient_accumulate_every", "accumulation_factor", "num_microbatches", "batch_multiplier"),
         *("backward_passes_per_step", "update_every", "delay_update", "subdivisions", "batch_split"),
         *("gradient_accumulation", "accumulation", "accum_steps", "accum", "update_freq", "iter_size"),
@@ -59,7 +52,7 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "ended": ("ended", "end_time", "ended_at", "finished_at", "heartbeat_at", "end", "datetime_complete"),
     "epochs": (
         *("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs", "nb_epochs", "total_epochs", "epoch"),
-        *("training_iteration", "stopped_epoch", "epochs_run", "epochs_trained", "epochs_completed", "last_epoch"),
+        *("training_iteration", *_TRAINED),
     ),
     "steps": ("max_steps", "steps", "global_step", "num_steps", "total_steps", "train_steps", "iterations", "iters", "step"),
     "samples": ("samples_seen", "samples_budget", "examples_seen", "tokens", "total_tokens", "train_tokens", "tokens_seen"),
@@ -69,7 +62,7 @@ NAMES: Mapping[Meaning, tuple[str, ...]] = {
     "run": ("run", "run_id", "id", "run_name", "name", "trial", "trial_id", "number", "uuid"),
 }
 # Names of how far a training came; of a plan only where there is no other.
-REACHED = frozenset({"epoch", "step", "global_step", "training_iteration", *NAMES["epochs"][9:]})
+REACHED = frozenset({"epoch", "step", "global_step", "training_iteration", *_TRAINED})
 # Where true, the run is none to be compared.
 _FLAGS = frozenset({"failed", "crashed", "oom", "outlier", "exclude", "excluded", "ignore", "ignored", "invalid", "broken"})
 _FLAGS |= {"discard", "discarded", "bad"}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
@@ -164,7 +164,7 @@ def spent(moments: Sequence[float]) -> tuple[float, str]:
     >>> spent([0, 10, 20, 30, 40, 50, 60, 70, 40_000, 40_010])
     (90.0, 'pauses left out of its seconds')
     """
-    gaps = [after - before for before, after in pairwise(dict.fromkeys(map(round, moments)))]  # several of a step are one
+    gaps = [after - before for before, after in pairwise(second for second, _ in groupby(map(round, moments)))]  # one a step
     if len(gaps) < _FEW_GAPS:
         return (max(moments) - min(moments) if moments else 0.0), ""
     usual = median([gap for gap in gaps if gap > 0] or [0.0])

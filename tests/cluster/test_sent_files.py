@@ -26,6 +26,7 @@ SECRETS: dict[str, str | bytes] = {
         ("credentials.ini", "aws_credentials", "token", "hf_token.txt", "secret.json", "passwords.txt", "api_key.txt"), "x"
     ),
     **dict.fromkeys(("client_secret_1.json", "wandb-token.cfg", "work.ovpn"), "x"),
+    "secrets.sh": "export PASSWORD=hunter2x\n",
     "late.txt": "x" * 9000 + "\n" + KEY,
     "utf16.ini": f"aws = {AWS}\n".encode("utf-16"),
     "config.ini": "[db]\npassword = hunter2x\n",
@@ -49,7 +50,7 @@ CODE = {
 
 
 def test_forty_secrets_stay_and_code_is_sent(tmp_path: Path) -> None:
-    assert len(SECRETS) == 40
+    assert len(SECRETS) == 41
     for name, content in (SECRETS | CODE).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     found = study_files(tmp_path, 1 << 30, "submit.launcher")

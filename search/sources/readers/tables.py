@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import zip_longest
-from math import fsum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -89,7 +88,7 @@ def _is_made_of(row: Run, columns: Mapping[str, Sequence[float]]) -> bool:
     numbers = {name: value for name, value in row.values.items() if name in varying and isinstance(value, int | float)}
     return len(numbers) >= _FEWEST and any(
         all(math.isclose(value, made(varying[name]), rel_tol=_CLOSE) for name, value in numbers.items())
-        for made in (fmean, fsum)
+        for made in (fmean, math.fsum)
     )
 
 

@@ -52,7 +52,7 @@ def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
     results |= _curves(state) | dict(flat({name: state.get(name) for name in ("global_step", "epoch")}))
     over, told = "train_runtime" in results, ""
     if over and _written_over_s(places) > 1.05 * float(results["train_runtime"]) + 60:
-        told = "resumed, so that train_runtime is of a part, and its seconds are not known"
+        told = "resumed: train_runtime covers only the last part, so the seconds are unknown"
         results = {name: value for name, value in results.items() if name != "train_runtime"}
     over = over or 0 < int(settings["max_steps"] or 0) <= int(state.get("global_step") or 0)
     shown = {name: value for name, value in flat(settings) if not (is_secret(name) or name.endswith("_token"))}

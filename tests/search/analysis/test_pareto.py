@@ -147,7 +147,7 @@ def test_a_metric_to_minimize_is_compared_with_the_baseline_too() -> None:
 def test_a_step_from_what_is_nearly_the_best_is_told_in_numbers() -> None:
     front, _ = front_and_records()
     assert best_sentence(front) == "Best accuracy: 0.96 in 40 s (trial 4). No faster trial comes within 1 % of it."
-    assert step_sentence(front) == "A step faster than that, trial 3 takes 78% less time for accuracy 0.95 (-0.01)."
+    assert step_sentence(front) == "The next faster one, trial 3, takes 78% less time, with accuracy 0.95 (-0.01)."
     assert step_sentence(front_of([record(0, 1.0, 0.5)])) is None
     assert step_sentence(front_of([])) is None
 

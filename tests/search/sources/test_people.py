@@ -322,3 +322,14 @@ def test_tokens_do_not_replace_steps(tmp_path: Path) -> None:
     assert {record.facts.samples_budget for record in one(table(tmp_path, rows)).records} == {
         1000 * row["batch_size"] for row in rows
     }
+
+
+def test_a_clock_that_is_set_back_over_the_same_seconds_loses_none_of_them() -> None:
+    hour = [float(second) for second in range(3600)]
+    found, told = spent([*hour, *hour])  # two hours, the second with the first's times
+    assert (found, bool(told)) == (pytest.approx(7200, abs=5), True)
+
+
+def test_what_is_left_out_is_counted_once_over_groups(tmp_path: Path) -> None:
+    rows = [{"dataset": "ab"[place % 2], **row, "state": "running", "outlier": place < 3} for place, row in enumerate(runs())]
+    asked(tmp_path, rows, "3 marked as outlier, 21 not ended")
