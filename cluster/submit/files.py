@@ -7,7 +7,7 @@ import pkgutil
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -132,8 +132,8 @@ def _secret(path: Path) -> str:
     if found := _OTHERS.search(text):
         return f"a token in line {text.count(chr(10), 0, found.start()) + 1}"
     left_out = (*_ENTROPY, _KEYWORDS) if path.suffix == ".py" else _ENTROPY
-    names = [str(rule.__name__) for rule in plugins().values()]
-    rules = [{"name": name} for name in names if name not in left_out]
+    every: Iterable[type] = plugins().values()
+    rules = [{"name": one.__name__} for one in every if one.__name__ not in left_out]
     with tempfile.TemporaryDirectory() as folder, transient_settings({"plugins_used": rules}):
         copy = Path(folder) / ("copy.py" if path.suffix == ".py" else "copy.ini")  # there values stand without quotes
         copy.write_text(text, encoding="utf-8", errors="replace")
