@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import terminal
+from ..search.report.stdio.console import give, json_text, say, terminal
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, plain
@@ -142,7 +142,6 @@ def _answer(
     """Print what each group of runs says."""
     from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
-    from ..search.report.export import json_text
     from ..search.report.terminal.ask import group_parts, verdict_document
 
     console, documents = terminal(as_json), []
@@ -156,7 +155,7 @@ def _answer(
             console.print(part)
     if as_json:
         document = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
-        click.echo(json_text(document), nl=False)
+        give(json_text(document))
 
 
 def _save(path: Path, source: str, groups: Sequence[tuple[StoredStudy, Imported | None]]) -> None:
@@ -167,14 +166,13 @@ def _save(path: Path, source: str, groups: Sequence[tuple[StoredStudy, Imported 
         raise click.UsageError(f"--save: expected runs of another source, got {source}, a study")
     names = written(path, source, found)
     for group, name in zip(found, names, strict=True):
-        click.echo(plain(f"study {name}: {plural(len(group.records), 'run')}{f', {group.name}' if group.name else ''}"))
-    click.echo(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
+        say(f"study {name}: {plural(len(group.records), 'run')}{f', {group.name}' if group.name else ''}")
+    say(f"wrote {from_here(path.absolute())}; look at it: bsearch report {shell_word(f'sqlite:///{path}')}")
 
 
 def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json: bool) -> None:
     """Print the samples that a study needs to reach a value of its metric, by batch."""
     from ..search.laws.samples_by_batch import study_samples
-    from ..search.report.export import json_text
     from ..search.report.terminal.ask import samples_document, samples_parts
 
     if not _is_study(source):
@@ -183,7 +181,7 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     with located_faults(None if is_url(source) else Path(named(source)[0])):
         found = study_samples(study.name, study.spec, study.records, until, batches)
     if as_json:
-        click.echo(json_text(samples_document(found)), nl=False)
+        give(json_text(samples_document(found)))
         return
     for part in samples_parts(study.name, study.front.metric, found):
         terminal().print(part)
@@ -238,7 +236,7 @@ def _read(
     from ..search.sources.imported import imported
     from ..search.sources.read import runs_of, without
 
-    every = runs_of(source, lambda text: click.echo(plain(text), err=True))
+    every = runs_of(source, lambda text: say(text, err=True))
     metric, direction = _metric(metric)
     meanings = _mapped(mapped) | ({metric: "metric"} if metric else {})
     runs, meanings = without(every, meanings)
@@ -254,7 +252,7 @@ def _read(
                 console.print(columns_table(error.columns))
             if console is None or not _is_asked():
                 raise
-            click.echo(plain(masked(str(error))), err=True)
+            say(str(error), err=True)
             answer = click.prompt(error.meaning, type=click.Choice(error.names))
             if error.meaning == "direction":
                 direction = "minimize" if answer == "minimize" else "maximize"
@@ -326,5 +324,5 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None) -> dic
     try:
         parse_study(study)
     except StudyFileError as error:
-        click.echo(plain(f"study.yaml needs editing before it can run:\n{error}"), err=True)
+        say(f"study.yaml needs editing before it can run:\n{error}", err=True)
     return {"study.yaml": study, "tasks.py": task_file(spec, source), OLD_RUNS: "\n".join(rows) + "\n"}

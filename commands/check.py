@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import terminal
+from ..search.report.stdio.console import give, json_text, terminal
 from ..spaces.boundary.storage import storage_of
 from ..spaces.errors import OutputError, StudyFileError
 from ..spaces.readable import plural, shell_word
@@ -62,7 +62,7 @@ def check(
         raise click.UsageError("expected --schema without STUDY, --machine without --batch, and --serial with --machine alone")
     if schema:
         document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
-        click.echo(json.dumps(document, indent=2))
+        give(json_text(document))
         return
     if study is None and (batches or settings):
         raise click.UsageError(f"{'--batch' if batches else '--set'} needs a STUDY; in Python: bsearch.plan_batch")
@@ -82,7 +82,7 @@ def _check_study(study: Path, spec: StudySpec, batches: tuple[int, ...], as_json
         profile = next(iter(checked.profiles.values()))
         steps = [batch_document(spec, profile, batch, devices) for batch in batches for devices in spec.devices.counts]
     if as_json:
-        click.echo(json.dumps({**check_document(spec.study, checked), "batches": steps}, indent=2))
+        give(json_text({**check_document(spec.study, checked), "batches": steps}))
         return
     for step in steps:
         for part in batch_parts(step):
@@ -111,7 +111,7 @@ def _check_machine(spec: StudySpec | None, serial: bool, as_json: bool) -> int:
             console.print(finding_line(finding))
     document = doctor_document(findings)
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        give(json_text(document))
     else:
         counts = [plural(count, state) for state, count in document["counts"].items() if count and state != "ok"]
         console.print(", ".join(counts) or "No problems found. `bsearch verify` measures what holds on this machine.")

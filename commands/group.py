@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..search.report.stdio.console import terminal
+from ..search.report.stdio.console import say, terminal
 from ..search.report.stdio.streams import ReaderGoneError
 from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
-from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError, plain
+from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError
 from ..spaces.study.file import located
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.
@@ -93,8 +93,8 @@ class _Commands(click.Group):
                 traceback.print_exc()
             if was_stopped():
                 self._stopped(ctx, error)
-            click.echo(
-                f"internal error: {type(error).__name__}: {plain(masked(str(error)))}\n"
+            say(
+                f"internal error: {type(error).__name__}: {error}\n"
                 "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
                 err=True,
             )
@@ -102,7 +102,7 @@ class _Commands(click.Group):
 
     def _stopped(self, ctx: click.Context, error: BaseException) -> NoReturn:
         terminated = is_termination(error)
-        click.echo("terminated" if terminated else "interrupted", err=True)
+        say("terminated" if terminated else "interrupted", err=True)
         ctx.exit(TERMINATED if terminated else INTERRUPTED)
 
 
@@ -116,7 +116,7 @@ def _said_once() -> Iterator[None]:
             show(message, category, *where, **more)
         elif (text := str(message)) not in said:
             said.add(text)
-            click.echo(plain(masked(text)), err=True)
+            say(text, err=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", LeftOutWarning)

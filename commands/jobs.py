@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..search.report.completion import launchers, study_files
-from ..search.report.stdio.console import terminal
+from ..search.report.stdio.console import give, json_text, say, terminal
 from ..search.report.stdio.streams import ends_with_reader
 from ..search.report.terminal.fitted import Fitted
-from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import storage_of
-from ..spaces.errors import NoStudyError, StorageError, plain
+from ..spaces.errors import NoStudyError, StorageError
 from ..spaces.readable import shell_word
 from ..spaces.study.file import read_study
 from .group import epilog, located_faults, main
@@ -57,15 +55,15 @@ def submit(study: Path, launcher: str | None, settings: tuple[str, ...], dry_run
         submitter = open_submitter(submission.settings)
         plan = submitter.plan(submission)
         for note in plan.notes:
-            click.echo(note, err=True)
+            say(note, err=True)
         if dry_run:
-            click.echo(plan.text, nl=False)
+            give(plan.text)
             return
         job = submitter.submit(submission)
-    click.echo(f"submitted study {job.study} to {job.launcher} as job {job.id}")
+    say(f"submitted study {job.study} to {job.launcher} as job {job.id}")
     launcher = shell_word(f"{job.launcher}{'@' * bool(submitter.place)}{submitter.place}")
     where = f"{job.id} --launcher {launcher}"
-    click.echo(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
+    say(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
 
 
 @main.group(
@@ -117,7 +115,7 @@ def _progress(names: set[str], study_file: Path | None) -> dict[str, dict[str, A
     except NoStudyError:
         return {}  # its job has not begun, or writes elsewhere
     except StorageError as error:
-        click.echo(f"progress is unknown: {plain(masked(str(error)))}", err=True)
+        say(f"progress is unknown: {error}", err=True)
         return {}
 
 
@@ -139,10 +137,10 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     found = _submitter(**where).jobs()
     progress = _progress({job.study for job in found}, where["study_file"])
     if as_json:
-        click.echo(json.dumps([{**job.to_dict(), "progress": progress.get(job.study)} for job in found], indent=2))
+        give(json_text([{**job.to_dict(), "progress": progress.get(job.study)} for job in found]))
         return
     if not found:
-        click.echo("no bsearch jobs there")
+        say("no bsearch jobs there")
         return
     names, rows = ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())), []
     for job in found:
@@ -165,15 +163,15 @@ def _print_job(id: str, as_json: bool, where: Mapping[str, Any]) -> None:
     job = _submitter(**where).job(id)
     facts = _progress({job.study}, where["study_file"]).get(job.study)
     if as_json:
-        click.echo(json.dumps({**job.to_dict(), "progress": facts}, indent=2))
+        give(json_text({**job.to_dict(), "progress": facts}))
         return
     times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
-    click.echo(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
+    say(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
     if facts is not None:
         parts = [f"{count(facts['done'])} of {facts['trials']} trials are done"]
         parts += [] if facts["best"] is None else [f"the best {facts['metric']} is {number(facts['best'])}"]
         parts += [] if facts["eta_s"] is None else [f"about {seconds(facts['eta_s'])} left"]
-        click.echo(", ".join(parts))
+        say(", ".join(parts))
 
 
 @jobs.command("logs", epilog=epilog("bsearch jobs logs 4711 --launcher slurm --follow"))
@@ -187,7 +185,7 @@ def job_logs(id: str, follow: bool, **where: Any) -> None:
     submitter = _submitter(**where)
     with ends_with_reader():
         for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
-            click.echo(piece, nl=False)
+            give(piece)
 
 
 @jobs.command("stop", epilog=epilog("bsearch jobs stop 4711 --launcher slurm"))
@@ -196,4 +194,4 @@ def job_logs(id: str, follow: bool, **where: Any) -> None:
 def stop_job(id: str, **where: Any) -> None:
     """Stop job ID. Its study keeps every finished trial; submitting it again resumes it."""
     _submitter(**where).stop(id)
-    click.echo(f"stopping job {id}")
+    say(f"stopping job {id}")

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import terminal
-from ..spaces.errors import plain
+from ..search.report.stdio.console import give, json_text, say, terminal
 from ..spaces.laws.cards import card_named
 from .group import documents_only, epilog, located_faults, main
 from .options import (
@@ -51,12 +50,11 @@ def profile(study: str, device_like: str | None, out: Path | None, settings: tup
 
 def _print_document(document: Any, parts: Iterable[Any], out: Path | None, as_json: bool) -> None:
     """A document, for programs or for people; and in a file."""
-    from ..search.report.export import json_text
 
     if out is not None:
         _write(out, json_text(document))
     if as_json:
-        click.echo(json_text(document), nl=False)
+        give(json_text(document))
         return
     for part in parts:
         terminal().print(part)
@@ -65,7 +63,7 @@ def _print_document(document: Any, parts: Iterable[Any], out: Path | None, as_js
 def _write(path: Path, content: str | bytes) -> None:
     from ..spaces.boundary.files import write_file
 
-    click.echo(f"wrote {write_file(path, content)}", err=True)
+    say(f"wrote {write_file(path, content)}", err=True)
 
 
 @main.command(name="port", epilog=epilog('bsearch port recipe.yaml --onto "1x 24GiB" --written-for 8 --out ported.yaml'))
@@ -101,7 +99,6 @@ def port_recipe(
     from ..extras.port.ported import port
     from ..extras.port.recipe import read_recipe
     from ..extras.port.told import port_document, port_lines
-    from ..search.report.export import json_text
 
     wanted, found = target_of(target), read_recipe(recipe)
     console = terminal(as_json)
@@ -110,7 +107,7 @@ def port_recipe(
     if out is not None:
         _write(out, rewritten(found, ported.changes, wanted.devices))
     if as_json:
-        click.echo(json_text(port_document(ported)), nl=False)
+        give(json_text(port_document(ported)))
         return
     for line in port_lines(ported):
-        click.echo(plain(line))
+        say(line)

@@ -15,11 +15,11 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import terminal
+from ..search.report.stdio.console import give, json_text, say, terminal
 from ..search.store.url import shown_url
 from ..spaces.boundary.files import file_name
 from ..spaces.boundary.storage import is_url, sqlite_url
-from ..spaces.errors import StudyFileError, plain
+from ..spaces.errors import StudyFileError
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
 from ..spaces.study.goals import Speed
@@ -65,7 +65,7 @@ def show(ctx: click.Context, study: str, every: bool, pick: dict[str, Any] | Non
     elif pick is not None:
         _show_trial(stored, _number(stored, pick), as_json)
     elif as_json:
-        click.echo(_trials_json(stored, every), nl=False)
+        give(_trials_json(stored, every))
     elif every:
         from ..search.report.terminal.tables import trials_table
 
@@ -85,7 +85,7 @@ def _number(stored: StoredStudy, pick: dict[str, Any]) -> int:
 
 def _trials_json(stored: StoredStudy, every: bool) -> str:
     """The front, and every trial where that is wanted."""
-    from ..search.report.export import json_text, study_document, trial_document
+    from ..search.report.export import study_document, trial_document
 
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
     if every:
@@ -96,7 +96,7 @@ def _trials_json(stored: StoredStudy, every: bool) -> str:
 def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
     from ..search.analysis.choice import chance_to_reach, settings_reaching
     from ..search.analysis.confirm import averaged
-    from ..search.report.export import json_text, trial_document
+    from ..search.report.export import trial_document
     from ..search.report.sentences import target_sentence
     from ..search.report.terminal.tables import front_table
 
@@ -104,7 +104,7 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
     if as_json:
         trials = [{**trial_document(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
-        click.echo(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}), nl=False)
+        give(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}))
         return
     if reaching.trials:
         console.print(front_table(reaching, target=target))
@@ -159,7 +159,7 @@ def _print_study(stored: StoredStudy, console: Console) -> None:
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
-    from ..search.report.export import json_text, trial_document
+    from ..search.report.export import trial_document
     from ..search.report.terminal.tables import trial_parts
 
     front, records = study.front, study.records
@@ -178,7 +178,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
     if as_json:
-        click.echo(json_text(document), nl=False)
+        give(json_text(document))
         return
     console = terminal()
     for part in trial_parts(document, record, front.metric):
@@ -235,9 +235,9 @@ def export(ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[s
     else:
         text = _trials_json(stored, every) if to == "json" else _trials_csv(stored, every)
     if out is None:
-        click.echo(text, nl=False)
+        give(text)
     else:
-        click.echo(f"wrote {write_file(out, text)}", err=True)
+        say(f"wrote {write_file(out, text)}", err=True)
 
 
 def _trials_csv(stored: StoredStudy, every: bool) -> str:
@@ -251,7 +251,7 @@ def _copy_for_optuna(stored: StoredStudy, out: Path | None) -> None:
 
     url = stored.url if out is None else sqlite_url(out.absolute())
     copy_now(stored, None if out is None else url).close()
-    click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}", err=True)
+    say(f"{stored.name}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}", err=True)
 
 
 def _track(stored: StoredStudy, to: Tracker, results: Path) -> int:
@@ -260,7 +260,7 @@ def _track(stored: StoredStudy, to: Tracker, results: Path) -> int:
 
     tracked = tell(stored, [to], results / file_name(stored.name))
     for status in tracked:
-        click.echo(status.sentence)
+        say(status.sentence)
     return FAILED if any(status.left for status in tracked) else 0
 
 
@@ -275,15 +275,15 @@ def _exported(stored: StoredStudy, framework: Framework, pick: dict[str, Any], o
 
     chosen = settings_to_export(stored, Choice(**pick))
     exported = FRAMEWORKS[framework](chosen)
-    click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
+    say(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}", err=True)
     if exported.beside is not None and out is None:
-        click.echo("note: with --out FILE, the token rows that it trains on are written beside it", err=True)
+        say("note: with --out FILE, the token rows that it trains on are written beside it", err=True)
     elif exported.beside is not None and out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         exported.beside(out.parent)
     seen = out is None and sys.stdout.isatty() and "# note: " in exported.text
     for note in () if seen else exported.notes:
-        click.echo(plain(f"note: {note}"), err=True)
+        say(f"note: {note}", err=True)
     return exported.text
 
 
@@ -305,7 +305,7 @@ def report(study: str, out: Path | None, opens: bool) -> None:
     stored = with_rates(opened(study))
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
-    click.echo(f"wrote {plain(from_here(path.absolute()))}")
+    say(f"wrote {from_here(path.absolute())}")
     if opens:
         click.launch(str(path.absolute()))
 
@@ -325,7 +325,6 @@ def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool)
     Accuracies stay; on a device with less memory the same effective batch accumulates more.
     """
     from ..search.analysis.retime import read_profile, retimed
-    from ..search.report.export import json_text
     from ..search.report.terminal.retime import retimed_document, retimed_parts
 
     stored = opened(study)
@@ -336,7 +335,7 @@ def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool)
     after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device, objectives=objectives)
     console = terminal(as_json)
     if as_json:
-        click.echo(json_text(retimed_document(stored, device.name, after)), nl=False)
+        give(json_text(retimed_document(stored, device.name, after)))
         return
     for part in retimed_parts(stored, device.name, after, console.width):
         console.print(part)
@@ -356,11 +355,11 @@ def dashboard(study: str, port: int, opens: bool) -> None:
 
     stored = opened(study)
     with dashboard_server(stored, port) as (address, serve), suppress(KeyboardInterrupt):
-        click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C stops it)")
-        click.echo(f"summary: {address}/note")
+        say(f"study {stored.name}: {address} (Ctrl-C stops it)")
+        say(f"summary: {address}/note")
         if "SSH_CONNECTION" in os.environ:
             own = address.split(":")[2].split("/")[0]
-            click.echo(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
+            say(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
         if opens:
             # Some browsers run in the terminal until they are closed.
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from importlib import resources
@@ -13,7 +12,7 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import terminal
+from ..search.report.stdio.console import give, json_text, say, terminal
 from ..search.store.url import shown_url
 from ..spaces.boundary.storage import storage_of
 from ..spaces.deadline import checked_deadline, duration_of
@@ -183,7 +182,7 @@ def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experi
 
 def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what to do next."""
-    from ..search.report.export import json_text, study_document, write_front
+    from ..search.report.export import study_document, write_front
 
     stored = result.study
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
@@ -210,7 +209,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     for command, what in following.items():
         console.print(f"  {command:<{max(map(len, following))}}  {what}")
     if as_json:
-        click.echo(json_text(document), nl=False)
+        give(json_text(document))
 
 
 def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterator[str]:
@@ -297,7 +296,7 @@ def train(
     for line in result_lines(record, trainings):
         console.print(line)
     if as_json:
-        click.echo(json.dumps(train_document(stored, record, trainings), indent=2))
+        give(json_text(train_document(stored, record, trainings)))
     ctx.exit(0 if all(training.complete for training in trainings) else FAILED)
 
 
@@ -324,10 +323,8 @@ def init(folder: Path, source: str | None, mapped: tuple[str, ...], metric: str 
     starter = {name: resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8") for name in names}
     written = {} if source is None else files_of_runs(source, mapped, metric)
     for name, content in {**starter, **written}.items():
-        click.echo(f"wrote {write_file(folder / name, content)}")
+        say(f"wrote {write_file(folder / name, content)}")
     if written:
-        click.echo(
-            f"First fill in {shell_word(folder / 'tasks.py')}: your data and your model; `bsearch check` names what is left."
-        )
+        say(f"First fill in {shell_word(folder / 'tasks.py')}: your data and your model; `bsearch check` names what is left.")
     inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
-    click.echo(f"{'Then' if written else 'Next'}: {inside}bsearch check study.yaml && bsearch run study.yaml")
+    say(f"{'Then' if written else 'Next'}: {inside}bsearch check study.yaml && bsearch run study.yaml")

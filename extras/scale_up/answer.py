@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
 import yaml
 
-from ...search.report.export import json_text
-from ...search.report.stdio.console import terminal
+from ...search.report.stdio.console import give, json_text, terminal
 from ...search.store.stored import StoredStudy
 from ...spaces.boundary.files import write_file
 from ...spaces.errors import StudyFileError
@@ -34,7 +32,7 @@ def answer(studies: Sequence[StoredStudy], data: float, model: float, next_file:
     found = scale_up(names, [record for study in studies for record in study.records], data, model)
     console = terminal(as_json)
     if as_json:
-        click.echo(json_text(scale_up_document(names, found)), nl=False)
+        give(json_text(scale_up_document(names, found)))
     else:
         for part in scale_up_parts(names, found):
             console.print(part)

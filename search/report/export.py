@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...spaces.errors import plain
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from .columns import MEASURES, Column
+from .stdio.console import json_text
 
 PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
@@ -88,14 +88,6 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else plain(value)
-
-
-def json_text(document: Any, indent: int | None = 2) -> str:
-    """A document as JSON, which has no NaN and no infinity: they become null."""
-    try:
-        return json.dumps(document, indent=indent, allow_nan=False, default=str) + "\n"
-    except ValueError:
-        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent)
 
 
 def write_front(folder: Path, document: Mapping[str, Any]) -> list[Path]:

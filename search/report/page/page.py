@@ -23,10 +23,11 @@ from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy
 from ..columns import front_columns, trial_columns
-from ..export import PLAN_COLUMNS, csv_text, json_text, trial_document
+from ..export import PLAN_COLUMNS, csv_text, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
 from ..sentences import front_summary, outcome_counts
+from ..stdio.console import json_text
 from ..terminal.deadline import deadline_sentence
 from .decide import decision_data
 from .draw import LOOKS, plotly_document

@@ -1,15 +1,18 @@
-"""The console for people, which all commands and the Python interface print to."""
+"""What all commands and the Python interface print with: to people, and to programs."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from ....spaces.boundary.secrets import masked
 from ....spaces.errors import plain
 from .streams import steady
 
@@ -37,3 +40,21 @@ def terminal(as_json: bool = False) -> Console:
     if not console.is_terminal:
         console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
     return console
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line to people: no password leaves, and nothing that a terminal would interpret."""
+    click.echo(plain(masked(text)), err=err)
+
+
+def give(document: str) -> None:
+    """Print a document as it is, for whatever reads it."""
+    click.echo(document, nl=False)
+
+
+def json_text(document: Any, indent: int | None = 2) -> str:
+    """A document as JSON, which has no NaN and no infinity: they become null."""
+    try:
+        return json.dumps(document, indent=indent, allow_nan=False, default=str) + "\n"
+    except ValueError:
+        return json_text(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent)

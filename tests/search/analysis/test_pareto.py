@@ -10,11 +10,12 @@ from typing import Any, Literal
 import optuna
 import pytest
 from bsearch.search.analysis.pareto import front_members, front_of, study_front
-from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
+from bsearch.search.report.export import csv_text, study_document, trial_document
 from bsearch.search.report.page.draw import plotly_document
 from bsearch.search.report.page.figures import front_figure
 from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.report.sentences import best_sentence, comparison, step_sentence
+from bsearch.search.report.stdio.console import json_text
 from bsearch.search.report.terminal.tables import front_plot
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.front import ParetoFront
