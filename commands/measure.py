@@ -42,10 +42,9 @@ def profile(study: str, device_like: str | None, out: Path | None, settings: tup
     from ..search.preview.check import profile_study
     from ..search.report.terminal.profile import profile_document, profile_parts
 
-    console = terminal(as_json)
     with located_faults(file), documents_only(as_json):
         document = profile_document(spec, profile_study(spec, card))
-    _print_document(document, profile_parts(document, console.width), out, as_json)
+    _print_document(document, profile_parts(document), out, as_json)
 
 
 def _print_document(document: Any, parts: Iterable[Any], out: Path | None, as_json: bool) -> None:

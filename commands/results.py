@@ -45,25 +45,30 @@ _all_option = click.option("--all", "every", is_flag=True, help="Every trial, no
 @_all_option
 @pick_option(": its settings, its learning curve, its traceback; with reaches:.9 every setting that does, fastest first")
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
+@click.option("--record", "settled", is_flag=True, help="What was predicted of each trial beside what came.")
 @json_option
 @click.pass_context
-def show(ctx: click.Context, study: str, every: bool, pick: dict[str, Any] | None, watch: bool, as_json: bool) -> None:
+def show(
+    ctx: click.Context, study: str, every: bool, pick: dict[str, Any] | None, watch: bool, settled: bool, as_json: bool
+) -> None:
     """Print what a study has found so far: its front, its trials, one trial, or the settings that reach a target.
 
     With --watch, waits up to a minute for the study to begin; exits with 0 when it has met its budget, and with 1 if no driver
     runs it.
     """
     if watch:
-        if as_json or every or pick is not None:
-            raise click.UsageError("--watch cannot be combined with --all, --pick or --json; programs can poll `show --json`")
+        if as_json or every or settled or pick is not None:
+            raise click.UsageError("expected --watch alone, got another option too; programs can poll `show --json`")
         ctx.exit(_watch(study))
-    if pick is not None and every:
-        raise click.UsageError("expected --all or --pick, got both")
+    if sum((pick is not None, every, settled)) > 1:
+        raise click.UsageError("expected --all, --pick or --record, got several")
     stored, console = opened(study), terminal(as_json)
     if pick is not None and "target" in pick:
         _show_target(stored, pick["target"], console, as_json)
     elif pick is not None:
         _show_trial(stored, _number(stored, pick), as_json)
+    elif settled:
+        _show_record(stored, console, as_json)
     elif as_json:
         give(_trials_json(stored, every))
     elif every:
@@ -91,6 +96,19 @@ def _trials_json(stored: StoredStudy, every: bool) -> str:
     if every:
         document |= {"all": [trial_document(record, stored.front) for record in stored.records]}
     return json_text(document)
+
+
+def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
+    from ..search.report.terminal.fitted import Fitted
+    from ..search.report.track_record import record_document, record_sentences, record_table, settled_predictions
+
+    settled = settled_predictions(stored)
+    if as_json:
+        give(json_text({"study": stored.name, **record_document(settled)}))
+        return
+    console.print(Fitted(record_table(settled)) if settled else "No prediction is settled yet.")
+    for sentence in record_sentences(stored.records, settled):
+        console.print(sentence)
 
 
 def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
 @click.option("--within", metavar="DURATION", help="The same, counted from the first run with this deadline: 2h, 90m.")
-@click.option("--spend", type=click.FloatRange(min=0, min_open=True), help="The same, for this amount at devices.prices.")
 @until_option("then the study stops, and keeps the model.")
 @keep_option("results/STUDY/model, with a deadline or --until")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
@@ -68,7 +67,6 @@ def run(
     trials: int | None,
     by: str | None,
     within: str | None,
-    spend: float | None,
     until: float | None,
     keep: Path | None,
     new: bool,
@@ -83,7 +81,7 @@ def run(
     The same command again resumes the study.
     """
     file, spec = _study(study, batches, rate, trials, settings)
-    spec = _with_deadline(spec, by, within, spend, until, keep)
+    spec = _with_deadline(spec, by, within, until, keep)
     out = out and out.absolute()  # a task may change the working directory
     console = terminal(as_json)
     with located_faults(file):
@@ -112,9 +110,7 @@ def _study(
     return file, spec
 
 
-def _with_deadline(
-    spec: StudySpec, by: str | None, within: str | None, spend: float | None, until: float | None, keep: Path | None
-) -> StudySpec:
+def _with_deadline(spec: StudySpec, by: str | None, within: str | None, until: float | None, keep: Path | None) -> StudySpec:
     """The study with what the options say of its end."""
     if by is not None and within is not None:
         raise click.UsageError("expected --by or --within, got both")
@@ -130,9 +126,7 @@ def _with_deadline(
             other = "--by" if is_length else "--within"
             raise click.UsageError(f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}.")
     folder = None if keep is None else str(keep.expanduser().absolute())
-    if spend is not None and folder is None and spec.budget.keep is None:
-        folder = str(_results(spec, spec.study) / "model")
-    budget = {"by": by or within, "cost": spend, "until": until, "keep": folder}
+    budget = {"by": by or within, "until": until, "keep": folder}
     given = {key: value for key, value in budget.items() if value is not None}
     return spec.changed({"budget": given}) if given else spec
 
@@ -241,7 +235,7 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterato
         yield f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}"
     if result.gain is not None and not result.stopped.startswith("budget.min_gain"):
         sentence = gain_sentence(result.gain)
-        yield f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high)."
+        yield f"{sentence[0].upper()}{sentence[1:]}."
     yield from model_lines(result)
 
 

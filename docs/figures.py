@@ -1,7 +1,7 @@
 """Generate the figures of this documentation from the page of one finished study, in the browser that the tests use.
 
     python docs/figures.py digits examples/digits.yaml front
-    python docs/figures.py cifar10 cifar.yaml memory step-time rate-batch powers-of-two
+    python docs/figures.py cifar10 cifar.yaml memory step-time rate-batch
 
 The second is examples/cifar10.yaml with 60 trials, `confirm: 2` and `memory: {limit: 24MiB}`.
 """

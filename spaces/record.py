@@ -33,7 +33,6 @@ class TrialFacts:
         throttled_s: seconds of that wait that the processor limit of its own control groups cost, such as a container's.
         others_share: share of its machine that other programs used meanwhile, where that is the driver's own machine.
         stolen_share: share of the core time of its machine's programs that the host gave to other virtual machines.
-        contended: it shared its device with them: it waited for much of its time, or the error is large without.
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
@@ -85,7 +84,6 @@ class TrialFacts:
     throttled_s: float | None = None
     others_share: float | None = None
     stolen_share: float | None = None
-    contended: bool | None = None
     samples_per_s: float | None = None
     attempts: int | None = None
     host: str | None = None

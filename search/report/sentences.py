@@ -6,13 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
 
 from ...spaces.domain import Domain, Range
 from ...spaces.front import ParetoFront
 from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
-from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.record import TrialRecord
 from ...spaces.study.goals import bound_of
 from ..analysis.choice import NEARLY_BEST, below, chance_to_reach, fastest_within, settings_reaching
 from ..analysis.confirm import CONFIDENCE, FOR_REPEATS, averaged
@@ -20,6 +19,7 @@ from ..analysis.rates import BestRates, Estimate
 from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy, codes
 from .columns import IN_COLUMNS
+from .track_record import record_sentences, settled_predictions
 
 
 def front_summary(study: StoredStudy) -> Iterator[str]:
@@ -35,7 +35,7 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         best_sentence(front),
         step_sentence(front),
         *comparison(front, settings.values()),
-        contention_sentence(records),
+        *record_sentences(records, settled_predictions(study)),
         spent_sentence(study),
         *edge_sentences(front, spec.searched()),
         rule_sentence(study),
@@ -193,67 +193,6 @@ def spent_sentence(study: StoredStudy) -> str | None:
     return f"At devices.prices the trials have cost {number(sum(spent))} so far{of_budget}, evaluations and restarts included."
 
 
-def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
-    """How many trials took another time than predicted, and why, in a sentence; None if none did.
-
-    >>> from dataclasses import replace
-    >>> facts = TrialFacts(train_s_error=0.3, contended=True, measured_train_s=13.0, waited_s=2.6)
-    >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
-    1 of 1 trials took 30 % more time than predicted (median): waiting for a core took 20 % of training. The front uses the \
-predicted times, so it is not affected.
-    >>> facts = replace(facts, waited_s=0.0, others_share=0.45, stolen_share=0.22)
-    >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
-    1 of 1 trials took 30 % more time than predicted (median): other programs used 45 % of the machine, and its host gave 22 % \
-of its processor time to other virtual machines. The front uses the predicted times, so it is not affected.
-    """
-    counted = [record for record in records if record.counts and record.facts.train_s_error is not None]
-    contended = [record.facts for record in counted if record.facts.contended]
-    if not contended:
-        return None
-    late = 100 * median(facts.train_s_error or 0.0 for facts in contended)
-    words = "more" if late > 0 else "less"
-    end = (
-        "The front uses the predicted times, so it is not affected."
-        if late > 0
-        else "The predicted times are too long: start a new study on an idle device."
-    )
-    return (
-        f"{len(contended)} of {len(counted)} trials took {abs(late):.0f} % {words} time than predicted (median): "
-        f"{delay_words(contended)}. {end}"
-    )
-
-
-# What took less than this share of the training explains no difference from its predicted time.
-_EXPLAINS = 0.1
-
-
-def delay_words(contended: Sequence[TrialFacts]) -> str:
-    """Why trials took another time than predicted, by what was measured beside them (medians)."""
-    if median(facts.train_s_error or 0.0 for facts in contended) < 0:
-        return "steps were probably timed under load"
-
-    def shares(taken: str) -> list[float]:
-        return [(getattr(facts, taken) or 0.0) / facts.measured_train_s for facts in contended if facts.measured_train_s]
-
-    causes: dict[str, list[float]] = {
-        "waiting for a core took {:.0f} % of training": shares("waited_s"),
-        "the container's processor limit (cpu.max) took {:.0f} % of it": shares("throttled_s"),
-        "other programs used {:.0f} % of the machine": [facts.others_share or 0.0 for facts in contended],
-        "its host gave {:.0f} % of its processor time to other virtual machines": [
-            facts.stolen_share or 0.0 for facts in contended
-        ],
-    }
-    medians = {words: median(found or [0.0]) for words, found in causes.items()}
-    if found := [words.format(100 * share) for words, share in medians.items() if share >= _EXPLAINS]:
-        return ", and ".join(filter(None, (", ".join(found[:-1]), found[-1])))
-    if any(facts.others_share is not None for facts in contended):
-        return (
-            "other programs used little of the machine, so training probably waits for something, such as input, that did not "
-            "delay the steps that were timed"
-        )
-    return "the device was probably shared with the driver, other trials or other programs"
-
-
 # Bounds beyond which a parameter means nothing, by the end of its name.
 _NATURAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("dropout", "momentum", "smoothing", "beta1", "beta2", "ema", "warmup"), (0.0, 1.0)),
@@ -272,7 +211,8 @@ def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterat
     >>> at = {"width": 8, "dropout": 0.0}
     >>> trials = tuple(TrialRecord(number, "complete", at, train_s=1.0 + number, accuracy=0.5) for number in range(4))
     >>> print(*edge_sentences(ParetoFront(trials), {"width": Range(low=8, high=64), "dropout": Range(low=0.0, high=0.5)}))
-    4 of the front's 4 trials are at the lower edge of width, 8: a wider range may hold better settings.
+    4 of the front's 4 trials are at the lower edge of width, 8: a wider range may hold better settings, and keeps these \
+trials.
     """
     for name, domain in searched.items():
         if not isinstance(domain, Range) or name == "epochs":  # the front spans those by itself
@@ -290,7 +230,7 @@ def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterat
             if count >= max(3, (len(front.trials) + 1) // 2):
                 yield (
                     f"{count} of the front's {len(front.trials)} trials are at the {word} edge of {name}, {number(end)}: "
-                    "a wider range may hold better settings."
+                    "a wider range may hold better settings, and keeps these trials."
                 )
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -35,7 +35,7 @@ from ..laws.best_rate import with_rates
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
 from ..store.rows import StudyRow
-from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
+from ..store.stored import StoredStudy, codes, has_grown, is_same_experiment, study_identity, with_codes, without_code
 from ..store.tables import Tables
 from ..store.trials import Trials
 from ..store.url import shown_url
@@ -169,6 +169,9 @@ def _open(
     row, trials = tables.study(name), tables.trials(name)
     if row is not None:
         row.say_what_goes()
+        if row.identity["space"] != identity["space"]:
+            text = f"the space is wider than before; it holds the {plural(len(trials), 'trial')} so far"
+            notify(Event("message", text=text))
         for text in _changed_packages(row.identity["task"].get("packages"), packages):
             notify(Event("message", text=text))
     identity = {**identity, "task": {**identity["task"], "packages": packages}}
@@ -298,7 +301,7 @@ def _drive(
                 owns_workers=runner.owns_workers,
                 finish=finish,
             )
-            for text in _opening_messages(spec, profiles, feasible):
+            for text in _opening_messages(spec, profiles, feasible, trials):
                 notify(Event("message", text=text))
             interrupted = _run_trials(run, runner, tables, finish, watch)
             return _conclude(study, run, suggester, interrupted)
@@ -336,7 +339,9 @@ def _deleted(tables: Tables) -> str:
     return f"the database {shown_url(tables.url)} was deleted while the study ran, and its trials with it"
 
 
-def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, int]) -> Iterator[str]:
+def _opening_messages(
+    spec: StudySpec, profiles: Profiles, feasible: tuple[int, int], records: Iterable[TrialRecord]
+) -> Iterator[str]:
     """What is known before the first trial: feasible batches, kinds of devices, accuracy of the known times."""
     everywhere = [profile for of_kind in profiles.values() for profile in of_kind.values()]
     yield feasible_batches_sentence(spec, feasible, everywhere)
@@ -348,7 +353,7 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
     yield from dict.fromkeys(profile.neighbours for profile in everywhere if profile.neighbours)
     if any(profile.validates_on_training for profile in everywhere):
         yield "the validation data are the training data: the front shows what trials memorise"
-    yield from step_time_summary(spec, next(iter(profiles.values())).values())
+    yield from step_time_summary(spec, next(iter(profiles.values())).values(), records)
 
 
 def _save_deadline(tables: Tables, name: str, finish: Finish | None) -> None:
@@ -393,7 +398,7 @@ def identified(
 ) -> tuple[str, Mapping[str, Any]]:
     """The full name under which this study file's study is stored, and its identity with all code that its trials ran.
 
-    Of several studies of the file, the newest with the same identity.
+    Of several studies of the file, the newest with the same identity, or one whose ranges lie within the file's.
 
     Raises:
         StudyFileError: something changed that may not change; with the differences.
@@ -405,6 +410,9 @@ def identified(
         return f"{spec.study}-{len(rows) + 1}", identity
     for row in reversed(rows):
         if is_same_experiment(row.identity, identity):
+            return row.name, with_codes(identity, codes(row.identity))
+    for row in reversed(rows):
+        if has_grown(row.identity, identity):
             return row.name, with_codes(identity, codes(row.identity))
     newest = rows[-1]
     only_code = without_code(newest.identity) == without_code(identity)

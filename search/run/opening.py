@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...spaces.domain import bounds
 from ...spaces.laws.device import DeviceProfile
@@ -11,7 +12,11 @@ from ...spaces.plan import ActivationCheckpointing, Embedding
 from ...spaces.planning import micro_batch_cap
 from ...spaces.readable import readable_bytes
 from ...spaces.readable import seconds as readable_seconds
+from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
+
+# An honest interval holds about this share of what comes; fewer settled predictions than that judge none.
+HOLDS, _ENOUGH = 0.9, 5
 
 
 def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
@@ -77,9 +82,25 @@ def exchange_sentence(exchange: Exchange) -> str:
     )
 
 
-def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
-    """The precision of predicted training times, one line per number of devices."""
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of ascending values, the smallest that at least this share of them do not exceed."""
+    return values[max(math.ceil(share * len(values)) - 1, 0)]
+
+
+def widened(stated: float | None, errors: Iterable[float]) -> float | None:
+    """A relative half width after predictions were settled: that which holds 90 % of them, where the stated one does not.
+
+    >>> widened(0.1, [0.0, -0.05, 0.05, 0.1, 0.4]), widened(0.1, [0.0, -0.05, 0.05, 0.1, 0.1]), widened(0.1, [9.0])
+    (0.4, 0.1, 0.1)
+    """
+    sizes = sorted(map(abs, errors))
+    return max(stated or 0.0, quantile(sizes, HOLDS)) if len(sizes) >= _ENOUGH else stated
+
+
+def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], records: Iterable[TrialRecord] = ()) -> Iterator[str]:
+    """The precision of predicted training times, one line per number of devices; by the trials' record, where they have one."""
     profiles = list(profiles)
+    errors = [record.facts.train_s_error for record in records if record.counts and record.facts.train_s_error is not None]
     laws = [law for profile in profiles for law in profile.all_step_times]
     if not laws:
         yield "train_s is measured wall-clock time: steps were not timed in advance"
@@ -87,8 +108,10 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
         these = [law for law in laws if law.devices == devices]
         intervals, misfits = [law.interval for law in these], [law.misfit[0] for law in these if law.misfit]
         known = [interval for interval in intervals if interval is not None]
+        timed = max(known, default=0.0)
+        came = widened(timed, errors) or timed
         precision = (
-            f"to ±{max(known):.1%}"
+            f"to ±{came:.1%}" + (f" by the record of {len(errors)} trials, {timed:.1%} by the timing" if came > timed else "")
             if len(known) == len(intervals)
             else "only roughly: there was time for only a few timing rounds"
         )

@@ -12,11 +12,13 @@ from typing import Any
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.boundary.storage import is_url, storage_of
 from ...spaces.deadline import StoredDeadline
+from ...spaces.domain import Domain, Range
 from ...spaces.errors import BsearchError, NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.schedule import is_own
 from ...spaces.study.file import read_study
+from ...spaces.study.space import Space
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialSetup
 from ..analysis.blow_ups import told_apart
@@ -55,6 +57,22 @@ def without_code(identity: Mapping[str, Any]) -> dict[str, Any]:
 def is_same_experiment(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
     """Whether a stored study's trials compare with those of a study file: the same settings, and code that they have run."""
     return identity["task"]["code"] in codes(stored) and without_code(stored) == without_code(identity)
+
+
+def has_grown(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
+    """Whether a study file only has wider ranges than a stored study: all its trials are trials of both."""
+    if not is_same_experiment({**stored, "space": identity["space"]}, identity):
+        return False
+    old, new = (Space.model_validate(each["space"]).domains() for each in (stored, identity))
+    return old.keys() == new.keys() and all(now == old[name] or _holds(now, old[name]) for name, now in new.items())
+
+
+def _holds(wide: Domain, narrow: Domain) -> bool:
+    """Whether a range that was searched lies in a wider one that is otherwise the same."""
+    if not isinstance(wide, Range) or not isinstance(narrow, Range) or wide.step or wide.changes_cost:
+        return False
+    within = wide.low <= narrow.low < narrow.high <= wide.high and wide.whole == narrow.whole
+    return within and wide.model_copy(update={"low": narrow.low, "high": narrow.high}) == narrow
 
 
 def _is(row: StudyRow, identity: Mapping[str, Any]) -> bool:

@@ -397,7 +397,7 @@ def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: 
 
 
 @pytest.mark.slow
-def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callable[..., Path]) -> None:
+def test_a_trial_that_took_longer_keeps_its_known_time_and_it_is_said(study_file: Callable[..., Path]) -> None:
     """Slow sleeps while it trains and not while it is timed: the neighbour that no profile saw."""
     path = study_file(
         task=f"{TASKS}:Slower",
@@ -407,12 +407,12 @@ def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callab
     result = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert result.exit_code == 0, result.output
     assert re.search(
-        r"2 of 2 trials .*took \d+ % more time than predicted",
+        r"Training times were predicted to ±[\d.]+%, and 0 of 2 came within: they took [\d.]+ of the predicted time",
         result.output,
     )
     document = json.loads(CliRunner().invoke(main, ["export", str(path), "--to", "json", "--all"]).output)
     for trial in document["all"]:
-        assert trial["contended"]
+        assert trial["train_s_error"] > 3
         assert trial["measured_train_s"] > 2.4
         assert trial["train_s"] < 0.5
 

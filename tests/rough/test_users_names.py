@@ -31,7 +31,7 @@ OURS = (
     *("device_s", "cost", "energy_j", "trial", "outcome", "on_front", "started_at", "ended_at", "message"),
     *("attempts", "host", "samples_budget", "samples_per_s", "measured_train_s", "train_s_source", "train_s_error"),
     *("reference_rate", "baseline", "repeats", "runs", "price", "watts", "spent", "extra", "curve", "stopped_fraction"),
-    *("weight_decay", "elapsed_s", "train_loss", "samples_seen", "kind", "exponent", "device_kind", "contended", "curve"),
+    *("weight_decay", "elapsed_s", "train_loss", "samples_seen", "kind", "exponent", "device_kind", "curve"),
 )
 
 

@@ -10,7 +10,6 @@ from ...analysis.confirm import averaged
 from ..columns import MEASURES
 from .cost_figures import memory_figure, step_time_figure
 from .figure import Figure, Layer, Tone
-from .powers_of_two import powers_of_two
 from .rates import rate_figure
 from .study_data import StudyData, finite
 
@@ -24,7 +23,6 @@ def figures_of(data: StudyData) -> list[Figure]:
         rate_figure(data),
         memory_figure(data),
         step_time_figure(data),
-        powers_figure(data),
         curves_figure(data),
     )
     return [figure for figure in figures if figure is not None and figure.layers]
@@ -105,28 +103,6 @@ def _marked(data: StudyData) -> Iterator[Layer]:
         members = replace(members, low=tuple(low for low, _ in intervals), high=tuple(high for _, high in intervals))
     yield members
     yield data.points("baseline", "baseline", data.baseline)
-
-
-def powers_figure(data: StudyData) -> Figure | None:
-    """What a search over powers of two would have found."""
-    found = powers_of_two(data.study, data.profiles)
-    if found is None:
-        return None
-    layers = [
-        data.line("any integer", data.front.trials),
-        data.points("any integer, trials", "front", data.front.trials),
-    ]
-    if found.moved is not None:
-        layers.append(data.line("at the nearest power of two", found.moved.trials, "alternative"))
-    layers.append(data.points("trials with a power of two", "limit", found.kept.trials))
-    return Figure(
-        "powers-of-two",
-        "If the batch were limited to powers of two",
-        found.sentence,
-        data.time_axis(),
-        data.accuracy_axis(),
-        tuple(layers),
-    )
 
 
 def curves_figure(data: StudyData) -> Figure:

@@ -18,6 +18,9 @@ from ...run.opening import feasible_batches_sentence
 from ..columns import Column
 from .fitted import Fitted
 
+# What a run of `examples/digits.yaml` takes over Ray beside its trials and timing, on two idle cores (docs/log.md).
+_START_S = 20.0
+
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
     """The JSON document of `bsearch check --json`."""
@@ -60,11 +63,16 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
     timing_s = sum(len(timed.all_step_times) for timed in profiles.values()) * spec.budget.profile_s
-    before = f". Before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
+    timing = f" and timing steps up to {seconds(float(timing_s))}" if timing_s else ""
+    total = ""
+    if forecast.left_s is None:
+        least = forecast.study_s + _START_S
+        most = f" to {seconds(least + timing_s)}" if timing_s else ""
+        total = f". The whole run takes about {seconds(least)}{most}: starting Ray takes about {_START_S:.0f} s{timing}"
     yield (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
         f"span up to a factor of {forecast.span:.3g} in training time.\n"
-        f"{_duration(spec, forecast, slots)}{before}."
+        f"{_duration(spec, forecast, slots)}{total}."
     )
     if forecast.cost is not None:
         yield f"At devices.prices the trials cost about {number(forecast.cost)} on {profile.device}."
@@ -102,10 +110,7 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
         )
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:
-        return (
-            f"{trials} train and evaluate for about {took}, {slots} at once. Starting Ray and the trials takes extra "
-            "time, most of the total if trials are short; once this study has run, the forecast includes it"
-        )
+        return f"{trials} train and evaluate for about {took}, {slots} at once"
     return (
         f"{trials} take about {took}, {slots} at once, judging by this study's last run: "
         f"{seconds(forecast.overhead_s)} per trial besides training, and training at {forecast.slowdown:.2g} times its "

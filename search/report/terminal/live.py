@@ -211,19 +211,41 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._draws = console.is_terminal and not console.is_dumb_terminal
         self._stop: Callable[[], None] | None = None  # once there is a picture
         self._run: StudyRun | None = None
+        self._line, self._begun = threading.Lock(), threading.Event()
 
     def __enter__(self) -> LiveView:
+        if self._draws:
+            threading.Thread(target=self._count, name="bsearch-seconds", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._clear()
         if self._stop is not None:
             self._stop()
 
+    def _count(self) -> None:
+        """Seconds that move until there is a picture: starting Ray, the examination and timing take a while."""
+        begun = time.monotonic()
+        while not self._begun.wait(1.0):
+            with self._line:
+                if not self._begun.is_set():
+                    self._console.file.write(f"\r{time.monotonic() - begun:.0f} s ")
+                    self._console.file.flush()
+
+    def _clear(self) -> None:
+        """End the seconds, whose line is used for something else."""
+        with self._line:
+            if self._draws and not self._begun.is_set():
+                self._console.file.write("\r\x1b[K")
+            self._begun.set()
+
     def show(self, view: Callable[[], StudyView | None]) -> None:
         """Draw this view repeatedly until the end."""
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        self._clear()
+        if self._draws:
             live = _Reflowed(Picture(view), self._console)
             self._stop = live.stop
             live.start(refresh=True)
@@ -237,7 +259,10 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """A line that stays, above the picture where there is one."""
-        self._console.print(text, markup=False)
+        with self._line:
+            if self._draws and not self._begun.is_set():
+                self._console.file.write("\r\x1b[K")
+            self._console.print(text, markup=False)
 
     def notify(self, event: Event) -> None:
         if event.kind == "message":

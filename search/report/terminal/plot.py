@@ -1,4 +1,4 @@
-"""Points as lines of text, without colour: what `run`, `show` and `profile` draw."""
+"""Points as lines of text, without colour: what `run` and `show` draw."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ def scatter(
     height: int,
     x_label: str,
     y_label: str,
-    x_ticks: Mapping[float, str] | None = None,
-    log: bool = False,
 ) -> str:
-    """Points (x, y) by their marker; of several in a place the last group's is seen.
+    """Points (x, y) by their marker, x on a logarithmic scale; of several in a place the last group's is seen.
 
     Args:
         width, height: of all of it, in characters; within what is readable.
-        x_ticks: labels by their place; default: five numbers over what the points span. Those without room are left out.
-        log: whether x is on a logarithmic scale.
 
     >>> print(scatter({"o": [(1, 0.5), (10, 2.0)]}, width=40, height=8, x_label="s", y_label="loss"))
        ┌───────────────────────────────────┐
@@ -34,12 +30,11 @@ def scatter(
       1┤                                   │
     0.5┤o                                  │
        └┬───────┬────────┬────────┬───────┬┘
-        1      3.2      5.5      7.8     10
+        1      1.8      3.2      5.6     10
     loss               s
     """
     points = [point for group in groups.values() for point in group]
-    scale = math.log if log else float
-    left, right = (scale(end(x for x, _ in points)) for end in (min, max))
+    left, right = (math.log(end(x for x, _ in points)) for end in (min, max))
     low, high = (end(y for _, y in points) for end in (min, max))
     whole = max(min(width, _WIDEST), _NARROWEST)
     names = _axis_names(x_label, y_label, whole)
@@ -51,17 +46,15 @@ def scatter(
     columns = whole - margin - 2
 
     def column(x: float) -> int:
-        return _place(scale(x), left, right, columns)
+        return _place(math.log(x), left, right, columns)
 
     canvas = [[" "] * columns for _ in range(rows)]
     for marker, group in groups.items():
         for x, y in group:
             canvas[_place(y, low, high, rows)][column(x)] = marker
-    if x_ticks is None:
-        ends = math.exp if log else float
-        spots = [ends(left + (right - left) * part / 4) for part in range(5)]
-        x_ticks = dict(zip(spots, _distinct(spots), strict=True))
-    axis, below = _x_axis({column(spot): text for spot, text in x_ticks.items()}, margin + 1, columns)
+    spots = [math.exp(left + (right - left) * part / 4) for part in range(5)]
+    ticks = {column(spot): text for spot, text in zip(spots, _distinct(spots), strict=True)}
+    axis, below = _x_axis(ticks, margin + 1, columns)
     lines = [f"{' ' * margin}┌{'─' * columns}┐"]
     for row in reversed(range(rows)):
         label = labels.get(row)

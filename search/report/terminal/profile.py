@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
@@ -15,9 +14,7 @@ from ....spaces.planning import training_cost
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
 from ...preview.check import ProfiledStudy
-from ...preview.forecast import planned_batches
 from .fitted import Fitted
-from .plot import scatter
 
 
 def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]:
@@ -37,19 +34,13 @@ def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]
     }
 
 
-def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[str | Text | Fitted]:
-    """What `bsearch profile` prints for people.
-
-    Args:
-        width: of the terminal, in characters.
-    """
+def profile_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:
+    """What `bsearch profile` prints for people."""
     yield Text(f"{document['study']} on {document['device']}, {document['precision']}", style="bold")
     yield from memory_tables(document["memory"])
-    yield memory_plot(document["memory"], width)
     for law in document["speed"]:
         yield ""
         yield from speed_tables(law)
-        yield speed_plot(law, width)
 
 
 def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole: DeviceProfile) -> dict[str, Any]:
@@ -85,12 +76,6 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole
             }
             for timed_plan in law.timed
         ],
-        "fastest": [
-            {**asdict(planned_batch), "samples_per_s": planned_batch.effective_batch / planned_batch.step_s}
-            for planned_batch in planned_batches(spec, whole, law.devices, 8)
-        ]
-        if profile is whole
-        else [],
     }
 
 
@@ -124,48 +109,11 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
             f"Power while it trains: {first['watts']:.3g} W with micro-batches of {first['micro_batch']} to "
             f"{last['watts']:.3g} W with {last['micro_batch']}; repeated readings agree within ±{document['power_spread']:.1%}."
         )
-    if not document["fastest"]:
-        return
-    yield "Fastest way to each effective batch:"
-    checkpoints = any(row["activation_checkpointing"] != "none" for row in document["fastest"])
-    names = ("effective_batch", "micro\nx acc.", *["activation\ncheckpointing"] * checkpoints, "step", "epoch", "samples/s")
-    rows = (
-        (
-            str(row["effective_batch"]),
-            f"{row['micro_batch']} x {row['accumulation']}",
-            *[row["activation_checkpointing"]] * checkpoints,
-            seconds(row["step_s"]),
-            seconds(row["epoch_s"]),
-            number(row["samples_per_s"]),
-        )
-        for row in document["fastest"]
-    )
-    yield Fitted.of_rows(names, rows, ("effective_batch", "micro\nx acc.", "epoch", "step"))
 
 
 def _with_checkpointing(document: Mapping[str, Any]) -> str:
     mode, cached = document["activation_checkpointing"], document.get("embedding") == "cached"
     return ("" if mode == "none" else f" with {mode} activation checkpointing") + ", embeddings cached" * cached
-
-
-def speed_plot(document: Mapping[str, Any], width: int) -> str:
-    """Samples per second against the micro-batch as text: o by the law, x timed."""
-    fewest = min((row["accumulation"] for row in document["timed"]), default=1)
-    timed = [row for row in document["timed"] if row["accumulation"] == fewest]
-    if len(timed) < 2:
-        return ""
-    return scatter(
-        {
-            marker: [(row["micro_batch"], row["effective_batch"] / row[key]) for row in timed]
-            for key, marker in (("known_step_s", "o"), ("step_s", "x"))
-        },
-        width=width,
-        height=12,
-        x_label="micro_batch (x timed, o predicted)",
-        y_label="samples/s",
-        x_ticks={row["micro_batch"]: str(row["micro_batch"]) for row in timed},
-        log=True,
-    )
 
 
 def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
@@ -246,27 +194,3 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     yield f"Largest effective batch by micro-batches per step: {reach}"
     if document["note"] and document["source"] == "traced":
         yield f"Note: {document['note']}"
-
-
-def _first_curve(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows with the least activation checkpointing."""
-    first = next(iter(document["largest_micro_batches"]))
-    return [row for row in document["curve"] if row["activation_checkpointing"] == first]
-
-
-def memory_plot(document: Mapping[str, Any], width: int) -> str:
-    """Peak bytes against the micro-batch as text: o predicted, x measured."""
-    rows = _first_curve(document)
-    if len(rows) < 2:
-        return ""
-    scale = 1 << 20
-    return scatter(
-        {
-            "o": [(row["micro_batch"], row["predicted_bytes"] / scale) for row in rows],
-            "x": [(row["micro_batch"], row["measured_bytes"] / scale) for row in rows if row["measured_bytes"] is not None],
-        },
-        width=width,
-        height=14,
-        x_label="micro_batch (o predicted, x measured)",
-        y_label="peak MiB",
-    )

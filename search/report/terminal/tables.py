@@ -77,5 +77,4 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
         height=height,
         x_label=f"{front.speed} (o front, * baseline)",
         y_label=front.metric,
-        log=True,
     )

@@ -15,13 +15,6 @@ from ....spaces.record import TrialFacts, TrialResult, reported_name, taken_per_
 from ....spaces.study.goals import Speed
 from ....spaces.trial import Measurement, Outcome, Parameter, Suggestion, TrialSetup
 
-# A trial counts as having shared its device if it waited for a core for more than this share of its training, or if the rest
-# of its time is off the expected time by more than this share plus what trials are off by when alone (a slow first second).
-CONTENDED, _SETTLING_S = 0.15, 1.0
-# Other programs that use less than this share of the machine do not explain a delay. Our own trials and driver explain up to
-# twice the time: two of a machine's cores may be hyperthreads of one physical core.
-_OTHERS, _OWN = 0.1, 1.0
-
 
 @dataclass(slots=True)
 class Attempt:
@@ -87,26 +80,6 @@ def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
     return None if mode == "none" else mode
 
 
-def _contended(measured_s: float, waited_s: float, expected_s: float, taken_share: float | None = None) -> bool:
-    """Whether a trial shared its device with other programs, or waited for something else.
-
-    Args:
-        waited_s: for a core; not what a limit of its own cost.
-        taken_share: what they, or its host, took of the machine meanwhile; None if unknown.
-
-    >>> [_contended(10.0, 1.6, 10.0), _contended(11.4, 0.0, 10.0), _contended(14.0, 0.0, 10.0), _contended(2.0, 0.1, 1.0)]
-    [True, False, True, False]
-    >>> [_contended(16.0, 3.0, 10.0, taken_share=share) for share in (0.02, 0.4)]
-    [False, True]
-    >>> _contended(40.0, 0.0, 10.0, taken_share=0.02)
-    True
-    """
-    unexplained_s = abs(measured_s - waited_s - expected_s)
-    if taken_share is not None and taken_share < _OTHERS and measured_s > expected_s:
-        return unexplained_s > _OWN * expected_s + _SETTLING_S
-    return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
-
-
 def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: float | None) -> list[float]:
     """What a training of `train_s` seconds takes by each of the measures, in their order."""
     each = [taken_per_second(speed, attempt.devices, price, attempt.watts) for speed in speeds]
@@ -145,7 +118,7 @@ def result_of(
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
         train_s = measured_s if known_s is None else known_s
-        error = measured_s / expected_s - 1 if expected_s else None
+        error = measured_s / expected_s - 1 if expected_s and not shared else None
         reported = TrialFacts.of({name: value for name, value in last.facts.items() if _is_told(value)})
         extra = {**reported.extra, **{name: score for name, score in last.scores.items() if name != setup.metric}}
         # JSON has no NaN and no infinity: what is neither finite nor the metric is named instead.
@@ -158,8 +131,6 @@ def result_of(
             None if seconds is None else seconds * setup.samples_budget / last.samples_seen
             for seconds in (reported.waited_s, reported.throttled_s)
         )
-        taken_share = None if others_share is None else max(others_share, reported.stolen_share or 0.0)
-        waited_for_others_s = (waited_s or 0.0) - (throttled_s or 0.0)
         facts |= reported | TrialFacts(
             waited_s=waited_s,
             throttled_s=throttled_s,
@@ -175,9 +146,6 @@ def result_of(
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
-            contended=(
-                None if not expected_s or shared else _contended(measured_s, waited_for_others_s, expected_s, taken_share)
-            ),
             extra={name: value for name, value in extra.items() if _is_told(value)},
         )
         taken = taken_by(speeds, train_s, attempt, price)

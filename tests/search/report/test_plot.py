@@ -15,22 +15,22 @@ groups = st.fixed_dictionaries(
 ).filter(lambda found: any(found.values()))
 
 
-@given(groups, st.integers(10, 200), st.integers(5, 30), st.booleans())
-def test_every_point_is_in_its_place(drawn: dict[str, list[tuple[float, float]]], width: int, height: int, log: bool) -> None:
-    lines = scatter(drawn, width=width, height=height, x_label="seconds", y_label="loss", log=log).splitlines()
+@given(groups, st.integers(10, 200), st.integers(5, 30))
+def test_every_point_is_in_its_place(drawn: dict[str, list[tuple[float, float]]], width: int, height: int) -> None:
+    lines = scatter(drawn, width=width, height=height, x_label="seconds", y_label="loss").splitlines()
     assert len(lines) == max(height, 6)
     assert max(map(len, lines)) <= max(min(width, 100), 40)
     begin = lines[0].index("┌") + 1
     columns, rows = lines[0].count("─"), len(lines) - 4
     canvas = [line[begin : begin + columns].ljust(columns) for line in lines[1 : 1 + rows]]
     points = [point for group in drawn.values() for point in group]
-    xs, ys = [math.log(x) if log else x for x, _ in points], [y for _, y in points]
+    xs, ys = [math.log(x) for x, _ in points], [y for _, y in points]
     # The slow twin: for each point the cells whose middles are nearest, of which rounding may choose any.
     may_be: list[tuple[str, set[tuple[int, int]]]] = []
     for marker, group in drawn.items():
         for x, y in group:
             places = []
-            for value, ends, cells in ((math.log(x) if log else x, xs, columns), (y, ys, rows)):
+            for value, ends, cells in ((math.log(x), xs, columns), (y, ys, rows)):
                 low, high = min(ends), max(ends)
                 middles = [low + (high - low) * cell / (cells - 1) for cell in range(cells)]
                 far = [abs(middle - value) for middle in middles]

@@ -22,7 +22,6 @@ from bsearch.search.report.page.decide import decision_data
 from bsearch.search.report.page.draw import LOOKS, plotly_document
 from bsearch.search.report.page.figures import figures_of, front_figure
 from bsearch.search.report.page.page import picks, report_page
-from bsearch.search.report.page.powers_of_two import powers_of_two
 from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -155,15 +154,6 @@ def test_the_picks_are_the_points_most_users_want_each_once() -> None:
     assert named(*four, target=0.7) == [("Fastest within 1% of the best", 2), ("Fastest to reach 0.7", 1), ("Best", 3)]
     assert named((1, 0.5)) == [("Best", 0)]
     assert named() == []
-
-
-def test_powers_of_two_are_told_from_the_same_trials(study: StoredStudy) -> None:
-    found = powers_of_two(study, StudyData.of(study).profiles)
-    assert found is not None
-    assert all(trial.settings["effective_batch"] in (8, 16, 32, 64, 128, 256) for trial in found.kept.trials)
-    assert found.moved is not None
-    accuracies = {record.number: record.accuracy for record in study.front.trials}
-    assert all(accuracies.get(trial.number, trial.accuracy) == trial.accuracy for trial in found.moved.trials)
 
 
 # In a real browser

@@ -221,7 +221,7 @@ LONG: dict[str, Any] = {
         (["--by", "18:00", "--within", "2h"], "expected --by or --within, got both"),
         (["--by", "2020-01-01 09:00"], "budget.by: expected a time in the future"),
         (["--within", "4s"], "budget.by: expected time for at least one training"),
-        (["--spend", "2"], "devices.prices"),
+        (["--set", "budget.cost=2"], "devices.prices"),
     ],
 )
 def test_a_command_is_refused_in_words(study_file: Callable[..., Path], options: list[str], words: str) -> None:

@@ -1,0 +1,203 @@
+"""What was predicted of trials beside what came: the record that a study's predictions are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from ...spaces.laws.device import DeviceProfile
+from ...spaces.planning import CostKey, cost_key
+from ...spaces.readable import readable_bytes, seconds
+from ...spaces.record import TrialFacts, TrialRecord
+from ..run.opening import HOLDS, quantile, widened
+from ..run.profiles import stored_profiles
+from ..store.stored import StoredStudy
+from .columns import Column
+
+# A delay of this share has a cause worth naming.
+_DELAYED = 0.1
+_TIME, _MEMORY = "training time", "peak memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A prediction of a trial that has ended.
+
+    Args:
+        what: "training time", in seconds, or "peak memory" of a step on one device, in bytes.
+        stated: relative half width of the interval that was given with it; None where none was.
+    """
+
+    trial: int
+    what: str
+    predicted: float
+    came: float
+    stated: float | None
+
+    @property
+    def error(self) -> float:
+        """Relative: 0.5 where it came half as large again."""
+        return self.came / self.predicted - 1
+
+    @property
+    def is_within(self) -> bool:
+        """Memory that was not used is no fault."""
+        return (self.error if self.what == _MEMORY else abs(self.error)) <= (self.stated or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackRecord:
+    """The settled predictions of one quantity.
+
+    Args:
+        trials: that have one.
+        stated: relative half width that was given with them (median); None where none was.
+        within: of them, that came within.
+        ratio: what came over what was predicted: 5 %, 50 % and 95 % of the trials.
+        interval: relative half width that is stated from now on: widened where fewer than 90 % came within.
+    """
+
+    what: str
+    trials: int
+    stated: float | None
+    within: int
+    ratio: tuple[float, float, float]
+    interval: float | None
+
+    @classmethod
+    def of(cls, settled: Sequence[Settled]) -> TrackRecord:
+        """Of one quantity's predictions, at least one."""
+        errors = sorted(each.error for each in settled)
+        stated = [each.stated for each in settled if each.stated is not None]
+        given = median(stated) if stated else None
+        within = sum(each.is_within for each in settled)
+        low, middle, high = (1 + quantile(errors, share) for share in (0.05, 0.5, 0.95))
+        return cls(
+            settled[0].what,
+            len(settled),
+            given,
+            within,
+            (low, middle, high),
+            widened(given, errors if settled[0].what == _TIME else [max(error, 0.0) for error in errors]),
+        )
+
+
+def settled_predictions(study: StoredStudy) -> list[Settled]:
+    """Every prediction that a study's ended trials have settled, by quantity and trial."""
+    tables = study.tables()
+    profiles = stored_profiles(study, tables)
+    intervals = [law.interval for profile in profiles.values() for law in profile.all_step_times if law.interval is not None]
+    stated = max(intervals, default=None)
+    times = [
+        Settled(r.number, _TIME, came / (1 + error), came, stated)
+        for r in study.records
+        if r.counts and (error := r.facts.train_s_error) is not None and (came := r.facts.measured_train_s) and error > -1
+    ]
+    return [*times, *_memory(study, profiles)]
+
+
+def _memory(study: StoredStudy, profiles: Mapping[CostKey, DeviceProfile]) -> Iterator[Settled]:
+    setups = study.tables().setups(study.name)
+    for record in study.records:
+        profile = profiles.get(cost_key(study.spec, record.parameters))
+        came, setup = record.facts.peak_reserved_bytes or record.facts.peak_bytes, setups.get(record.number)
+        if not came or setup is None or profile is None or (law := profile.under(setup.plan).memory) is None:
+            continue
+        if setup.plan.largest_micro_batch <= law.points[-1][0]:
+            held = law.held_bytes * setup.effective_batch / setup.plan.devices
+            predicted = law.peak_bytes(setup.plan.largest_micro_batch) + held
+            yield Settled(record.number, _MEMORY, predicted, came, study.spec.memory.headroom)
+
+
+def track_records(settled: Iterable[Settled]) -> list[TrackRecord]:
+    """The record of each quantity that has settled predictions."""
+    each: dict[str, list[Settled]] = {}
+    for one in settled:
+        each.setdefault(one.what, []).append(one)
+    return [TrackRecord.of(some) for some in each.values()]
+
+
+def record_sentences(records: Sequence[TrialRecord], settled: Sequence[Settled]) -> Iterator[str]:
+    """What was predicted and what came, a sentence for each quantity.
+
+    >>> settled = [Settled(n, "training time", 10.0, 13.0, 0.07) for n in range(5)]
+    >>> facts = TrialFacts(measured_train_s=13.0, waited_s=2.6)
+    >>> print(*record_sentences([TrialRecord(n, "complete", {}, facts) for n in range(5)], settled))
+    Training times were predicted to ±7.0%, and 0 of 5 came within: they took 1.30 of the predicted time (median; 90% of \
+them 1.30 to 1.30), waiting for a core took 20 % of training. The front has the predicted times: those of an idle machine.
+    """
+    for found in track_records(settled):
+        if found.what == _MEMORY:
+            yield (
+                f"Peak memory: {found.within} of {found.trials} trials used at most {found.stated:.0%} more than predicted; "
+                f"the median used {found.ratio[1]:.2f} of it."
+            )
+            continue
+        precision = "" if found.stated is None else f" to ±{found.stated:.1%}"
+        begin = f"Training times were predicted{precision}, and {found.within} of {found.trials} came within"
+        if found.within >= HOLDS * found.trials:
+            yield f"{begin}."
+            continue
+        low, middle, high = found.ratio
+        told = f"{begin}: they took {middle:.2f} of the predicted time (median; 90% of them {low:.2f} to {high:.2f})"
+        if abs(middle - 1) > _DELAYED:
+            missed = {each.trial for each in settled if each.what == _TIME and not each.is_within}
+            told += f", {delay_words([record.facts for record in records if record.number in missed])}"
+        idle = "a new study on an idle machine has shorter ones" if middle < 1 - _DELAYED else "those of an idle machine"
+        yield f"{told}. The front has the predicted times: {idle}."
+
+
+def record_table(settled: Sequence[Settled]) -> Iterator[Column]:
+    """Every settled prediction, a row each."""
+    readable: dict[str, Callable[[float], str]] = {_TIME: seconds, _MEMORY: lambda size: readable_bytes(round(size))}
+    columns: dict[str, Callable[[Settled], str]] = {
+        "trial": lambda each: str(each.trial),
+        "what": lambda each: each.what,
+        "predicted": lambda each: readable[each.what](each.predicted),
+        "came": lambda each: readable[each.what](each.came),
+        "ratio": lambda each: f"{1 + each.error:.2f}",
+        "within": lambda each: "yes" if each.is_within else "no",
+    }
+    for name, cell in columns.items():
+        yield Column(name, tuple(map(cell, settled)), words=name == "what")
+
+
+def record_document(settled: Sequence[Settled]) -> dict[str, Any]:
+    """The record of each quantity, and every settled prediction, as a JSON document."""
+    return {
+        "record": [asdict(found) for found in track_records(settled)],
+        "settled": [{**asdict(each), "within": each.is_within} for each in settled],
+    }
+
+
+# What took less than this share of the training explains no difference from its predicted time.
+_EXPLAINS = 0.1
+
+
+def delay_words(contended: Sequence[TrialFacts]) -> str:
+    """Why trials took another time than predicted, by what was measured beside them (medians)."""
+    if median(facts.train_s_error or 0.0 for facts in contended) < 0:
+        return "steps were probably timed under load"
+
+    def shares(taken: str) -> list[float]:
+        return [(getattr(facts, taken) or 0.0) / facts.measured_train_s for facts in contended if facts.measured_train_s]
+
+    causes: dict[str, list[float]] = {
+        "waiting for a core took {:.0f} % of training": shares("waited_s"),
+        "the container's processor limit (cpu.max) took {:.0f} % of it": shares("throttled_s"),
+        "other programs used {:.0f} % of the machine": [facts.others_share or 0.0 for facts in contended],
+        "its host gave {:.0f} % of its processor time to other virtual machines": [
+            facts.stolen_share or 0.0 for facts in contended
+        ],
+    }
+    medians = {words: median(found or [0.0]) for words, found in causes.items()}
+    if found := [words.format(100 * share) for words, share in medians.items() if share >= _EXPLAINS]:
+        return ", and ".join(filter(None, (", ".join(found[:-1]), found[-1])))
+    if any(facts.others_share is not None for facts in contended):
+        return (
+            "other programs used little of the machine, so training probably waits for something, such as input, that did not "
+            "delay the steps that were timed"
+        )
+    return "the device was probably shared with the driver, other trials or other programs"

@@ -1,0 +1,81 @@
+"""A study's ranges may grow: what it has trained stays, and what is wider is searched. Nothing else may change."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bsearch.cli import main
+from bsearch.search.store.stored import has_grown
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+SPACE: dict[str, Any] = {
+    "effective_batch": {"low": 30, "high": 90},
+    "reference_rate": {"low": 0.05, "high": 0.2, "at_batch": 64},
+    "width": {"low": 0.5, "high": 2.0},
+}
+
+
+def identity(space: dict[str, Any], code: str = "a") -> dict[str, Any]:
+    return {"space": space, "task": {"name": "T", "code": code}, "training": {}}
+
+
+@given(st.sampled_from(sorted(SPACE)), st.floats(0, 3), st.floats(0, 3))
+def test_a_range_grows_where_both_ends_stay_or_go_outwards(name: str, down: float, up: float) -> None:
+    old = SPACE[name]
+    whole = isinstance(old["low"], int)
+    low, high = old["low"] / (1 + down), old["high"] * (1 + up)
+    wide = {**old, "low": int(low) if whole else low, "high": int(high) if whole else high}
+    assert has_grown(identity(SPACE), identity({**SPACE, name: wide}))
+    if wide != old:
+        assert not has_grown(identity({**SPACE, name: wide}), identity(SPACE))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {**SPACE, "effective_batch": {"low": 40, "high": 900}},
+        {**SPACE, "reference_rate": {"low": 0.01, "high": 0.9, "at_batch": 128}},
+        {**SPACE, "width": {"low": 0.1, "high": 9.0, "log": True}},
+        {**SPACE, "width": {"low": 0, "high": 9}},
+        {**SPACE, "width": 1.0},
+        {**SPACE, "depth": {"low": 1, "high": 3}},
+        {name: SPACE[name] for name in ("effective_batch", "reference_rate")},
+    ],
+)
+def test_anything_else_is_another_experiment(space: dict[str, Any]) -> None:
+    assert not has_grown(identity(SPACE), identity(space))
+    assert not has_grown(identity(SPACE), identity({**SPACE, "effective_batch": {"low": 3, "high": 900}}, code="b"))
+
+
+@pytest.mark.slow
+def test_a_study_with_a_wider_range_keeps_its_trials_and_goes_on(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    def run(low: int, high: int, trials: int) -> str:
+        space = {"effective_batch": {"low": low, "high": high}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+        path = study_file(space=space, budget={"trials": trials, "profile_s": 0.1})
+        shutil.move(path, tmp_path / "study.yaml") if path != tmp_path / "study.yaml" else None
+        result = CliRunner().invoke(main, ["run", str(tmp_path / "study.yaml"), "--serial"])
+        return f"{result.exit_code} {result.output}"
+
+    def trials() -> list[dict[str, Any]]:
+        output = CliRunner().invoke(main, ["export", str(tmp_path / "study.yaml"), "--to", "json", "--all"]).output
+        return json.loads(output)["all"]  # type: ignore[no-any-return]
+
+    assert run(30, 60, 3).startswith("0")
+    before = trials()
+    told = run(10, 200, 8)
+    assert told.startswith("0"), told
+    assert "the space is wider than before; it holds the 3 trials so far" in told
+    after = trials()
+    assert after[:3] == before or [t["effective_batch"] for t in after[:3]] == [t["effective_batch"] for t in before]
+    assert len(after) == 8
+    assert any(not 30 <= trial["effective_batch"] <= 60 for trial in after[3:])
+    copied = CliRunner().invoke(main, ["export", str(tmp_path / "study.yaml"), "--to", "optuna"])
+    assert copied.exit_code == 0, copied.output
+    narrower = run(30, 60, 9)
+    assert narrower.startswith("2")
+    assert "space.effective_batch" in narrower
