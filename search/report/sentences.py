@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 
 from ...spaces.domain import Domain, Range
 from ...spaces.front import ParetoFront
@@ -63,6 +64,7 @@ def outcome_words(counts: Mapping[str, int]) -> str:
 def setting_words(record: TrialRecord) -> list[str]:
     """A trial's settings, a phrase each.
 
+    >>> from bsearch.spaces.record import TrialFacts
     >>> facts = TrialFacts(learning_rate=0.1, repeats=0)
     >>> setting_words(TrialRecord(1, "complete", {"effective_batch": 500, "width": 8}, facts))
     ['batch 500', 'rate 0.1', 'width 8', 'repeats trial 0']
@@ -293,6 +295,7 @@ def batch_norm_sentence(front: ParetoFront) -> str | None:
 def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
     """Metrics other than the study's own that were NaN in some trial.
 
+    >>> from bsearch.spaces.record import TrialFacts
     >>> trials = [TrialRecord(number, "complete", {}, TrialFacts(extra={"undefined": "f1"})) for number in (2, 5)]
     >>> undefined_sentence(trials)
     'Undefined (NaN) in 2 trials (2, 5): f1.'
@@ -309,7 +312,8 @@ def inexact_sentences(study: StoredStudy) -> Iterator[str]:
     """What the examination found, where the study went on in spite of it."""
     if not study.spec.training.accept_inexact:
         return
-    examination = overall(profile.examination for profile in stored_profiles(study, study.tables()).values())
+    with closing(study.tables()) as tables:
+        examination = overall(profile.examination for profile in stored_profiles(study, tables).values())
     if examination is not None and examination.refusals:
         yield "Not exact (training.accept_inexact): trials or their scores depend on how batches are split."
         yield from (f"- {finding}" for finding in examination.refusals)

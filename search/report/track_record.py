@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -11,13 +12,14 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, cost_key
 from ...spaces.readable import readable_bytes, seconds
 from ...spaces.record import TrialFacts, TrialRecord
+from ...spaces.trial import TrialSetup
 from ..run.opening import HOLDS, quantile, widened
 from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy
 from .columns import Column
 
-# A delay of this share has a cause worth naming.
-_DELAYED = 0.1
+# A smaller share of a training explains no delay, and as small a delay has no cause worth naming.
+_TELLS = 0.1
 _TIME, _MEMORY = "training time", "peak memory"
 
 
@@ -86,8 +88,8 @@ class TrackRecord:
 
 def settled_predictions(study: StoredStudy) -> list[Settled]:
     """Every prediction that a study's ended trials have settled, by quantity and trial."""
-    tables = study.tables()
-    profiles = stored_profiles(study, tables)
+    with closing(study.tables()) as tables:
+        profiles, setups = stored_profiles(study, tables), tables.setups(study.name)
     intervals = [law.interval for profile in profiles.values() for law in profile.all_step_times if law.interval is not None]
     stated = max(intervals, default=None)
     times = [
@@ -95,11 +97,12 @@ def settled_predictions(study: StoredStudy) -> list[Settled]:
         for r in study.records
         if r.counts and (error := r.facts.train_s_error) is not None and (came := r.facts.measured_train_s) and error > -1
     ]
-    return [*times, *_memory(study, profiles)]
+    return [*times, *_memory(study, profiles, setups)]
 
 
-def _memory(study: StoredStudy, profiles: Mapping[CostKey, DeviceProfile]) -> Iterator[Settled]:
-    setups = study.tables().setups(study.name)
+def _memory(
+    study: StoredStudy, profiles: Mapping[CostKey, DeviceProfile], setups: Mapping[int, TrialSetup]
+) -> Iterator[Settled]:
     for record in study.records:
         profile = profiles.get(cost_key(study.spec, record.parameters))
         came, setup = record.facts.peak_reserved_bytes or record.facts.peak_bytes, setups.get(record.number)
@@ -125,28 +128,27 @@ def record_sentences(records: Sequence[TrialRecord], settled: Sequence[Settled])
     >>> settled = [Settled(n, "training time", 10.0, 13.0, 0.07) for n in range(5)]
     >>> facts = TrialFacts(measured_train_s=13.0, waited_s=2.6)
     >>> print(*record_sentences([TrialRecord(n, "complete", {}, facts) for n in range(5)], settled))
-    Training times were predicted to ±7.0%, and 0 of 5 came within: they took 1.30 of the predicted time (median; 90% of \
-them 1.30 to 1.30), waiting for a core took 20 % of training. The front has the predicted times: those of an idle machine.
+    Training times were predicted to ±7.0%, and 0 of 5 came within: they took 1.30 times the predicted time (median; 90% of \
+them 1.30 to 1.30), waiting for a core took 20 % of training. The front uses the predicted times: those of an idle machine.
     """
     for found in track_records(settled):
+        precision = "" if found.stated is None else f" to ±{found.stated:.1%}"
+        begin = f"Training times were predicted{precision}, and {found.within} of {found.trials} came within"
+        low, middle, high = found.ratio
         if found.what == _MEMORY:
             yield (
                 f"Peak memory: {found.within} of {found.trials} trials used at most {found.stated:.0%} more than predicted; "
-                f"the median used {found.ratio[1]:.2f} of it."
+                f"the median used {middle:.2f} times the prediction."
             )
-            continue
-        precision = "" if found.stated is None else f" to ±{found.stated:.1%}"
-        begin = f"Training times were predicted{precision}, and {found.within} of {found.trials} came within"
-        if found.within >= HOLDS * found.trials:
+        elif found.within >= HOLDS * found.trials:
             yield f"{begin}."
-            continue
-        low, middle, high = found.ratio
-        told = f"{begin}: they took {middle:.2f} of the predicted time (median; 90% of them {low:.2f} to {high:.2f})"
-        if abs(middle - 1) > _DELAYED:
-            missed = {each.trial for each in settled if each.what == _TIME and not each.is_within}
-            told += f", {delay_words([record.facts for record in records if record.number in missed])}"
-        idle = "a new study on an idle machine has shorter ones" if middle < 1 - _DELAYED else "those of an idle machine"
-        yield f"{told}. The front has the predicted times: {idle}."
+        else:
+            told = f"{begin}: they took {middle:.2f} times the predicted time (median; 90% of them {low:.2f} to {high:.2f})"
+            if abs(middle - 1) > _TELLS:
+                missed = {each.trial for each in settled if each.what == _TIME and not each.is_within}
+                told += f", {delay_words([record.facts for record in records if record.number in missed])}"
+            idle = "a new study on an idle machine has shorter ones" if middle < 1 - _TELLS else "those of an idle machine"
+            yield f"{told}. The front uses the predicted times: {idle}."
 
 
 def record_table(settled: Sequence[Settled]) -> Iterator[Column]:
@@ -172,30 +174,24 @@ def record_document(settled: Sequence[Settled]) -> dict[str, Any]:
     }
 
 
-# What took less than this share of the training explains no difference from its predicted time.
-_EXPLAINS = 0.1
-
-
-def delay_words(contended: Sequence[TrialFacts]) -> str:
+def delay_words(late: Sequence[TrialFacts]) -> str:
     """Why trials took another time than predicted, by what was measured beside them (medians)."""
-    if median(facts.train_s_error or 0.0 for facts in contended) < 0:
+    if median(facts.train_s_error or 0.0 for facts in late) < 0:
         return "steps were probably timed under load"
 
     def shares(taken: str) -> list[float]:
-        return [(getattr(facts, taken) or 0.0) / facts.measured_train_s for facts in contended if facts.measured_train_s]
+        return [(getattr(facts, taken) or 0.0) / facts.measured_train_s for facts in late if facts.measured_train_s]
 
     causes: dict[str, list[float]] = {
         "waiting for a core took {:.0f} % of training": shares("waited_s"),
         "the container's processor limit (cpu.max) took {:.0f} % of it": shares("throttled_s"),
-        "other programs used {:.0f} % of the machine": [facts.others_share or 0.0 for facts in contended],
-        "its host gave {:.0f} % of its processor time to other virtual machines": [
-            facts.stolen_share or 0.0 for facts in contended
-        ],
+        "other programs used {:.0f} % of the machine": [facts.others_share or 0.0 for facts in late],
+        "its host gave {:.0f} % of its processor time to other virtual machines": [facts.stolen_share or 0.0 for facts in late],
     }
     medians = {words: median(found or [0.0]) for words, found in causes.items()}
-    if found := [words.format(100 * share) for words, share in medians.items() if share >= _EXPLAINS]:
+    if found := [words.format(100 * share) for words, share in medians.items() if share >= _TELLS]:
         return ", and ".join(filter(None, (", ".join(found[:-1]), found[-1])))
-    if any(facts.others_share is not None for facts in contended):
+    if any(facts.others_share is not None for facts in late):
         return (
             "other programs used little of the machine, so training probably waits for something, such as input, that did not "
             "delay the steps that were timed"

@@ -407,7 +407,7 @@ def test_a_trial_that_took_longer_keeps_its_known_time_and_it_is_said(study_file
     result = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert result.exit_code == 0, result.output
     assert re.search(
-        r"Training times were predicted to ±[\d.]+%, and 0 of 2 came within: they took [\d.]+ of the predicted time",
+        r"Training times were predicted to ±[\d.]+%, and 0 of 2 came within: they took [\d.]+ times the predicted time",
         result.output,
     )
     document = json.loads(CliRunner().invoke(main, ["export", str(path), "--to", "json", "--all"]).output)

@@ -230,17 +230,18 @@ class LiveView:
         """Seconds that move until there is a picture: starting Ray, the examination and timing take a while."""
         begun = time.monotonic()
         while not self._begun.wait(1.0):
-            with self._line:
-                if not self._begun.is_set():
-                    self._console.file.write(f"\r{time.monotonic() - begun:.0f} s ")
-                    self._console.file.flush()
+            self._write(f"\r{time.monotonic() - begun:.0f} s ")
 
     def _clear(self) -> None:
         """End the seconds, whose line is used for something else."""
+        self._write("\r\x1b[K")
+        self._begun.set()
+
+    def _write(self, text: str) -> None:
         with self._line:
             if self._draws and not self._begun.is_set():
-                self._console.file.write("\r\x1b[K")
-            self._begun.set()
+                self._console.file.write(text)
+                self._console.file.flush()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         """Draw this view repeatedly until the end."""
@@ -259,10 +260,8 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """A line that stays, above the picture where there is one."""
-        with self._line:
-            if self._draws and not self._begun.is_set():
-                self._console.file.write("\r\x1b[K")
-            self._console.print(text, markup=False)
+        self._write("\r\x1b[K")
+        self._console.print(text, markup=False)
 
     def notify(self, event: Event) -> None:
         if event.kind == "message":
