@@ -181,7 +181,7 @@ def test_the_tasks_file_of_runs_has_their_names(tmp_path: Path) -> None:
         assert line in code, code
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_of_runs_says_what_is_to_be_filled_in_and_is_complete_then(tmp_path: Path) -> None:
     folder = searched(tmp_path)
     tasks = folder / "tasks.py"

@@ -162,7 +162,7 @@ def test_two_ranks_go_on_each_with_its_own_dice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize("before", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_with_more_or_fewer_devices_the_same_training_goes_on(tmp_path: Path, before: int) -> None:
     reference = f"{TASKS}:WideNet"  # in double precision, without dice
     alone = noisy(tmp_path, batch=33)

@@ -308,7 +308,7 @@ def test_the_examination_finds_an_embedding_that_depends_on_its_micro_batch() ->
 @pytest.mark.slow
 @pytest.mark.parametrize("like_gpu", [False, True])
 @pytest.mark.parametrize(
-    "name", ["Queue", *(pytest.param(one, marks=pytest.mark.slow) for one in ("SimCLR", "CLIPWithDropout"))]
+    "name", ["Queue", *(pytest.param(one, marks=pytest.mark.long) for one in ("SimCLR", "CLIPWithDropout"))]
 )
 def test_its_memory_is_traced(name: str, like_gpu: bool) -> None:
     """A large batch holds no more than its embeddings' gradients beside a micro-batch, and the loss over it."""

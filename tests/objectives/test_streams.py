@@ -149,13 +149,13 @@ def resumable(folder: Path, stream: str = "Rows", workers: int = 0, **changes: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("stream", "skips"),
     [
         ("Drawing", True),
         ("DrawingStateful", False),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("Rows", True), ("Stateful", False), ("Forgetful", True))),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in (("Rows", True), ("Stateful", False), ("Forgetful", True))),
     ],
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, stream: str, skips: bool, workers: int) -> None:

@@ -263,7 +263,7 @@ def test_the_script_ends_with_the_reason_of_a_training_that_fails(tmp_path: Path
         scripted(of_task(chosen(), "tasks_for_tests.py:Raises"), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_script_runs_on_two_devices_with_the_result_of_one(tmp_path: Path) -> None:
     trained = []
     for devices in (1, 2):
