@@ -35,7 +35,7 @@ export PYTHONDONTWRITEBYTECODE :=
 install: $(STAMP)
 
 # uv installs in half a minute what takes pip minutes.
-UV = $(BIN)/uv pip install --quiet --python
+UV = $(BIN)/uv pip install --python
 EVERYTHING := .[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,energy,docs]
 
 # The stamps follow pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -46,7 +46,7 @@ $(RUNS): pyproject.toml
 	touch $@
 
 $(STAMP): $(RUNS)
-	$(UV) $(BIN)/python --editable "$(EVERYTHING)"
+	$(UV) $(BIN)/python --quiet --editable "$(EVERYTHING)"
 	touch $@
 
 # The newest Python that is installed here, and the lowest versions of what pyproject.toml names.

@@ -88,34 +88,35 @@ class ExportedText(str):
 
 
 class Study:
-    """A study in its storage: its front, its trials, exports, plots and reports. `run` and `Study.open` return one.
+    """A study in its storage, by its file or a database URL: its front, its trials, exports, plots and reports.
 
     It shows the study at one moment; `reload` reads it again.
+
+    Args:
+        name: which one, where the storage holds several.
+        storage: database instead of the study file's own.
+
+    Raises:
+        StudyFileError: there is none, or several and no name says which.
+        StorageError: the storage cannot be opened.
     """
 
-    def __init__(self, stored: StoredStudy, spec: StudySpec, results: Path) -> None:
-        self._stored, self._spec, self._results = stored, spec, results
-
-    @classmethod
-    def open(cls, path_or_url: str | Path, name: str | None = None, storage: str | None = None) -> Study:
-        """Open a study by its file or by a database URL.
-
-        Args:
-            name: which one, where the storage holds several.
-            storage: database instead of the study file's own.
-
-        Raises:
-            StudyFileError: there is none, or several and no name says which.
-            StorageError: the storage cannot be opened.
-        """
+    def __init__(self, path_or_url: str | Path, name: str | None = None, storage: str | None = None) -> None:
         text, storage = str(path_or_url), storage or storage_of(os.environ)
-        stored = StoredStudy.open(text, name, storage)
+        self._stored = stored = StoredStudy.open(text, name, storage)
         if is_url(text):
             # A database does not hold the study file's folder; that of the task's file is nearly always the same.
             task = Path(stored.spec.task.rpartition(":")[0])
             folder = task.parent if task.suffix == ".py" else Path.cwd()
-            return cls(stored, resolve_study(stored.spec, folder, stored.url), Path("results").absolute())
-        return cls(stored, read_study(Path(text), storage=storage), Path(text).parent.absolute() / "results")
+            self._spec, self._results = resolve_study(stored.spec, folder, stored.url), Path("results").absolute()
+        else:
+            self._spec, self._results = read_study(Path(text), storage=storage), Path(text).parent.absolute() / "results"
+
+    @classmethod
+    def _made(cls, stored: StoredStudy, spec: StudySpec, results: Path) -> Study:
+        made = cls.__new__(cls)
+        made._stored, made._spec, made._results = stored, spec, results
+        return made
 
     @classmethod
     def of(
@@ -155,7 +156,7 @@ class Study:
             names = "; ".join(one.name for one in groups[:8])
             raise StudyFileError(f"{where}: expected one experiment, got {names}. Give the runs of one, or same=True.")
         (name,) = written(Path(to), where, groups)
-        return cls.open(sqlite_url(Path(to).absolute()), name)
+        return cls(sqlite_url(Path(to).absolute()), name)
 
     def verdicts(self, batches: Iterable[int] = ()) -> list[Verdict]:
         """What the trials say, as `bsearch ask` prints it: the front, the best rate, the critical batch, and what is silent.
@@ -317,7 +318,7 @@ class Study:
 
     def reload(self) -> Study:
         """The study as its storage holds it now."""
-        return Study(self._stored.reread(), self._spec, self._results)
+        return Study._made(self._stored.reread(), self._spec, self._results)
 
     def __repr__(self) -> str:
         done = out_of(counted(self._stored.records), self.spec.budget.trials, " of ")
@@ -448,7 +449,7 @@ def _run(
         raise BsearchError(f"study {result.study.name} stopped: {result.failure}")
     if result.interrupted:
         raise KeyboardInterrupt
-    return Study(result.study, spec, results)
+    return Study._made(result.study, spec, results)
 
 
 def run_study_here(

@@ -100,13 +100,14 @@ def _trials_json(stored: StoredStudy, every: bool) -> str:
 
 def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
     from ..search.report.terminal.fitted import Fitted
-    from ..search.report.track_record import record_document, record_sentences, record_table, settled_predictions
+    from ..search.report.track_record import RECORD_COLUMNS, record_document, record_rows, record_sentences, settled_predictions
 
     settled = settled_predictions(stored)
     if as_json:
         give(json_text({"study": stored.name, **record_document(settled)}))
         return
-    console.print(Fitted(record_table(settled)) if settled else "No prediction is settled yet.")
+    table = Fitted.of_rows(RECORD_COLUMNS, record_rows(settled), RECORD_COLUMNS, words=("what",))
+    console.print(table if settled else "No prediction is settled yet.")
     for sentence in record_sentences(stored.records, settled):
         console.print(sentence)
 

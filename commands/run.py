@@ -283,7 +283,7 @@ def train(
     from ..search.analysis.choice import Choice
     from ..search.report.terminal.train import result_lines, train_document
 
-    study_opened, console = Study.open(*named(study)), terminal(as_json)
+    study_opened, console = Study(*named(study)), terminal(as_json)
     how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": keep, "serial": serial, "say": console.print}
     with documents_only(as_json):
         stored, record, trainings = train_point(study_opened, Choice(**(pick or {})), **how)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from .boundary.given import shown
 from .plan import ActivationCheckpointing
+from .readable import number
 from .study.goals import Direction, Speed, turned
 from .study.space import Space
 from .study.training import RECIPE
@@ -233,7 +234,7 @@ class TrialResult:
     epochs: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrialRecord:
     """A trial as it is stored: its parameters, its derived values, and its outcome.
 
@@ -289,6 +290,11 @@ class TrialRecord:
             violation,
             direction,
         )
+
+    def __repr__(self) -> str:
+        known = {"accuracy": self.accuracy, "train_s": self.train_s, "learning_rate": self.facts.learning_rate}
+        values = (f"{name}={number(value)}" for name, value in {**known, **self.parameters}.items() if value is not None)
+        return f"<trial {self.number} {self.outcome}: {', '.join(values)}>"
 
     def changed(self, outcome: OutcomeKind | Literal["running", "unreadable"], facts: TrialFacts = TrialFacts()) -> Self:
         """The trial in another state before its end, with these facts beside its own."""

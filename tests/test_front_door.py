@@ -61,7 +61,7 @@ def test_importing_bsearch_imports_nothing_heavy() -> None:
 
 
 def test_a_study_opens_without_torch_ray_and_optuna(finished_study: Path) -> None:
-    imported = modules_after(f"import bsearch; s = bsearch.Study.open({str(finished_study)!r}); s.front, s.trials, s.best")
+    imported = modules_after(f"import bsearch; s = bsearch.Study({str(finished_study)!r}); s.front, s.trials, s.best")
     assert not imported & {"torch", "ray", "optuna", "scipy.stats"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -16,11 +16,11 @@ from ...spaces.trial import TrialSetup
 from ..run.opening import HOLDS, quantile, widened
 from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy
-from .columns import Column
 
 # A smaller share of a training explains no delay, and as small a delay has no cause worth naming.
 _TELLS = 0.1
 _TIME, _MEMORY = "training time", "peak memory"
+RECORD_COLUMNS = ("trial", "what", "predicted", "came", "ratio", "within")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +151,11 @@ them 1.30 to 1.30), waiting for a core took 20 % of training. The front uses the
             yield f"{told}. The front uses the predicted times: {idle}."
 
 
-def record_table(settled: Sequence[Settled]) -> Iterator[Column]:
-    """Every settled prediction, a row each."""
-    readable: dict[str, Callable[[float], str]] = {_TIME: seconds, _MEMORY: lambda size: readable_bytes(round(size))}
-    columns: dict[str, Callable[[Settled], str]] = {
-        "trial": lambda each: str(each.trial),
-        "what": lambda each: each.what,
-        "predicted": lambda each: readable[each.what](each.predicted),
-        "came": lambda each: readable[each.what](each.came),
-        "ratio": lambda each: f"{1 + each.error:.2f}",
-        "within": lambda each: "yes" if each.is_within else "no",
-    }
-    for name, cell in columns.items():
-        yield Column(name, tuple(map(cell, settled)), words=name == "what")
+def record_rows(settled: Iterable[Settled]) -> Iterator[tuple[str, ...]]:
+    """Every settled prediction under `RECORD_COLUMNS`."""
+    for each in settled:
+        predicted, came = map(seconds if each.what == _TIME else readable_bytes, (each.predicted, each.came))
+        yield str(each.trial), each.what, predicted, came, f"{1 + each.error:.2f}", "yes" if each.is_within else "no"
 
 
 def record_document(settled: Sequence[Settled]) -> dict[str, Any]:

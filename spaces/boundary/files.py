@@ -4,6 +4,7 @@ under names that stay in their folder.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -153,5 +154,6 @@ def write_file(path: Path, content: str | bytes) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another location.") from None
+        full = "Free space there, or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Choose"
+        raise OutputError(f"{path}: cannot be written: {error.strerror}. {full} another location.") from None
     return path

@@ -167,7 +167,7 @@ def test_a_model_too_large_for_one_device_is_searched_and_trained(study_file: Ca
     records = result.study.records
     assert [record.outcome for record in records] == ["complete"] * 3
     assert all(0 < (record.facts.peak_bytes or 0) <= 5.5e6 for record in records)
-    Study.open(path).train(trial="best", serial=True, out=tmp_path / "model", say=lambda line: None)
+    Study(path).train(trial="best", serial=True, out=tmp_path / "model", say=lambda line: None)
     whole = torch.load(tmp_path / "model" / "model.pt", weights_only=True)
     assert sum(value.numel() for value in whole.values()) == records[0].facts.model_parameters
 

@@ -113,9 +113,9 @@ def test_no_place_shows_a_secret(attack, places: Path, number: int) -> None:  # 
     for command in commands:
         with attack(f"{command[0]} {url!r}"):
             assert HIDDEN not in CliRunner().invoke(main, command).output
-    with attack(f"Study.open {url!r}"):
+    with attack(f"Study {url!r}"):
         try:
-            assert HIDDEN not in repr(bsearch.Study.open(url))
+            assert HIDDEN not in repr(bsearch.Study(url))
         except Exception as error:
             assert HIDDEN not in str(error)
     with attack(f"files {url!r}"):

@@ -242,7 +242,7 @@ def test_any_row_may_be_altered(attack: Any, finished: Path, tmp_path: Path, par
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     with suppress(bsearch.BsearchError):
-                        bsearch.Study.open(str(path)).front.to_frame()
+                        bsearch.Study(str(path)).front.to_frame()
             kept = trial_rows(database)
             in_words(run("run", path, "--serial"))
             now_kept = trial_rows(database)

@@ -41,7 +41,7 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
     result = bsearch("train", finished, "--pick", "best", "--serial", "--keep", tmp_path / "model", "--json")
     assert result.exit_code == 0, result.output
     (trained,) = json.loads(result.stdout)["trainings"]
-    best = Study.open(finished).best
+    best = Study(finished).best
     assert best is not None
     assert (trained["outcome"], trained["accuracy"], trained["seed"]) == ("complete", best.accuracy, 0)
     assert trained["files"] == ["log.csv", "model.pt", "optimizer.pt", "training.json"]
@@ -78,7 +78,7 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
 def test_longer_with_several_seeds(finished: Path) -> None:
     result = bsearch("train", finished, "--serial", "--epochs", "3", "--seeds", "3")
     assert result.exit_code == 0, result.output
-    study = Study.open(finished)
+    study = Study(finished)
     chosen = study.within("1%")
     folder = finished.parent / "results" / "small" / f"trial-{chosen.number}"
     assert sorted(path.name for path in folder.iterdir()) == ["seed-1", "seed-2", "seed-3"]
@@ -105,7 +105,7 @@ def test_a_test_set_is_scored_once_at_the_end(study_file: Callable[..., Path]) -
     )
     study = run(path).study
     assert not any("test_accuracy" in record.facts.extra for record in study.records)
-    trained = Study.open(path).train(trial="best", serial=True, say=lambda line: None)
+    trained = Study(path).train(trial="best", serial=True, say=lambda line: None)
     assert set(trained[0].tests) == {"test_accuracy", "test_val_loss"}
     assert all("test_accuracy" not in one.facts for one in trained[0].measurements[:-1])
 
@@ -133,7 +133,7 @@ def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (cut / "model.pt").exists()
-    resumed = Study.open(path).train(trial="best", serial=True, out=cut, say=lambda line: None)
+    resumed = Study(path).train(trial="best", serial=True, out=cut, say=lambda line: None)
     assert resumed[0].measurements[-1].facts["resumed_at"]
     assert not (cut / "checkpoint.pt").exists()
     one, other = (torch.load(folder / "model.pt", weights_only=True) for folder in (whole, cut))
@@ -158,7 +158,7 @@ def test_what_cannot_be_trained_is_told(finished: Path, options: list[str], word
 @pytest.mark.long
 @pytest.mark.ray
 def test_over_ray_like_a_trial(finished: Path, tmp_path: Path) -> None:
-    best = Study.open(finished).best
+    best = Study(finished).best
     assert best is not None
     scores = []
     for seeds, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
