@@ -344,3 +344,25 @@ def test_all_trials_are_sorted_and_filtered(opened: Callable[..., Any], study: S
     view.fill("#filter", "")
     view.locator("table.every tbody button").first.click()
     assert view.inner_text("#picked-title") == f"Settings of trial {column(0)[0]}"
+
+
+@pytest.mark.browser
+def test_parameters_are_lines_and_slices_and_a_point_is_chosen_there(opened: Callable[..., Any], study: StoredStudy) -> None:
+    view = opened()
+    drawn = view.evaluate(
+        "['plot-parallel', 'plot-slice'].map((id) => document.getElementById(id).data.map((one) => [one.name, one.customdata]))"
+    )
+    trained = {record.number for record in study.records if record.outcome == "complete"}
+    members = {trial.number for trial in study.front.trials}
+    for traces in drawn:
+        shown = {name: {trial for trial in trials if trial is not None} for name, trials in traces}
+        assert shown["front"] == members
+        assert shown["front"] | shown["other trials"] == trained
+    axes = view.evaluate("document.getElementById('plot-parallel').layout.xaxis.ticktext")
+    assert axes[-2:] == ["training time", study.front.metric]
+    for name in axes[:-2]:
+        view.select_option("#slice", name)
+        assert view.evaluate("document.getElementById('plot-slice').layout.xaxis.title.text") == name
+    number = min(members)
+    view.evaluate(f"document.getElementById('plot-slice').emit('plotly_click', {{points: [{{customdata: {number}}}]}})")
+    assert view.inner_text("#picked-title") == f"Settings of trial {number}"

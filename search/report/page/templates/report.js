@@ -9,7 +9,7 @@
   const preferred = matchMedia("(prefers-color-scheme: dark)");
   const button = document.getElementById("theme");
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  let picked = data.first, decide = null;
+  let picked = data.first, decide = null, redrawParameters = () => {};
   const coloured = document.getElementById("colouring");
 
   function colour(tone) { return data.tones[tone][root.classList.contains("dark") ? "dark" : "light"]; }
@@ -167,16 +167,18 @@
     button.textContent = dark ? "Light" : "Dark";
     button.setAttribute("aria-label", dark ? "Light colours" : "Dark colours");
     draw();
+    redrawParameters();
     decide?.recolour();
   }
   button.addEventListener("click", () => setTheme(!root.classList.contains("dark")));
   preferred.addEventListener("change", (event) => setTheme(event.matches));
   // Print in the light theme, at the width of the paper.
   let before = false;
-  const sized = (height) => { for (const figure of data.figures) Plotly.relayout("plot-" + figure.name, { height }); };
-  addEventListener("beforeprint", () => { before = root.classList.contains("dark"); setTheme(false); sized(11 * 96 / 2.54); }); // as in the style of print
-  addEventListener("afterprint", () => { sized(null); setTheme(before); });
+  const sized = (width, height) => { for (const place of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(place, { width, height }); };
+  addEventListener("beforeprint", () => { before = root.classList.contains("dark"); setTheme(false); sized(18 * 96 / 2.54, 11 * 96 / 2.54); }); // as in the style of print
+  addEventListener("afterprint", () => { sized(null, null); setTheme(before); });
   if (document.getElementById("decide-section")) decide = decisions(data, { css, colour, escaped, pick, redraw: draw });
+  if (document.getElementById("parameters-section")) redrawParameters = parameters(data, { css, colour, escaped, pick });
   setTheme(preferred.matches);
   decide?.apply();
   if (picked !== null) pick(picked);
