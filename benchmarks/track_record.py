@@ -1,9 +1,9 @@
-"""How often a stated interval of a training time held, and how often the one that was widened by a study's first half did.
+"""How often a stated interval of training times held, and how often the one that a study's first half widened did.
 
     python benchmarks/track_record.py [--studies 5]
 
-Studies of digits, each on an idle machine and beside a process that keeps every core busy: the first half of their trials widens
-the interval, the second half is what it is tried on.
+Studies of digits, each on an idle machine and beside a process that keeps every core busy: the first half of their trials
+widens the interval, the second half is what it is tried on.
 """
 
 from __future__ import annotations

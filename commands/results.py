@@ -316,12 +316,15 @@ def report(study: str, out: Path | None, opens: bool) -> None:
     The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves; each figure can
     be saved from there as SVG or CSV.
     """
-    from ..search.laws.best_rate import with_rates
     from ..search.report.page.page import report_page
     from ..search.report.page.study_data import StudyData
     from ..spaces.boundary.files import write_file
 
-    stored = with_rates(opened(study))
+    stored = opened(study)
+    if stored.current_rates() is None:
+        from ..search.laws.best_rate import with_rates
+
+        stored = with_rates(stored)
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     say(f"wrote {from_here(path.absolute())}")

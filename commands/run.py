@@ -233,7 +233,8 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterato
         yield f"Stopped{after}: {result.stopped}. To resume: {more}{again}"
     elif done < spec.budget.trials != UNLIMITED:
         yield f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}"
-    if result.gain is not None and not result.stopped.startswith("budget.min_gain"):
+    # More than a quarter is known only roughly, and is what every study begins with.
+    if result.gain is not None and result.gain < 0.25 and not result.stopped.startswith("budget.min_gain"):
         sentence = gain_sentence(result.gain)
         yield f"{sentence[0].upper()}{sentence[1:]}."
     yield from model_lines(result)

@@ -51,7 +51,8 @@ def ids(page: Path) -> set[str]:
 
 
 # The tutorial runs the same commands as these, and the notebook the same calls as python.md.
-TRIED_ELSEWHERE = ("README.md", "docs/own-model.md", "docs/devices.md", "docs/python.md", "docs/own-loop.md")
+OTHERS = ("own-model", "devices", "python", "own-loop", "from-elsewhere")
+TRIED_ELSEWHERE = ("README.md", *(f"docs/{name}.md" for name in OTHERS))
 
 
 @pytest.mark.docs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ...spaces.learning_rate import RULE_EXPONENTS
-from .gaussian_process import Array
+
+if TYPE_CHECKING:
+    from .gaussian_process import Array
 
 
 @dataclass(frozen=True, slots=True)

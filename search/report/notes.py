@@ -19,7 +19,6 @@ from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
 from .columns import front_columns, some_members
 from .sentences import best_sentence
-from .track_record import delay_words
 
 # The end of a traceback is the most useful part, and every page of the study includes it.
 _TRACEBACK_CHARACTERS = 4000
@@ -134,9 +133,6 @@ def trial_note(record: TrialRecord, front: ParetoFront, *, study: str, traceback
         traceback: of its last attempt, if that raised an error.
     """
     lines = [_outcome(record, front)]
-    error = record.facts.train_s_error
-    if error is not None and abs(error) > 0.15 and record.counts:
-        lines.append(f"Measured training time differs by {error:+.0%} from the predicted time: {delay_words([record.facts])}.")
     if record.number in [trial.number for trial in front.trials]:
         lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --pick {record.number}')}")
     note = "  \n".join(lines)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialSetup
-from .study_run import StudyRun
+
+if TYPE_CHECKING:
+    from .study_run import StudyRun
 
 
 class Runner(Protocol):

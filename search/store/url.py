@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
-
 from ...spaces.boundary.secrets import masked
 
 # fmt: off
@@ -24,6 +21,9 @@ def shown_url(url: str) -> str:
     >>> shown_url("postgresql+psycopg://ann:s3cret@db/studies?api=x&sslmode=require")
     'postgresql+psycopg://ann:***@db/studies?api=***&sslmode=require'
     """
+    from sqlalchemy.engine import URL, make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ....spaces.errors import StudyFileError
 from ....spaces.learning_rate import RULE_EXPONENTS
-from ...laws.best_rate import rates_of
 from ..sentences import rule_verdict
 from .figure import Axis, Figure, Layer
 from .study_data import StudyData, finite
@@ -22,9 +20,8 @@ def rate_figure(data: StudyData) -> Figure | None:
         "trials", "other", chosen, x=lambda r: r.settings["effective_batch"], y=lambda r: r.facts.learning_rate
     )
     layers = [replace(trials, values=tuple(float(r.accuracy or 0.0) for r in chosen))]
-    try:
-        found = rates_of(data.study)
-    except StudyFileError:
+    stored = data.study.current_rates()
+    if stored is None or (found := stored.rates) is None:
         caption = "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
     else:
         batches = tuple(float(rate.effective_batch) for rate in found.rates)

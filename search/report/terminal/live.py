@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
@@ -24,7 +24,6 @@ from ....spaces.front import ParetoFront
 from ....spaces.readable import number, out_of, seconds
 from ....spaces.record import TrialRecord
 from ...run.events import Event
-from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
 from ..columns import Column, front_columns, some_members
 from ..sentences import outcome_words, setting_words
@@ -32,6 +31,9 @@ from ..stdio.console import terminal
 from .deadline import deadline_line
 from .fitted import Fitted
 from .tables import front_plot
+
+if TYPE_CHECKING:
+    from ...run.study_run import StudyRun
 
 # A plot of fewer rows or columns shows nothing; beside the table it needs the table's columns as well.
 _PLOT_ROWS, _PLOT_COLUMNS, _MOST_PLOT_ROWS = 9, 40, 18

@@ -104,7 +104,6 @@ def test_every_figure_says_the_same_on_the_page_and_in_its_csv(study: StoredStud
         "rate-batch",
         "memory",
         "step-time",
-        "powers-of-two",
         "learning-curves",
     ]
     for figure in figures:
