@@ -110,11 +110,9 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
         known = [interval for interval in intervals if interval is not None]
         timed = max(known, default=0.0)
         came = widened(timed, errors) or timed
-        precision = (
-            f"to ±{came:.1%}" + (f" by the record of {len(errors)} trials, {timed:.1%} by the timing" if came > timed else "")
-            if len(known) == len(intervals)
-            else "only roughly: there was time for only a few timing rounds"
-        )
+        record = f"; of {len(errors)} trials so far nine in ten came within ±{came:.1%}" if came > timed else ""
+        rough = "only roughly: there was time for only a few timing rounds"
+        precision = f"to ±{timed:.1%}{record}" if len(known) == len(intervals) else rough
         others, stolen, held_back = (max(getattr(law, name) for law in these) for name in ("others", "stolen", "held_back"))
         causes = [f"other programs used {others:.0%} of this machine"] if others else []
         causes += [f"its host gave {stolen:.0%} of its processor time to other virtual machines"] if stolen else []
@@ -124,7 +122,7 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
             precision += f"; {held_back:.0%} of it is waiting for this container's processor limit (cpu.max)"
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
-        yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"
+        yield f"train_s, of a training alone on {devices} device{'s' * (devices > 1)}, is known in advance {precision}"
         spread = [law.exchange for law in these if law.exchange is not None]
         if spread:
             yield exchange_sentence(max(spread, key=lambda exchange: exchange.between_s))

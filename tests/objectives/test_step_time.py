@@ -340,7 +340,7 @@ def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable
     finer = study_file(**changes, budget={"trials": 1, "profile_s": 5})
     again = CliRunner().invoke(main, ["run", str(finer), "--serial", "--new"]).output
     assert "timing a Task's steps for up to 5 s" in again
-    assert "known in advance on 1 device to ±" in again
+    assert "of a training alone on 1 device, is known in advance to ±" in again
     once_more = CliRunner().invoke(main, ["run", str(finer), "--serial", "--new"]).output
     assert "trial 0 complete" in once_more
 
