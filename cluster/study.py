@@ -311,7 +311,7 @@ class Study:
         """Resume the study until its budget is met, and return it as it is then; `overrides` as for `run`.
 
         Raises:
-            StudyFileError: something changed that must not change, such as the space or the task's code.
+            StudyFileError: something changed that must not change, such as the task's code.
         """
         options, sections = _options(overrides)
         return _run(changed_study(self._spec, sections), self._results, **options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..search.report.completion import launchers, study_files
+from ..search.report.completion import study_files
 from ..search.report.stdio.console import give, json_text, say, terminal
 from ..search.report.stdio.streams import ends_with_reader
 from ..search.report.terminal.fitted import Fitted
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _launcher_option = click.option(
     "--launcher",
     metavar="NAME",
-    shell_complete=launchers,
     help="ray, ray@http://host:8265 (its dashboard), slurm, kuberay, kuberay@NAMESPACE or a plug-in; default: the study's "
     "submit.launcher.",
 )

@@ -33,8 +33,8 @@ def profile(study: str, device_like: str | None, out: Path | None, settings: tup
     """Predict memory and step time of the study in STUDY, and measure as much as budget.profile_s allows.
 
     Prints peak memory by micro-batch (each size is traced, none extrapolated) and where it goes, the largest micro-batch
-    under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
-    effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
+    under memory.limit, and the step time fitted to whole steps timed here. With --device-like, memory alone, traced as CUDA
+    would run it; nothing is measured.
     """
     file = Path(study)
     card = None if device_like is None else card_named(device_like)
@@ -49,7 +49,6 @@ def profile(study: str, device_like: str | None, out: Path | None, settings: tup
 
 def _print_document(document: Any, parts: Iterable[Any], out: Path | None, as_json: bool) -> None:
     """A document, for programs or for people; and in a file."""
-
     if out is not None:
         _write(out, json_text(document))
     if as_json:

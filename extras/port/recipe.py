@@ -18,6 +18,7 @@ import yaml
 from ...search.report.frameworks.library import Library, Setting
 from ...spaces.boundary.files import foreign, text_of
 from ...spaces.errors import Fault, StudyFileError, cut
+from ...spaces.study.file import LimitedLoader
 from .forms import INDIFFERENT, library_of
 
 _MOST_BYTES, _MOST_ROWS, _LONGEST_LINE, _LONGEST_WORD = 1 << 17, 1 << 22, 1 << 16, 1 << 14
@@ -182,7 +183,7 @@ def _settings(path: Path, text: str) -> tuple[dict[str, Any], int | None, bool]:
     return *_command(path, text), True
 
 
-class _Once(yaml.SafeLoader):
+class _Once(LimitedLoader):
     """Refuses a key that a mapping has twice, of which libraries read one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

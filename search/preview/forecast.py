@@ -70,12 +70,12 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
     return sorted({round(low * (high / low) ** (part / (count - 1))) for part in range(count)})
 
 
-def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count: int = 5) -> list[PlannedBatch]:
+def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int) -> list[PlannedBatch]:
     """A few effective batches with their plans and times on this number of devices; those without either are left out."""
     assert profile.training_set is not None
     requested = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
     batches = []
-    for batch in sample_batches(spec, count):
+    for batch in sample_batches(spec):
         try:
             plan = planned(spec, profile, batch, devices, requested)
         except InfeasiblePlanError:

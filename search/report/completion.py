@@ -1,9 +1,8 @@
-"""Shell completion of study files and launchers."""
+"""Shell completion of study files."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -19,9 +18,3 @@ def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str)
             if file.name.startswith(prefix) and file.suffix in (".yaml", ".yml"):
                 found.append(CompletionItem(incomplete.removesuffix(prefix) + file.name))
     return found
-
-
-def launchers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Installed launchers."""
-    names = {point.name for point in entry_points(group="bsearch.submitters")}
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]

@@ -230,9 +230,10 @@ trials.
                 continue
             count = sum(abs(place - edge) <= _EDGE for place in places)
             if count >= max(3, (len(front.trials) + 1) // 2):
+                grows = not (domain.step or domain.changes_cost or (name == "effective_batch" and word == "upper"))
                 yield (
                     f"{count} of the front's {len(front.trials)} trials are at the {word} edge of {name}, {number(end)}: "
-                    "a wider range may hold better settings, and keeps these trials."
+                    f"a wider range may hold better settings{', and keeps these trials' if grows else ''}."
                 )
 
 

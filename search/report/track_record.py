@@ -58,7 +58,7 @@ class TrackRecord:
         stated: relative half width that was given with them (median); None where none was.
         within: of them, that came within.
         ratio: what came over what was predicted: 5 %, 50 % and 95 % of the trials.
-        interval: relative half width that is stated from now on: widened where fewer than 90 % came within.
+        interval: relative half width that holds 90 % of them, where the stated one does not; of times, stated from now on.
     """
 
     what: str
@@ -104,12 +104,13 @@ def _memory(
     study: StoredStudy, profiles: Mapping[CostKey, DeviceProfile], setups: Mapping[int, TrialSetup]
 ) -> Iterator[Settled]:
     for record in study.records:
-        profile = profiles.get(cost_key(study.spec, record.parameters))
         came, setup = record.facts.peak_reserved_bytes or record.facts.peak_bytes, setups.get(record.number)
-        if not came or setup is None or profile is None or (law := profile.under(setup.plan).memory) is None:
+        if not came or setup is None:
             continue
-        if setup.plan.largest_micro_batch <= law.points[-1][0]:
-            held = law.held_bytes * setup.effective_batch / setup.plan.devices
+        profile = profiles.get(cost_key(study.spec, {**study.spec.fixed(), **setup.cost_parameters}))
+        variant = profile and profile.under(setup.plan)
+        if variant and (law := variant.memory) and setup.plan.largest_micro_batch <= law.points[-1][0]:
+            held = law.held_bytes * setup.effective_batch + variant.extra_bytes(setup.plan.devices)
             predicted = law.peak_bytes(setup.plan.largest_micro_batch) + held
             yield Settled(record.number, _MEMORY, predicted, came, study.spec.memory.headroom)
 
@@ -129,11 +130,11 @@ def record_sentences(records: Sequence[TrialRecord], settled: Sequence[Settled])
     >>> facts = TrialFacts(measured_train_s=13.0, waited_s=2.6)
     >>> print(*record_sentences([TrialRecord(n, "complete", {}, facts) for n in range(5)], settled))
     Training times were predicted to ±7.0%, and 0 of 5 came within: they took 1.30 times the predicted time (median; 90% of \
-them 1.30 to 1.30), waiting for a core took 20 % of training. The front uses the predicted times: those of an idle machine.
+them 1.30 to 1.30): waiting for a core took 20 % of training. The front has the predicted times, of a training alone.
     """
     for found in track_records(settled):
-        precision = "" if found.stated is None else f" to ±{found.stated:.1%}"
-        begin = f"Training times were predicted{precision}, and {found.within} of {found.trials} came within"
+        how = "roughly" if found.stated is None else f"to ±{found.stated:.1%}, and {found.within} of {found.trials} came within"
+        begin = f"Training times were predicted {how}"
         low, middle, high = found.ratio
         if found.what == _MEMORY:
             yield (
@@ -146,9 +147,9 @@ them 1.30 to 1.30), waiting for a core took 20 % of training. The front uses the
             told = f"{begin}: they took {middle:.2f} times the predicted time (median; 90% of them {low:.2f} to {high:.2f})"
             if abs(middle - 1) > _TELLS:
                 missed = {each.trial for each in settled if each.what == _TIME and not each.is_within}
-                told += f", {delay_words([record.facts for record in records if record.number in missed])}"
-            idle = "a new study on an idle machine has shorter ones" if middle < 1 - _TELLS else "those of an idle machine"
-            yield f"{told}. The front uses the predicted times: {idle}."
+                told += f": {delay_words([record.facts for record in records if record.number in missed])}"
+            slow = " A new study on an idle machine would have shorter ones." if middle < 1 - _TELLS else ""
+            yield f"{told}. The front has the predicted times, of a training alone.{slow}"
 
 
 def record_rows(settled: Iterable[Settled]) -> Iterator[tuple[str, ...]]:

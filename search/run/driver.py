@@ -170,8 +170,7 @@ def _open(
     if row is not None:
         row.say_what_goes()
         if row.identity["space"] != identity["space"]:
-            text = f"the space is wider than before; it holds the {plural(len(trials), 'trial')} so far"
-            notify(Event("message", text=text))
+            notify(Event("message", text=f"the study goes on in wider ranges, with its {plural(len(trials), 'trial')} so far"))
         for text in _changed_packages(row.identity["task"].get("packages"), packages):
             notify(Event("message", text=text))
     identity = {**identity, "task": {**identity["task"], "packages": packages}}
@@ -202,7 +201,8 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
         notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
         return None
-    _store(study)
+    if row.identity["space"] == study.identity["space"]:  # a wider one is searched first
+        _store(study)
     return StudyResult(
         StoredStudy.open(study.tables.url, study.name),
         stopped,
@@ -277,9 +277,11 @@ def _drive(
     if prior:
         text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"
         notify(Event("message", text=text))
-    _store(study)
+    if tables.study(name) is None:
+        _store(study)  # the lock is its row's
     tables.lock.acquire(name)
     try:
+        _store(study)
         tables.save_step_times(name, step_times_json(laws))
         if study.kept is not None:
             study.kept.begin()
@@ -445,6 +447,7 @@ def _change_faults(stored: StudyRow, spec: StudySpec, identity: Mapping[str, Any
         was = _at(stored.spec, key) if old is None else old
         now = _at(new_spec, key) if new is None else new
         reason = ": the task's code has changed since, not only its comments or layout" if key == "task.code" else ""
+        reason = ": larger batches than those were not timed" if key == "space.effective_batch.high" else reason
         yield Fault(key, f"was {was}, now {now}{reason}")
 
 

@@ -100,7 +100,7 @@ def widened(stated: float | None, errors: Iterable[float]) -> float | None:
 def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], records: Iterable[TrialRecord] = ()) -> Iterator[str]:
     """The precision of predicted training times, one line per number of devices; by the trials' record, where they have one."""
     profiles = list(profiles)
-    errors = [record.facts.train_s_error for record in records if record.counts and record.facts.train_s_error is not None]
+    settled = [record.facts for record in records if record.counts and record.facts.train_s_error is not None]
     laws = [law for profile in profiles for law in profile.all_step_times]
     if not laws:
         yield "train_s is measured wall-clock time: steps were not timed in advance"
@@ -109,10 +109,10 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
         intervals, misfits = [law.interval for law in these], [law.misfit[0] for law in these if law.misfit]
         known = [interval for interval in intervals if interval is not None]
         timed = max(known, default=0.0)
-        came = widened(timed, errors) or timed
-        record = f"; of {len(errors)} trials so far nine in ten came within ±{came:.1%}" if came > timed else ""
+        off = [facts.train_s_error or 0.0 for facts in settled if (facts.devices or 1) == devices]
+        came = widened(timed, off) or timed
         rough = "only roughly: there was time for only a few timing rounds"
-        precision = f"to ±{timed:.1%}{record}" if len(known) == len(intervals) else rough
+        precision = f"to ±{timed:.1%}" if len(known) == len(intervals) else rough
         others, stolen, held_back = (max(getattr(law, name) for law in these) for name in ("others", "stolen", "held_back"))
         causes = [f"other programs used {others:.0%} of this machine"] if others else []
         causes += [f"its host gave {stolen:.0%} of its processor time to other virtual machines"] if stolen else []
@@ -122,6 +122,8 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
             precision += f"; {held_back:.0%} of it is waiting for this container's processor limit (cpu.max)"
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
+        if came > timed:
+            precision += f"; of {len(off)} trials so far nine in ten came within ±{came:.1%}"
         yield f"train_s, of a training alone on {devices} device{'s' * (devices > 1)}, is known in advance {precision}"
         spread = [law.exchange for law in these if law.exchange is not None]
         if spread:

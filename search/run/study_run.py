@@ -382,7 +382,8 @@ class StudyRun:
         if least is not None and gain is not None and self.ended.counted >= WORTH_OF and gain < least:
             self.ending.reach(
                 Stage.NO_NEW_TRIALS,
-                f"budget.min_gain: another {WORTH_OF} trials are expected to add {gain:.2%}, less than {100 * least:g}%",
+                f"budget.min_gain: another {WORTH_OF} trials are expected to add {gain:.2%} to the hypervolume, "
+                f"less than {100 * least:g}%",
             )
 
     def _pay(self, attempt: Attempt) -> None:
@@ -573,10 +574,10 @@ def gain_sentence(gain: float) -> str:
     """What more trials would bring, at most: in 93 % of 600 cases no more than twice what was expected (docs/log.md).
 
     >>> gain_sentence(0.0123), gain_sentence(0.002)
-    ("another 10 trials would add up to 2.5% to the front's hypervolume", 'the front has settled: another 10 trials would add \
-less than 1% to its hypervolume')
+    ("another 10 trials are likely to add at most 2.5% to the front's hypervolume", 'the front has probably settled: another \
+10 trials are likely to add less than 1% to its hypervolume')
     """
     most = 200 * gain
     if most < 1:
-        return f"the front has settled: another {WORTH_OF} trials would add less than 1% to its hypervolume"
-    return f"another {WORTH_OF} trials would add up to {float(f'{most:.2g}'):g}% to the front's hypervolume"
+        return f"the front has probably settled: another {WORTH_OF} trials are likely to add less than 1% to its hypervolume"
+    return f"another {WORTH_OF} trials are likely to add at most {float(f'{most:.2g}'):g}% to the front's hypervolume"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import log2, prod
+from math import isfinite, log2, prod
 from statistics import median
 
 from ...spaces.errors import Fault, cut
@@ -101,7 +101,7 @@ def _samples_of_an_epoch(
             return None
         apart = (max(found), min(found, key=lambda one: one[1]))
         doublings = log2(apart[0][2] / apart[1][2])
-        if round(doublings) < 1 or abs(doublings - round(doublings)) > _NEAR:
+        if not isfinite(doublings) or round(doublings) < 1 or abs(doublings - round(doublings)) > _NEAR:
             return None  # of data sets that differ, or a training that was stopped
     shown = " and ".join(f"{samples:.4g} at {place}" for _, _, samples, place in apart)
     expected = f"{' × '.join((*factors, steps))} / {epochs}, the samples of an epoch, to agree"

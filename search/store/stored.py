@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.boundary.storage import is_url, storage_of
 from ...spaces.deadline import StoredDeadline
-from ...spaces.domain import Domain, Range
+from ...spaces.domain import Domain, Range, bounds
 from ...spaces.errors import BsearchError, NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
@@ -60,10 +60,15 @@ def is_same_experiment(stored: Mapping[str, Any], identity: Mapping[str, Any]) -
 
 
 def has_grown(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
-    """Whether a study file only has wider ranges than a stored study: all its trials are trials of both."""
+    """Whether a study file only has wider ranges than a stored study, of batches downwards: its trials are trials of both."""
     if not is_same_experiment({**stored, "space": identity["space"]}, identity):
         return False
-    old, new = (Space.model_validate(each["space"]).domains() for each in (stored, identity))
+    try:
+        old, new = (Space.model_validate(each["space"]).domains() for each in (stored, identity))
+    except ValueError:  # a damaged row
+        return False
+    if bounds(new["effective_batch"])[1] > bounds(old["effective_batch"])[1]:
+        return False  # the laws that time its trials end there
     return old.keys() == new.keys() and all(now == old[name] or _holds(now, old[name]) for name, now in new.items())
 
 
@@ -75,9 +80,9 @@ def _holds(wide: Domain, narrow: Domain) -> bool:
     return within and wide.model_copy(update={"low": narrow.low, "high": narrow.high}) == narrow
 
 
-def _is(row: StudyRow, identity: Mapping[str, Any]) -> bool:
+def _is(row: StudyRow, identity: Mapping[str, Any], like: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]) -> bool:
     with suppress(StorageError):
-        return is_same_experiment(row.identity, identity)
+        return like(row.identity, identity)
     return False
 
 
@@ -180,7 +185,8 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
             # The study that `run` would resume, where the file's task can still be read.
             with suppress(TaskError):
                 identity = study_identity(spec, task_code_hash(spec.task))
-                rows = [row for row in rows if _is(row, identity)] or rows
+                alike = ([row for row in rows if _is(row, identity, like)] for like in (is_same_experiment, has_grown))
+                rows = next(filter(None, alike), rows)
     if not rows:
         raise NoStudyError(
             f"storage {shown_url(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one."

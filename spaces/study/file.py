@@ -40,10 +40,8 @@ MOST_NODES = 10_000  # keys and values, with aliases expanded
 DEEPEST = 32  # levels of nesting
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML 1.2 values: `1e-3` is a number, and custom tags are rejected, as is `no` without quotes: text in YAML 1.2,
-    false in 1.1.
-    """
+class LimitedLoader(yaml.SafeLoader):
+    """YAML of limited size and depth, with its aliases: they could expand a few lines beyond the memory available."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -51,7 +49,6 @@ class _Loader(yaml.SafeLoader):
         self._open: list[str | None] = []  # anchors of the nodes being composed, outermost first
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Limit the size while composing: aliases could expand a few lines beyond the memory available."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         alias = isinstance(event, yaml.AliasEvent)
         if alias and event.anchor in self._open:
@@ -76,6 +73,12 @@ class _Loader(yaml.SafeLoader):
             for inner in part if isinstance(part, tuple) else (part,):
                 self._count(mark, depth + 1)
                 self._repeat(inner, mark, depth + 1)
+
+
+class _Loader(LimitedLoader):
+    """Plain YAML 1.2 values: `1e-3` is a number, and custom tags are rejected, as is `no` without quotes: text in YAML 1.2,
+    false in 1.1.
+    """
 
 
 class _RejectedError(yaml.MarkedYAMLError):

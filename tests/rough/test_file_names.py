@@ -46,21 +46,20 @@ def outside(root: Path, inside: Path) -> set[Path]:
 
 
 @pytest.mark.long
-def test_no_parameter_names_a_file_outside_the_folder_of_figures(attack, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_no_parameter_names_a_file_outside_the_study(attack, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     inside = tmp_path / "a" / "b" / "study"
     path = study_in(inside, *NAMES)
     theirs = tmp_path / "outside"
     theirs.mkdir()
-    for ending in ("png", "svg", "csv"):
+    for ending in ("html", "csv", "json"):
         (theirs / f"train.{ending}").write_text("kept")
-    figures = inside / "f1" / "f2" / "f3"
-    said = CliRunner().invoke(main, ["report", str(path), "--figures", str(figures), "--out", str(inside / "r.html")])
-    for name in NAMES:
-        with attack(f"a parameter {name!r}"):
-            assert said.exit_code == 0, said.output[-300:]
-            assert {file.read_text() for file in theirs.iterdir()} == {"kept"}
-            assert outside(tmp_path, inside) == {theirs, *theirs.iterdir()}
-            assert {file.parent for file in (inside / "f1").rglob("*") if file.is_file()} == {figures}
+    for command in (["report", str(path)], ["export", str(path), "--out", str(inside / "x.csv")], ["show", str(path), "--all"]):
+        said = CliRunner().invoke(main, command)
+        for name in NAMES:
+            with attack(f"{command[0]}: a parameter {name!r}"):
+                assert said.exit_code == 0, said.output[-300:]
+                assert {file.read_text() for file in theirs.iterdir()} == {"kept"}
+                assert outside(tmp_path, inside) == {theirs, *theirs.iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -236,14 +236,14 @@ class LiveView:
 
     def _clear(self) -> None:
         """End the seconds, whose line is used for something else."""
-        self._write("\r\x1b[K")
-        self._begun.set()
+        self._write("\r\x1b[K", self._begun.set)
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, then: Callable[[], object] = lambda: None) -> None:
         with self._line:
             if self._draws and not self._begun.is_set():
                 self._console.file.write(text)
                 self._console.file.flush()
+            then()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         """Draw this view repeatedly until the end."""
@@ -262,8 +262,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """A line that stays, above the picture where there is one."""
-        self._write("\r\x1b[K")
-        self._console.print(text, markup=False)
+        self._write("\r\x1b[K", lambda: self._console.print(text, markup=False))
 
     def notify(self, event: Event) -> None:
         if event.kind == "message":

@@ -1,4 +1,4 @@
-"""What `bsearch profile` prints: a task's memory and step time on a device, as a document, tables and pictures."""
+"""What `bsearch profile` prints: a task's memory and step time on a device, as a document and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fitted import Fitted
 
 
 def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]:
-    """The JSON document of `bsearch profile --json`, which `retime` and `plan` read; tables show the first profile."""
+    """The JSON document of `bsearch profile --json`, which `retime` reads; tables show the first profile."""
     profiles = profiled.profiles
     first = next(iter(profiles.values()))
     return {
@@ -29,7 +29,7 @@ def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]
         "training": training_cost(spec),
         "training_set": first.training_set,
         "memory": memory_document(spec, first, profiled.memory) if first.memory else None,
-        "speed": [speed_document(spec, variant, law, first) for variant in first.each for law in variant.step_times],
+        "speed": [speed_document(variant, law) for variant in first.each for law in variant.step_times],
         "profiles": [{"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()],
     }
 
@@ -43,12 +43,8 @@ def profile_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:
         yield from speed_tables(law)
 
 
-def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole: DeviceProfile) -> dict[str, Any]:
-    """What is known of a task's step time on so many devices.
-
-    Args:
-        profile: the one of `whole` with the law's activation checkpointing.
-    """
+def speed_document(profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
+    """What is known of a task's step time on so many devices."""
     alone = profile.step_time(1)
     return {
         "devices": law.devices,

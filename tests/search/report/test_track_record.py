@@ -1,7 +1,9 @@
 """What was predicted beside what came: every settled prediction is in the record; an interval is as wide as it has to be."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,25 @@ def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_fil
     assert sum("training time" in line for line in shown.splitlines()) == 5
     again = CliRunner().invoke(main, ["run", str(path), "--serial", "--trials", "6"])
     assert f"of 5 trials so far nine in ten came within ±{record['interval']:.1%}" in again.output
+
+
+@pytest.mark.slow
+def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file(
+        task=f"{TASKS}:Points",
+        space={
+            "effective_batch": {"low": 40, "high": 80},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+            "precision": ["fp32"],
+        },
+        budget={"trials": 3, "profile_s": 0.1},
+    )
+    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    assert ran.exit_code == 0, ran.output
+    with closing(sqlite3.connect(tmp_path / "small.db")) as connection, connection:
+        connection.execute("UPDATE bsearch_trial SET parameters = 'x' WHERE number = 1")
+    for options in ([], ["--all"], ["--record"]):
+        shown = CliRunner().invoke(main, ["show", str(path), *options])
+        assert shown.exit_code == 0, shown.output
+        assert "trial" in shown.output

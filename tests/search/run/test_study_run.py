@@ -50,7 +50,7 @@ class TestStudyRun(Studies):
         budget = {"trials": 60, "min_gain": "99%"}
         result = go("Points", space=space, budget=budget, confirm=1, stopping="none")
         assert result.stopped.startswith("budget.min_gain: another 10 trials are expected to add ")
-        assert result.stopped.endswith("%, less than 99%")
+        assert result.stopped.endswith("% to the hypervolume, less than 99%")
         assert result.gain is not None
         assert 0 <= result.gain < 0.99
         trials = kept().trials
