@@ -447,7 +447,8 @@ def _change_faults(stored: StudyRow, spec: StudySpec, identity: Mapping[str, Any
         was = _at(stored.spec, key) if old is None else old
         now = _at(new_spec, key) if new is None else new
         reason = ": the task's code has changed since, not only its comments or layout" if key == "task.code" else ""
-        reason = ": larger batches than those were not timed" if key == "space.effective_batch.high" else reason
+        if key == "space.effective_batch.high" and isinstance(was, int) and isinstance(now, int) and now > was:
+            reason = ": larger batches than those were not timed"
         yield Fault(key, f"was {was}, now {now}{reason}")
 
 

@@ -26,7 +26,7 @@ space:
   effective_batch: {{low: 16, high: 512}}
   reference_rate: {{low: 0.005, high: 0.5, at_batch: 64}}
   epochs: {{low: 1, high: 12}}
-budget: {{by: 4m, profile_s: 1, keep: {folder}/model}}
+budget: {{by: 2m, profile_s: 1, keep: {folder}/model}}
 """
 
 
