@@ -7,6 +7,7 @@ import socket
 import sys
 import webbrowser
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -100,11 +101,12 @@ def _trials_json(stored: StoredStudy, every: bool) -> str:
 
 def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
     from ..search.report.terminal.fitted import Fitted
-    from ..search.report.track_record import RECORD_COLUMNS, record_document, record_rows, record_sentences, settled_predictions
+    from ..search.report.track_record import RECORD_COLUMNS, record_rows, record_sentences, settled_predictions, track_records
 
     settled = settled_predictions(stored)
     if as_json:
-        give(json_text({"study": stored.name, **record_document(settled)}))
+        rows = [{**asdict(each), "within": each.is_within} for each in settled]
+        give(json_text({"study": stored.name, "record": [*map(asdict, track_records(settled))], "settled": rows}))
         return
     table = Fitted.of_rows(RECORD_COLUMNS, record_rows(settled), RECORD_COLUMNS, words=("what",))
     console.print(table if settled else "No prediction is settled yet.")

@@ -6,9 +6,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from ...spaces.domain import Domain, Range
+from ...spaces.errors import StorageError
 from ...spaces.front import ParetoFront
 from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
@@ -313,7 +314,8 @@ def inexact_sentences(study: StoredStudy) -> Iterator[str]:
     """What the examination found, where the study went on in spite of it."""
     if not study.spec.training.accept_inexact:
         return
-    with closing(study.tables()) as tables:
+    examination = None
+    with suppress(StorageError), closing(study.tables()) as tables:
         examination = overall(profile.examination for profile in stored_profiles(study, tables).values())
     if examination is not None and examination.refusals:
         yield "Not exact (training.accept_inexact): trials or their scores depend on how batches are split."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from ...spaces.errors import StorageError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, cost_key
 from ...spaces.readable import readable_bytes, seconds
@@ -88,7 +88,9 @@ class TrackRecord:
 
 def settled_predictions(study: StoredStudy) -> list[Settled]:
     """Every prediction that a study's ended trials have settled, by quantity and trial."""
-    with closing(study.tables()) as tables:
+    profiles: dict[CostKey, DeviceProfile] = {}
+    setups: dict[int, TrialSetup] = {}
+    with suppress(StorageError), closing(study.tables()) as tables:  # gone since it was read: its trials are shown all the same
         profiles, setups = stored_profiles(study, tables), tables.setups(study.name)
     intervals = [law.interval for profile in profiles.values() for law in profile.all_step_times if law.interval is not None]
     stated = max(intervals, default=None)
@@ -157,14 +159,6 @@ def record_rows(settled: Iterable[Settled]) -> Iterator[tuple[str, ...]]:
     for each in settled:
         predicted, came = map(seconds if each.what == _TIME else readable_bytes, (each.predicted, each.came))
         yield str(each.trial), each.what, predicted, came, f"{1 + each.error:.2f}", "yes" if each.is_within else "no"
-
-
-def record_document(settled: Sequence[Settled]) -> dict[str, Any]:
-    """The record of each quantity, and every settled prediction, as a JSON document."""
-    return {
-        "record": [asdict(found) for found in track_records(settled)],
-        "settled": [{**asdict(each), "within": each.is_within} for each in settled],
-    }
 
 
 def delay_words(late: Sequence[TrialFacts]) -> str:

@@ -134,12 +134,12 @@ def migrate(
         StorageError: there are none and none may be created, or a newer bsearch has written them, or a much older one.
     """
     with engine.connect() as connection:
-        revision = revision_of(connection)
-        unversioned = revision is None and sa.inspect(connection).has_table(studies.name)
+        # In this order: another process may create both meanwhile, in one transaction.
+        exists, revision = sa.inspect(connection).has_table(studies.name), revision_of(connection)
     if revision == HEAD:
         return
     shown = shown_url(url)
-    if unversioned:
+    if revision is None and exists:
         raise StorageError(
             f"storage {shown}: expected the version of its tables in {VERSION_TABLE}, which is empty. Restore the database "
             "from a copy, or name another storage."
