@@ -75,7 +75,7 @@ class _Commands(click.Group):
                 traceback.print_exc()
             if was_stopped():
                 self._stopped(ctx, error)
-            terminal(as_json=True).print(str(error))
+            terminal(as_json=True).print(masked(str(error)))
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
             if isinstance(error, SystemExit) and not is_termination(error):

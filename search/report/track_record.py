@@ -55,10 +55,10 @@ class TrackRecord:
 
     Args:
         trials: that have one.
-        stated: relative half width that was given with them (median); None where none was.
+        stated: relative half width that was given with them; None where none was.
         within: of them, that came within.
         ratio: what came over what was predicted: 5 %, 50 % and 95 % of the trials.
-        interval: relative half width that holds 90 % of them, where the stated one does not; of times, stated from now on.
+        interval: relative half width that holds 90 % of them, where the stated one does not.
     """
 
     what: str
@@ -72,18 +72,11 @@ class TrackRecord:
     def of(cls, settled: Sequence[Settled]) -> TrackRecord:
         """Of one quantity's predictions, at least one."""
         errors = sorted(each.error for each in settled)
-        stated = [each.stated for each in settled if each.stated is not None]
-        given = median(stated) if stated else None
+        what, stated = settled[0].what, settled[0].stated
+        misses = errors if what == _TIME else [max(error, 0.0) for error in errors]
         within = sum(each.is_within for each in settled)
         low, middle, high = (1 + quantile(errors, share) for share in (0.05, 0.5, 0.95))
-        return cls(
-            settled[0].what,
-            len(settled),
-            given,
-            within,
-            (low, middle, high),
-            widened(given, errors if settled[0].what == _TIME else [max(error, 0.0) for error in errors]),
-        )
+        return cls(what, len(settled), stated, within, (low, middle, high), widened(stated, misses))
 
 
 def settled_predictions(study: StoredStudy) -> list[Settled]:
@@ -105,6 +98,8 @@ def settled_predictions(study: StoredStudy) -> list[Settled]:
 def _memory(
     study: StoredStudy, profiles: Mapping[CostKey, DeviceProfile], setups: Mapping[int, TrialSetup]
 ) -> Iterator[Settled]:
+    if len({record.facts.device_kind for record in study.records if record.facts.attempts}) > 1:
+        return  # the law is that of one of them
     for record in study.records:
         came, setup = record.facts.peak_reserved_bytes or record.facts.peak_bytes, setups.get(record.number)
         if not came or setup is None:

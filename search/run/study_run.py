@@ -580,4 +580,4 @@ def gain_sentence(gain: float) -> str:
     most = 200 * gain
     if most < 1:
         return f"the front has probably settled: another {WORTH_OF} trials are likely to add less than 1% to its hypervolume"
-    return f"another {WORTH_OF} trials are likely to add at most {float(f'{most:.2g}'):g}% to the front's hypervolume"
+    return f"another {WORTH_OF} trials are likely to add at most {most:.2g}% to the front's hypervolume"

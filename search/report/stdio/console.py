@@ -18,10 +18,10 @@ from .streams import steady
 
 
 class _Terminal(Console):
-    """Prints text literally, and no password: names and messages come from files, tasks and databases of others."""
+    """Prints text literally: names and messages come from files, tasks and databases that others may have written."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(plain(masked(text)), **options)
+        return super().render_str(plain(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for part in super().render(renderable, options):

@@ -18,7 +18,7 @@ from ...run.opening import feasible_batches_sentence
 from ..columns import Column
 from .fitted import Fitted
 
-# What a run of `examples/digits.yaml` takes over Ray beside its trials and timing, on two idle cores (docs/log.md).
+# What a run of one short trial takes over Ray beside timing steps, the examination included, on two idle cores (docs/log.md).
 _START_S = 20
 
 

@@ -27,7 +27,7 @@ from ...run.events import Event
 from ...run.view import RunningTrial, StudyView
 from ..columns import Column, front_columns, some_members
 from ..sentences import outcome_words, setting_words
-from ..stdio.console import say, terminal
+from ..stdio.console import terminal
 from .deadline import deadline_line
 from .fitted import Fitted
 from .tables import front_plot
@@ -304,7 +304,7 @@ class NotebookView(LiveView):
         self._stop = stop
 
     def say(self, text: str) -> None:
-        say(text)
+        print(plain(text))
 
 
 def _as_html(picture: Picture) -> Any:
