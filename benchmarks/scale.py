@@ -413,7 +413,7 @@ def counted_commits(count: list[int]) -> Iterator[None]:
 def soak_part(options: argparse.Namespace, folder: Path) -> None:
     devices = 64
     os.environ[FACTOR] = "30"
-    spec = study(folder, study="soak", budget={"trials": options.trials}, stopping="none")
+    spec = study(folder, study="soak", budget={"trials": options.trials}, stopping=options.stopping)
     print(f"{'trials':>8}{'s':>8}{'RSS MB':>8}{'files':>8}{'threads':>8}{'database MB':>13}")
 
     def watch(run: StudyRun) -> None:
@@ -551,7 +551,7 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=6.0, help="seconds of a trial are divided by this")
     parser.add_argument("--rounds", type=float, default=6.0, help="trials for each device")
     parser.add_argument("--trials", type=int, default=10_000, help="of the soak")
-    parser.add_argument("--stopping", default="none", help="front to see trials stopped as well")
+    parser.add_argument("--stopping", default="front", help="none: every trial trains to its end")
     parser.add_argument("--processes", type=int, default=8, help="real worker processes at most")
     parser.add_argument("--cores", action="store_true", help="this process on a core of its own, Ray's on a second")
     parser.add_argument("--postgres", nargs="?", const="", help="a server's URL; without one, a private server")

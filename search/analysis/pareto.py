@@ -7,6 +7,7 @@ equal values do not dominate each other, so both stay. Infeasible, diverged and 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from ...spaces.front import ParetoFront
@@ -15,37 +16,47 @@ from ...spaces.study.goals import Direction, Objectives, Speed
 from .confirm import averaged
 
 
+class Staircase:
+    """Of points (y, z) added so far, the lowest z at a y of at most so much; a step is kept only where it goes down."""
+
+    def __init__(self) -> None:
+        self._ys: list[float] = []
+        self._zs: list[float] = []
+
+    def lowest(self, y: float) -> float:
+        """Infinite where no point has a y of at most this."""
+        place = bisect_right(self._ys, y)
+        return self._zs[place - 1] if place else math.inf
+
+    def add(self, y: float, z: float) -> None:
+        if self.lowest(y) <= z:
+            return
+        begin = end = bisect_left(self._ys, y)
+        while end < len(self._zs) and self._zs[end] >= z:
+            end += 1
+        self._ys[begin:end], self._zs[begin:end] = [y], [z]
+
+
 def front_members(points: Sequence[Sequence[float]]) -> list[int]:
     """Indices of the points that no other beats, fastest first; what training takes and loss, all lower is better.
 
     Args:
-        points: (trials, 2 or more).
+        points: (trials, 2 or 3).
 
     >>> front_members([(3.0, 0.1), (1.0, 0.5), (2.0, 0.5), (1.0, 0.5)])
     [1, 3, 0]
     >>> front_members([(1.0, 5.0, 0.5), (2.0, 2.0, 0.5), (3.0, 2.0, 0.5), (3.0, 1.0, 0.6)])
     [0, 1, 3]
     """
-    order = sorted(range(len(points)), key=lambda index: (*points[index], index))
-    if any(len(point) > 2 for point in points):
-        found: list[int] = []
-        for index in order:  # nothing beats a point that comes before it
-            if not any(beats(points[other], points[index]) for other in found):
-                found.append(index)
-        return found
-    members: list[int] = []
-    best = math.inf
-    for index in order:
-        # A point equal to the last member stays; any other must be better than all faster ones.
-        if points[index][1] < best or (members and points[index] == points[members[-1]]):
+    stairs, members = Staircase(), list[int]()
+    for index in sorted(range(len(points)), key=lambda index: (*points[index], index)):
+        point = points[index]
+        second, loss = point[1] if len(point) > 2 else 0.0, point[-1]
+        # Whatever beats a point comes before it; its equals come right before it.
+        if stairs.lowest(second) > loss or (members and tuple(points[members[-1]]) == tuple(point)):
             members.append(index)
-            best = points[index][1]
+            stairs.add(second, loss)
     return members
-
-
-def beats(point: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether a point is at least as low as another everywhere, and lower somewhere."""
-    return all(a <= b for a, b in zip(point, other, strict=True)) and tuple(point) != tuple(other)
 
 
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:

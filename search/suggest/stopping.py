@@ -41,17 +41,11 @@ class Curve:
 
     Args:
         taken: by its full training, by each of the front's measures: one or two.
-        done: it was trained to its end, and the last score is final.
     """
 
     taken: tuple[float, ...]
     fractions: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    done: bool = False
-
-    def at(self, fraction: float) -> float:
-        """The score at a fraction of the budget, interpolated; NaN before the first measurement."""
-        return float(np.interp(fraction, self.fractions, self.scores, left=math.nan))
 
     @property
     def last(self) -> float:
@@ -62,9 +56,59 @@ class Curve:
         """What it takes by the front's first measure."""
         return self.taken[0]
 
-    def takes_at_most(self, other: Curve) -> bool:
-        """Whether it takes no more than another, by every measure."""
-        return all(own <= theirs for own, theirs in zip(self.taken, other.taken, strict=True))
+
+class FinishedCurves:
+    """Curves of trials that trained to their end, as arrays: every measurement is compared with all of them."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        # (n, measurements), with infinite fractions after a curve's last.
+        self._fractions, self._scores = np.empty((0, 1)), np.empty((0, 1))
+        self._last, self._taken = np.empty(0), np.empty((0, 1))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, number: int, curve: Curve) -> None:
+        """Add a trial's curve, or replace it."""
+        place = self._places.setdefault(number, len(self._places))
+        rows, (had, columns), measured = len(self._places), self._fractions.shape, len(curve.fractions)
+        if rows > had or measured > columns:  # doubled, so that copying stays rare
+            grown = (0, 2 * had + 8 if rows > had else 0), (0, max(measured - columns, 0))
+            self._fractions = np.pad(self._fractions, grown, constant_values=math.inf)
+            self._scores = np.pad(self._scores, grown)
+            self._last = np.pad(self._last, grown[0], constant_values=math.nan)
+            self._taken = np.pad(self._taken, (grown[0], (0, max(len(curve.taken) - self._taken.shape[1], 0))))
+        self._fractions[place], self._fractions[place, :measured] = math.inf, curve.fractions
+        self._scores[place, :measured] = curve.scores
+        self._last[place], self._taken[place] = curve.last, curve.taken
+
+    def drop(self, number: int) -> None:
+        """Forget a trial, if it is there: another attempt at it begins."""
+        if number in self._places:
+            self._last[self._places[number]] = math.nan
+
+    def at(self, fraction: float) -> Array:
+        """Scores at a fraction of the budget, interpolated, (n,); NaN before the first measurement."""
+        fractions, scores, curves = self._fractions[: len(self)], self._scores[: len(self)], np.arange(len(self))
+        after = np.sum(fractions <= fraction, axis=1)
+        before, after = np.maximum(after - 1, 0), np.minimum(after, np.sum(np.isfinite(fractions), axis=1) - 1)
+        begin, end = fractions[curves, before], fractions[curves, after]
+        share = np.where(after > before, (fraction - begin) / np.where(after > before, end - begin, 1.0), 0.0)
+        low, high = scores[curves, before], scores[curves, after]
+        with np.errstate(invalid="ignore"):  # where a metric was infinite
+            values = np.where(share > 0, low + share * (high - low), low)
+        return np.where(begin <= fraction, values, math.nan)
+
+    @property
+    def last(self) -> Array:
+        """Final scores, (n,); NaN where there is none."""
+        return self._last[: len(self)]
+
+    @property
+    def taken(self) -> Array:
+        """By their full training, by each of the front's measures, (n, 1 or 2)."""
+        return self._taken[: len(self)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +143,7 @@ class EarlyStopping(ABC):
 
     def __init__(self, metric: Metric) -> None:
         self.curves: dict[int, Curve] = {}
+        self.finished = FinishedCurves()
         self._metric = metric
 
     def report(self, number: int, fraction: float, taken: Sequence[float], value: float) -> bool:
@@ -125,20 +170,24 @@ class EarlyStopping(ABC):
             Its curve, as (fraction, value); empty where it is dropped.
         """
         curve = self.curves.pop(number, None) or Curve(tuple(taken))
+        self.finished.drop(number)
         if value is None or not math.isfinite(value):
             return []
         if not curve.fractions or curve.fractions[-1] < 1:
             curve.fractions.append(1.0)
             curve.scores.append(self._metric.score(value))
-        curve.taken, curve.done = tuple(taken), True
+        curve.taken = tuple(taken)
         self.curves[number] = curve
+        self.finished.put(number, curve)
         return list(zip(curve.fractions, map(self._metric.score, curve.scores), strict=True))
 
     def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
         """Add a trial of an earlier run; `done` means that it trained to its end."""
         if curve:
             fractions, values = zip(*curve, strict=True)
-            self.curves[number] = Curve(tuple(taken), list(fractions), list(map(self._metric.score, values)), done)
+            self.curves[number] = Curve(tuple(taken), list(fractions), list(map(self._metric.score, values)))
+            if done:
+                self.finished.put(number, self.curves[number])
 
     def stopped_facts(self, number: int) -> TrialFacts:
         """What is stored of a stopped trial: how far it came, and the prediction for its final value."""
@@ -168,13 +217,10 @@ class EarlyStopping(ABC):
     def should_stop(self, number: int, fraction: float) -> bool:
         """Whether a trial should stop at this fraction of its budget."""
 
-    def finished(self) -> list[Curve]:
-        return [curve for curve in self.curves.values() if curve.done]
-
     def expected(self, number: int) -> Expectation | None:
         """The prediction for a trial's final score; None while there are too few finished curves."""
         curve = self.curves.get(number)
-        return None if curve is None else expectation(curve, self.finished())
+        return None if curve is None else expectation(curve, self.finished)
 
 
 class NoEarlyStopping(EarlyStopping):
@@ -183,6 +229,7 @@ class NoEarlyStopping(EarlyStopping):
     def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
         curve = super().end(number, taken, value)
         self.curves.pop(number, None)
+        self.finished = FinishedCurves()
         return curve
 
     def should_stop(self, number: int, fraction: float) -> bool:
@@ -204,13 +251,16 @@ class FrontStopping(EarlyStopping):
     def should_stop(self, number: int, fraction: float) -> bool:
         if fraction < _EARLIEST:
             return False
-        curve, finished = self.curves[number], self.finished()
-        beaten = [other.last for other in finished if other.takes_at_most(curve)]
-        if any(other.last >= self._metric.least_score for other in finished):
-            beaten.append(self._metric.least_score)
-        if not beaten or max(beaten) == -math.inf:
+        curve, finished = self.curves[number], self.finished
+        if not np.isfinite(finished.last).any():
             return False
-        probability = probability_as_low(curve, max(beaten), finished)
+        no_slower = finished.last[(finished.taken <= curve.taken).all(axis=1)]
+        level = float(np.nanmax(no_slower, initial=-math.inf))
+        if np.nanmax(finished.last) >= self._metric.least_score:
+            level = max(level, self._metric.least_score)
+        if level == -math.inf:
+            return False
+        probability = probability_as_low(curve, level, finished)
         return probability is not None and probability < self.risk
 
 
@@ -274,7 +324,7 @@ def stopped_sentence(facts: TrialFacts) -> str:
     return sentence
 
 
-def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:
+def expectation(curve: Curve, finished: FinishedCurves) -> Expectation | None:
     """Predict a curve's final score from finished curves; None where too few got that far."""
     pairs = _paired(curve, finished)
     if pairs is None:
@@ -283,7 +333,7 @@ def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:
     return Expectation(scale, *_regressed(there, final, here, weights))
 
 
-def probability_as_low(curve: Curve, level: float, finished: Sequence[Curve]) -> float | None:
+def probability_as_low(curve: Curve, level: float, finished: FinishedCurves) -> float | None:
     """Probability that a curve ending at `level` is as low as this one at its fraction; None where too few got that far."""
     pairs = _paired(curve, finished)
     if pairs is None:
@@ -293,7 +343,7 @@ def probability_as_low(curve: Curve, level: float, finished: Sequence[Curve]) ->
     return float(stdtr(degrees_of_freedom, (here - mean) / std))
 
 
-def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[ScoreScale, Array, Array, float, Array] | None:
+def _paired(curve: Curve, finished: FinishedCurves) -> tuple[ScoreScale, Array, Array, float, Array] | None:
     """Finished curves at this one's fraction and at their ends, and this curve now, on the `ScoreScale`.
 
     Last come weights by similarity in seconds, since the curves of fast trials rise late.
@@ -303,8 +353,7 @@ def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[ScoreScale, Array,
     """
     if not curve.fractions:
         return None
-    rows = [(other.at(curve.fractions[-1]), other.last, max(other.seconds, 1e-9)) for other in finished]
-    pairs = np.array(rows).reshape(-1, 3)
+    pairs = np.column_stack([finished.at(curve.fractions[-1]), finished.last, np.maximum(finished.taken[:, 0], 1e-9)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:
         return None

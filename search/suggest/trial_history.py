@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array
+from ..analysis.pareto import Staircase, front_members
 from .space_transform import SpaceTransform
 
 # Trials that the processes are conditioned on: cost grows with the cube. Of more, those nearest the front and an even
@@ -102,12 +104,16 @@ def _below_front(taken: Array, score: Array) -> Array:
         taken: (n, 1 or 2).
     """
     reached = np.empty(len(taken))
+    order = np.lexsort((-score, taken[:, 0]))
     if taken.shape[1] == 1:
-        order = np.lexsort((-score, taken[:, 0]))
         reached[order] = np.maximum.accumulate(score[order])
     else:
-        for place, amounts in enumerate(taken):
-            reached[place] = score[(taken <= amounts).all(axis=1)].max()
+        stairs = Staircase()
+        for _, alike in groupby(order.tolist(), key=taken[:, 0].__getitem__):
+            places = list(alike)
+            for place in places:
+                stairs.add(taken[place, 1], -score[place])
+            reached[places] = [-stairs.lowest(taken[place, 1]) for place in places]
     return np.asarray(reached - score)
 
 
@@ -118,12 +124,7 @@ def front_places(taken: Array, score: Array) -> np.ndarray[Any, np.dtype[np.int6
         taken: (n, 1 or 2).
         score: (n,), higher is better.
     """
-    on_front = _below_front(taken, score) == 0
-    # As accurate as the best that take no more: on the front unless one of those takes less.
-    for place in np.flatnonzero(on_front):
-        no_worse = (taken <= taken[place]).all(axis=1) & (score == score[place])
-        on_front[place] = not (no_worse & (taken < taken[place]).any(axis=1)).any()
-    return np.flatnonzero(on_front)
+    return np.sort(np.array(front_members(np.column_stack([taken, -score]).tolist()), dtype=np.int64))
 
 
 # What a trial is to the models: not over, an observation, a failure, or nothing.

@@ -30,7 +30,7 @@ class EndedTrials:
         for record in records:
             if record.outcome == "paused" and not record.has_ended:
                 self.pause(record)
-        self._front = 0, study_front([], objectives)  # of the first so many of `done`
+        self._front, self._repeats = (0, study_front([], objectives)), False  # of the first so many of `done`
 
     @property
     def counted(self) -> float:
@@ -55,8 +55,10 @@ class EndedTrials:
 
     def far_from_floor(self) -> str | None:
         """What is said once, when so many trials have ended and none reaches the metric's floor; else None."""
+        if len(self.done) != _SAID_AFTER:
+            return None
         metric, best = self._objectives.metric, self.front().best
-        if len(self.done) != _SAID_AFTER or best is None or best.score is None or best.score >= metric.least_score:
+        if best is None or best.score is None or best.score >= metric.least_score:
             return None
         return (
             f"none of {_SAID_AFTER} trials reaches {metric.name} {metric.floor:.12g}; the best, trial {best.number}, has "
@@ -75,9 +77,11 @@ class EndedTrials:
 
     def front(self) -> ParetoFront:
         """The front of `done`; a live view asks several times a second."""
-        ended, front = self._front
-        if ended != len(self.done):
-            ended = len(self.done)
-            front = study_front(self.done[:ended], self._objectives)
+        known, front = self._front
+        if known != (ended := len(self.done)):
+            new = self.done[known:ended]
+            # A repeat changes its setting's mean, and all that was beside it; any other trial meets the front alone.
+            self._repeats = self._repeats or any(record.is_repeat for record in new)
+            front = study_front(self.done[:ended] if self._repeats else [*front.trials, *new], self._objectives)
             self._front = ended, front
         return front

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.decisions.ended import EndedTrials
 from bsearch.spaces.record import TrialFacts, TrialRecord, counted
 from bsearch.spaces.study.goals import Objectives
@@ -36,3 +37,15 @@ def test_what_is_counted_and_what_running_trials_will_add_are_whole_trials(trial
     # As another run reads it from the database: resumed trials are running there, and count as much as they had trained.
     stored = [record(n, stage, share) for n, (share, stage) in enumerate(trials) if stage != "running"]
     assert abs(EndedTrials(stored, Objectives()).counted - counted(stored)) < 1e-5
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.booleans(), st.booleans()), max_size=14))
+def test_the_front_after_every_end_is_that_of_all_trials(trials: list[tuple[int, int, bool, bool]]) -> None:
+    ended, done = EndedTrials([], Objectives()), []
+    for number, (seconds, tenths, repeats, looks) in enumerate(trials):
+        facts = TrialFacts(repeats=0) if repeats and number else TrialFacts()
+        done.append(TrialRecord.of(number, "complete", {}, facts, (float(seconds), tenths / 10), ended_at=AT))
+        ended.end(done[-1])
+        if looks:
+            assert ended.front() == study_front(done, Objectives())
+    assert ended.front() == study_front(done, Objectives())

@@ -59,7 +59,7 @@ def test_suggestions_side_by_side_differ_and_a_database_remembers(tmp_path: Path
     assert again.ended == 4
     assert again.ask().number == 4
     assert [trial.number for trial in again.front().trials] == [trial.number for trial in search.front().trials]
-    assert len(again._early_stopping.finished()) == 4
+    assert len(again._early_stopping.finished) == 4
 
 
 def test_every_outcome_ends_as_it_should() -> None:

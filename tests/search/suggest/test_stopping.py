@@ -12,12 +12,15 @@ from bsearch.search.suggest.stopping import (
     LEAST_CURVES,
     Curve,
     EarlyStopping,
+    FinishedCurves,
     FrontStopping,
     NoEarlyStopping,
     early_stopping,
     expectation,
 )
 from bsearch.spaces.study.goals import Metric
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import stdtr
 
 TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
@@ -32,8 +35,28 @@ def measured_curves(seed: int) -> list[tuple[float, list[float]]]:
     return [whole[index] for index in order]
 
 
-def finished(curves: list[tuple[float, list[float]]]) -> list[Curve]:
-    return [Curve((seconds,), [(tenth + 1) / 10 for tenth in range(10)], values, done=True) for seconds, values in curves]
+def finished(curves: list[tuple[float, list[float]]]) -> FinishedCurves:
+    known = FinishedCurves()
+    for number, (seconds, values) in enumerate(curves):
+        known.put(number, Curve((seconds,), [(tenth + 1) / 10 for tenth in range(10)], values))
+    return known
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from([n / 7 for n in range(1, 8)]), st.floats(-9, 9), min_size=1), max_size=30),
+    st.floats(0.01, 1),
+)
+def test_all_curves_at_once_are_as_each_by_itself(each: list[dict[float, float]], fraction: float) -> None:
+    known = FinishedCurves()
+    for number, curve in enumerate(each):
+        known.put(number, Curve((1.0,), [2.0], [0.0]))
+        known.put(number, Curve((number + 1.0,), sorted(curve), [curve[at] for at in sorted(curve)]))
+    alone = [np.interp(fraction, sorted(curve), [curve[at] for at in sorted(curve)], left=np.nan) for curve in each]
+    np.testing.assert_allclose(known.at(fraction), alone, atol=1e-12)
+    assert known.taken[:, 0].tolist() == [number + 1.0 for number in range(len(each))]
+    if each:
+        known.drop(0)
+        assert np.isnan(known.last).tolist() == [True] + [False] * (len(each) - 1)
 
 
 def played(stopping: EarlyStopping, curves: list[tuple[float, list[float]]]) -> tuple[list[int], int, int]:
@@ -131,7 +154,7 @@ def test_only_what_takes_no_more_of_anything_stops_a_trial() -> None:
             for tenth, value in enumerate(values, 1):
                 stopping.report(number, tenth / 10, (seconds, 2.0), value)
             stopping.end(number, (seconds, 2.0), values[-1])
-        slowest = max(curve.seconds for curve in stopping.finished())
+        slowest = stopping.finished.taken[:, 0].max()
         stops.append(any(stopping.report(99, (tenth + 1) / 10, (slowest, energy), 0.05) for tenth in range(9)))
     assert stops == [False, True]
 
