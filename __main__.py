@@ -14,7 +14,7 @@ def main() -> None:
     from .search.report.stdio.streams import make_steady, not_printed
 
     make_steady()
-    from .cli import main as command_line
+    from .commands.group import main as command_line
 
     signal.signal(signal.SIGINT, before)
     try:

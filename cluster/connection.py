@@ -29,6 +29,7 @@ import ray
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import auto_init_hook
 from ray._private import parameter as ray_parameter
+from ray._private import services as ray_services
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 from ray.tune.execution import class_cache
@@ -61,6 +62,8 @@ _LOST_S = 30.0
 RESTARTS = 5
 # How long to wait for a cluster that we joined to come back.
 WAITED_FOR_S = 3600.0
+# How long Ray's processes may take to begin on an idle machine, and by how much longer at most on a busy one.
+_BEGINS_S, _MOST_LOAD = 30.0, 10.0
 # Ray shuts down within seconds, or never.
 _ENDS_S = 40.0
 # Timeout of a question to Ray's head.
@@ -130,9 +133,10 @@ class RayConnection:
                 raise ConnectionError("this machine has left it again")
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             self.close()
+            done, instead = ("started", " --serial does without Ray.") if address == "local" else ("reached", "")
             raise ClusterError(
-                f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
-                f"Its own messages are in {self._log_file}; `bsearch check` diagnoses it."
+                f"cluster.address {address}: Ray could not be {done}: {error}. "
+                f"Its own messages are in {self._log_file}; `bsearch check` diagnoses it.{instead}"
             ) from error
         if on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
@@ -323,24 +327,37 @@ def start_local_ray(threads: int, **options: Any) -> None:
             "worker_niceness": 0,
             "idle_worker_killing_time_threshold_ms": 1000 * _WAITS_S,
         }
-        with _any_agent_port():
+        with _unlike_rays_defaults():
             ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
     class_cache.DEFAULT_ENV_VARS.clear()
 
 
 @contextlib.contextmanager
-def _any_agent_port() -> Iterator[None]:
-    """Context in which the agent of a started Ray takes any free port.
+def _unlike_rays_defaults() -> Iterator[None]:
+    """Context in which the agent of a started Ray takes any free port, and a busy machine is waited for.
 
     By default every agent takes the same port. That of a killed driver keeps it for a minute, and that of another study as long
-    as it runs; a new agent would retry for four seconds before it takes another port.
+    as it runs; a new agent would retry for four seconds before it takes another port. And Ray gives its own processes 30 s to
+    begin, however many others the cores are shared with.
     """
-    usual = ray_parameter.RayParams
-    ray_parameter.RayParams = partial(usual, dashboard_agent_listen_port=0)  # type: ignore[assignment, misc]
+    parameters, get_node = ray_parameter.RayParams, ray_services.get_node
+    until = time.monotonic() + _BEGINS_S * min(max(os.getloadavg()[0] / cores_here(), 1.0), _MOST_LOAD)
+
+    def wait_for_node(*arguments: Any) -> Any:
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # it has not begun
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_CHECKED_S)
+
+    ray_parameter.RayParams = partial(parameters, dashboard_agent_listen_port=0)  # type: ignore[assignment, misc]
+    ray_services.get_node = wait_for_node
     try:
         yield
     finally:
-        ray_parameter.RayParams = usual  # type: ignore[misc]
+        ray_parameter.RayParams, ray_services.get_node = parameters, get_node  # type: ignore[misc]
 
 
 def _threads(count: int) -> dict[str, str]:

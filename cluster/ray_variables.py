@@ -23,3 +23,5 @@ os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 os.environ.setdefault("TUNE_STATE_REFRESH_PERIOD", "1000000")
 os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "1000000")
 os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S_AUTOSCALER", "1000000")
+# Ray gives its head 30 s to begin, which a busy machine may need longer for.
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "300")

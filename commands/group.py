@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,38 +20,37 @@ from ..search.report.terminal.signals import handled_signals, is_termination, wa
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
 from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError
-from ..spaces.study.file import located
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
-# What `bsearch --help` says of each command, by what it is for.
-SECTIONS: dict[str, dict[str, str]] = {
+# Each command's module, which is imported when it is called, and what `bsearch --help` says of it, by what it is for.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Start": {
-        "ask": "What runs that you already have can tell, a study's too.",
-        "init": "Write a commented study.yaml and tasks.py.",
-        "check": "Validate a study and forecast it; or check this machine.",
-        "run": "Run a study, or resume it, and print its front.",
+        "ask": ("ask", "What runs that you already have can tell, a study's too."),
+        "init": ("run", "Write a commented study.yaml and tasks.py."),
+        "check": ("check", "Validate a study and forecast it; or check this machine."),
+        "run": ("run", "Run a study, or resume it, and print its front."),
     },
     "Look": {
-        "show": "The front, all trials, or one; --watch follows a run.",
-        "report": "One HTML page with all results.",
-        "dashboard": "The study in optuna-dashboard.",
+        "show": ("results", "The front, all trials, or one; --watch follows a run."),
+        "report": ("results", "One HTML page with all results."),
+        "dashboard": ("results", "The study in optuna-dashboard."),
     },
     "Decide": {
-        "train": "Train a point of the front, and keep the model.",
-        "export": "Tables, settings for other libraries, trials for trackers.",
-        "retime": "Redraw a front for other devices.",
+        "train": ("run", "Train a point of the front, and keep the model."),
+        "export": ("results", "Tables, settings for other libraries, trials for trackers."),
+        "retime": ("results", "Redraw a front for other devices."),
     },
     "Measure": {
-        "profile": "Predict memory and step time; time batch sizes.",
-        "port": "A fine-tuning recipe's batch on other devices.",
-        "verify": "Measure here what bsearch claims.",
+        "profile": ("measure", "Predict memory and step time; time batch sizes."),
+        "port": ("measure", "A fine-tuning recipe's batch on other devices."),
+        "verify": ("check", "Measure here what bsearch claims."),
     },
     "Your cluster": {
-        "submit": "Send a study to a cluster as a batch job.",
-        "jobs": "List, follow and stop those jobs.",
+        "submit": ("jobs", "Send a study to a cluster as a batch job."),
+        "jobs": ("jobs", "List, follow and stop those jobs."),
     },
 }
 
@@ -61,7 +61,17 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for section, commands in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl(list(commands.items()), col_max=12)
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()], col_max=12)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for commands in SECTIONS.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        known = {name: module for commands in SECTIONS.values() for name, (module, _) in commands.items()}
+        # What is misspelled may be any of them.
+        for module in [known[cmd_name]] if cmd_name in known else set(known.values()):
+            import_module(f".{module}", __package__)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         with handled_signals(), _said_once():
@@ -154,4 +164,6 @@ def located_faults(file: Path | None) -> Any:
     try:
         yield
     except StudyFileError as error:
+        from ..spaces.study.file import located
+
         raise (located(error, file) if file is not None else error) from None

@@ -49,7 +49,7 @@ def test_a_command_that_only_reads_imports_nothing_heavy(name: str, finished_stu
         [sys.executable, "-c", CODE.format(arguments=arguments)], cwd=tmp_path, check=False, capture_output=True, text=True
     )
     imported = set(json.loads(done.stderr.splitlines()[-1]))
-    assert "bsearch.cli" in imported
+    assert "bsearch.commands.group" in imported
     assert done.returncode == 0 or name == "jobs", done.stderr  # there is no Slurm here
     assert not imported & (HEAVY | {"sqlalchemy", "numpy"} if name == "help" else HEAVY)
 

@@ -74,15 +74,29 @@ def kept_process() -> Iterator[Changes]:
     changes, settings = Changes(), [*_settings()]
     threads = set(threading.enumerate())
     before = _current = {setting.name: setting.read() for setting in settings}
+    _collect_once()
+    if freezes := not gc.get_freeze_count():
+        gc.freeze()
     try:
         yield changes
     finally:
+        if freezes:
+            gc.unfreeze()
         _current = {}
         for setting in settings:
             _set_back(setting, before[setting.name], changes)
         if threads_left := [thread for thread in threading.enumerate() if thread not in threads and _runs_users_code(thread)]:
             changes.left.append(f"threads still running ({_listed(thread.name for thread in threads_left)})")
         _left.extend(changes.left)
+
+
+@cache
+def _collect_once() -> None:
+    """Every training collects the garbage it has made, and torch alone is a million objects: what is older is left out of that.
+
+    So garbage that imports left is collected before the first.
+    """
+    gc.collect()
 
 
 def left_behind() -> str:

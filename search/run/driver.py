@@ -26,7 +26,7 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
 from ...spaces.planning import CostKey, common_batches, known_taken
 from ...spaces.profile_request import profile_faults
-from ...spaces.readable import count, plural
+from ...spaces.readable import count, plural, seconds
 from ...spaces.record import TrialRecord, counted
 from ...spaces.study.spec import StudySpec
 from ..analysis.blow_ups import told_apart
@@ -55,6 +55,8 @@ from .training import kept
 
 # A training that ends by the deadline may be so late; then it is stopped.
 _LATE_S = 2.0
+# A study that is done so much later, or whose model has had a smaller share of its training, is not what was asked for.
+_MUCH_LATER_S, _MOSTLY = 10.0, 0.5
 # How long running attempts may take to write their checkpoints once the driver is told to stop, which must not take long:
 # Kubernetes and Ray's jobs kill after 30 s.
 LEAVES_S = 15.0
@@ -378,7 +380,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     return StudyResult(
         study=stored,
         stopped="" if met and not run.failure else run.ending.why,
-        failure=run.failure or _nothing_kept(run),
+        failure=run.failure or _not_as_asked(run),
         interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
         gain=gain,
@@ -387,12 +389,18 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     )
 
 
-def _nothing_kept(run: StudyRun) -> str:
-    """Why a study that was to keep a model has none; empty where it has, or nothing was trained."""
-    trained = sum(record.outcome == "complete" for record in run.ended.done)
-    if run.finish is None or run.finish.kept.score is not None or not trained:
+def _not_as_asked(run: StudyRun) -> str:
+    """In what a study that was to keep a model by some time did not do so; empty where it did, or nothing was trained."""
+    finish, shares = run.finish, [one.facts.shortened_to or 1.0 for one in run.ended.done if one.outcome == "complete"]
+    if finish is None or not shares:
         return ""
-    return f"budget.keep: no model is in {run.finish.kept.folder}, though {plural(trained, 'trial')} completed"
+    if finish.kept.score is None:
+        return f"budget.keep: no model is in {finish.kept.folder}, though {plural(len(shares), 'trial')} completed"
+    if max(shares) < _MOSTLY:
+        return f"budget.by: no training had more than {max(shares):.0%} of its length: the time was too short for this space"
+    limit = finish.limit
+    late_s = 0.0 if limit is None else time.time() - limit.ends_at
+    return f"budget.by: done {seconds(late_s)} late" if late_s > _MUCH_LATER_S else ""
 
 
 def identified(

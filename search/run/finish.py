@@ -243,6 +243,10 @@ def _too_long(
     left = f"{seconds(max(left_s, 0.0))} ({limit.given}), with {seconds(limit.closing_s())} set aside for the end"
     if kept.score is not None:
         return
+    if time.time() >= limit.ends_at:
+        passed = f"{limit.given} passed at {datetime.fromtimestamp(limit.ends_at).astimezone():%H:%M:%S}"
+        yield Fault(key, f"expected a deadline that is ahead; {passed}, and no model was trained by then. Write another one.")
+        return
     if shortest_s > left_s:
         yield Fault(
             key,

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from bsearch.cluster import connection
+from ray._private import services
 
 pytestmark = [pytest.mark.ray]
 
@@ -43,3 +45,22 @@ def test_references_in_garbage_do_not_end_the_process_that_leaves_ray() -> None:
     ended = subprocess.run([sys.executable, "-c", _LEAVES_RAY], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["left while it littered: True", "no more references"]
+
+
+def test_a_node_that_is_slow_to_begin_is_waited_for_and_a_dead_one_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get_node(address: str) -> str:
+        asked.append(address)
+        if len(asked) < 3:
+            raise RuntimeError("it has not begun")
+        return "node"
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    with connection._unlike_rays_defaults():
+        assert services.get_node("head") == "node"
+    assert services.get_node is get_node
+    asked.clear()
+    monkeypatch.setattr(connection, "_BEGINS_S", 0.0)
+    with connection._unlike_rays_defaults(), pytest.raises(RuntimeError, match="not begun"):
+        services.get_node("head")

@@ -62,10 +62,10 @@ class Killed:
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONFAULTHANDLER": "1"}
         self._slower = 3 if ray else 1
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                self._command, cwd=self.folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
+                [*self._command, *options], cwd=self.folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def kill(self, dice: random.Random, at_replacement: bool) -> None:
@@ -88,7 +88,7 @@ class Killed:
 
     def finish(self, patience_s: float) -> list[str]:
         """Let it run; what is wrong with its end. One that hangs leaves its stacks in the log."""
-        process = self.start()
+        process = self.start("--within", "100s")  # anew: kills may have used up what it was given
         try:
             code = process.wait(patience_s)
         except subprocess.TimeoutExpired:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,3 +126,32 @@ def test_what_lies_beside_a_task_is_found_after_what_loaded_it_first_was_set_bac
     # Processes that a trial starts are given this path.
     assert str(tmp_path) in sys.path
     sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_what_is_older_is_not_garbage_of_a_training_and_is_free_again_after_it(users: bool) -> None:
+    old, made = Held(), []
+    gc.unfreeze()
+    if users:
+        gc.freeze()  # by the user, which is theirs to undo
+    count = gc.get_freeze_count()
+    try:
+        with kept_process():
+            old.itself = old
+            before, new = weakref.ref(old), Held()
+            new.itself, after = new, weakref.ref(new)
+            made += [before, after]
+            del old, new
+            assert gc.get_freeze_count() > 1000
+            gc.collect()
+            assert after() is None
+            assert before() is not None
+        assert gc.get_freeze_count() == count
+        gc.collect()
+        assert (before() is None) == (not users)
+    finally:
+        gc.freeze()
+
+
+class Held:
+    itself: Any = None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ....spaces.deadline import StoredDeadline
 from ....spaces.readable import from_here, number, seconds
-from ...run.training import RESULT
 
 if TYPE_CHECKING:
     from ...run.driver import StudyResult
@@ -58,6 +57,8 @@ def model_lines(result: StudyResult) -> Iterator[str]:
         if not result.failure:  # which says so itself
             yield "No model was kept: no trial has completed since one was asked for."
         return
+    from ...run.training import RESULT
+
     document = json.loads((result.model / RESULT).read_text(encoding="utf-8"))
     record = stored.records[document["trial"]]
     score = f"{stored.front.metric} {number(document[stored.front.metric])}"
