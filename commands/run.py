@@ -88,7 +88,8 @@ def run(
         with documents_only(as_json):
             folder = out or _results(spec, spec.study)
             result = _run(spec, folder, console, new=new, same_experiment=same_experiment, serial=serial)
-        _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
+        again = f"bsearch run {shell_word(file)}{' --serial' * serial}" if file else "the same command again"
+        _print_result(result, spec, file or Path(study), again, out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
 
 
@@ -174,7 +175,9 @@ def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experi
         )
 
 
-def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
+def _print_result(
+    result: StudyResult, spec: StudySpec, study: Path, again: str, out: Path, console: Console, as_json: bool
+) -> None:
     """The end of a run: the front, its files, and what to do next."""
     from ..search.report.export import study_document, write_front
 
@@ -189,7 +192,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
         console.print(f"{stored.name} has no finished trial yet, so there is no front.")
-    for sentence in _end_sentences(result, spec, study):
+    for sentence in _end_sentences(result, spec, study, again):
         console.print(sentence)
     shown = _shown(study, spec)
     following = {
@@ -199,16 +202,17 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         f"bsearch export {shown} --to hf": "that point's settings for a trainer",
         f"bsearch dashboard {shown}": "in the browser",
     }
-    console.print("Next:")
-    for command, what in following.items():
+    if stored.front.trials:
+        console.print("Next:")
+    for command, what in following.items() if stored.front.trials else ():
         console.print(f"  {command:<{max(map(len, following))}}  {what}")
     if as_json:
         give(json_text(document))
 
 
-def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterator[str]:
+def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str) -> Iterator[str]:
     """How a run ended, and what resumes it."""
-    from ..search.report.sentences import outcome_counts
+    from ..search.report.sentences import failed_values, outcome_counts
     from ..search.report.terminal.deadline import model_lines
     from ..search.run.study_run import gain_sentence
     from ..spaces.readable import UNLIMITED, count, seconds
@@ -218,7 +222,7 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path) -> Iterato
     done = counted(records)
     if others := outcome_counts(record for record in records if record.outcome != "complete"):
         yield f"Other trials: {others}"
-    again = f"bsearch run {shell_word(study)}" if study.suffix in (".yaml", ".yml") else "the same command again"
+    yield from failed_values(records, spec.searched())
     if result.failure:
         yield f"The study stopped: {result.failure}"
         failed = [record for record in records if record.outcome == "error"]

@@ -21,6 +21,7 @@ from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limi
 from .machine.environment import same_folder
 from .machine.process_state import kept_process
 from .machine.torch_settings import seed_everything
+from .model.own_weights import own_weights
 from .parallel.rank_main import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
 from .state.leaving import Leaving, ask_to_leave, asked_to_leave, stay
@@ -68,7 +69,7 @@ def _started(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcom
 def _in_kept_process(attempt: Any) -> Iterator[Measurement | Outcome]:
     """An attempt's reports, in a process that is afterwards as it was before; the outcome says what its code had changed."""
     outcome: Outcome | None = None
-    with kept_process() as changes, closing(attempt):
+    with kept_process() as changes, own_weights(), closing(attempt):
         for report in attempt:
             if isinstance(report, Outcome):
                 outcome = report

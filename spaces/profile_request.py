@@ -30,7 +30,8 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
     parameters = {name: value for name, value in applying(own, first).items() if name in own}
     training = training_of(spec, first)
     betas = training.betas
-    if spec.keeps_beta2_half_life:  # as after the rule: shows whether the optimizer gets them
+    # As after the rule: shows whether the optimizer gets them.
+    if spec.keeps_beta2_half_life or "adam_sde" in values_of(spec.space.rule):
         betas = with_beta2_half_life(OptimizerSettings(0.0, betas), 2.0).betas
     reference = OptimizerSettings(float(first["reference_rate"]), betas, training.eps, first["weight_decay"])
     return TrialSetup(
@@ -167,6 +168,7 @@ def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> I
         yield Fault("space.weight_decay", f"{message} {instead}")
     wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
     wanted += [spec.place_of("beta2_scaling")] if spec.keeps_beta2_half_life else []
+    wanted += ["space.rule"] if "adam_sde" in rules else []
     if wanted and not (profile.applies_betas and profile.adaptive):
         message = f"expected a task whose {optimizer} gets betas=setup.betas, got one that does not. Pass"
         yield Fault(wanted[0], f"{message} betas=setup.betas to the optimizer, or remove the key.")

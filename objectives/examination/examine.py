@@ -116,6 +116,7 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
             *_mode_findings(run),
             *data_of_model(run.train_fetcher, keys, run.model, location_of(run, "data", "training data")),
             *learns,
+            *found_in_memory("a second model", place, device, partial(_shared, run)),
             *found_in_memory("recomputing blocks", place, device, partial(_recomputed, run, keys, modes)),
             *task.examine(run.model, run.data, run.setup),
             *examination.findings,
@@ -195,6 +196,20 @@ def found_in_memory(what: str, where: str, device: str, find: Callable[[], Itera
             raise
         release_memory(device)
         return (Finding("unexamined", where, f"{what} could not be examined: memory ran out"),)
+
+
+def _shared(run: TrainingRun) -> Iterator[Finding]:
+    """Whether weights that have changed come back from the task as if they were new."""
+    with restored(run.model), torch.no_grad():
+        changed = {id(one): one.add_(1)._version for one in run.model.parameters() if one.requires_grad}
+        again = run.task.model(run.setup)
+        count = sum(changed.get(id(one)) == one._version for one in again.parameters())
+    if count:
+        message = (
+            f"expected a new model from each call, got {count} of {len(changed)} tensors of weights that an earlier call "
+            "returned, as they had become since: each trial would go on from the last one's. Make the model inside model()."
+        )
+        yield Finding("shared", location_of(run, "model"), message)
 
 
 def _census_of_task(run: TrainingRun, smallest: int) -> Iterator[Finding]:

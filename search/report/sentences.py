@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 
-from ...spaces.domain import Domain, Range
+from ...spaces.domain import Choices, Domain, Range, values_of
 from ...spaces.errors import StorageError
 from ...spaces.front import ParetoFront
 from ...spaces.laws.examination import overall
@@ -232,10 +232,27 @@ trials.
             count = sum(abs(place - edge) <= _EDGE for place in places)
             if count >= max(3, (len(front.trials) + 1) // 2):
                 grows = not (domain.step or domain.changes_cost or (name == "effective_batch" and word == "upper"))
+                trials = (
+                    ", and keeps these trials" if grows else " (in a study of another name: warm_start learns from this one)"
+                )
                 yield (
                     f"{count} of the front's {len(front.trials)} trials are at the {word} edge of {name}, {number(end)}: "
-                    f"a wider range may hold better settings{', and keeps these trials' if grows else ''}."
+                    f"a wider range may hold better settings{trials}."
                 )
+
+
+def failed_values(records: Sequence[TrialRecord], searched: Mapping[str, Domain]) -> Iterator[str]:
+    """The choices, such as a rule, whose trials have all failed, so that nothing is known of them.
+
+    >>> records = [TrialRecord(n, "error" if n % 2 else "complete", {"rule": "sqrt" if n % 2 else "linear"}) for n in range(6)]
+    >>> print(*failed_values(records, {"rule": Choices(choices=("linear", "sqrt"))}))
+    rule sqrt: all 3 trials failed, so it is not compared.
+    """
+    for name, domain in searched.items():
+        for value in values_of(domain) if isinstance(domain, Choices) else ():
+            outcomes = [record.outcome for record in records if record.parameters.get(name) == value]
+            if len(outcomes) > 1 and set(outcomes) == {"error"}:
+                yield f"{name} {value}: all {len(outcomes)} trials failed, so it is not compared."
 
 
 def rule_sentence(study: StoredStudy) -> str | None:
@@ -261,7 +278,7 @@ def rule_verdict(found: BestRates) -> str:
     if not found.trusted:
         return (
             f"{exponent}, but for most batches the best rate lies at the edge of the rates tried, so no rule can be excluded. "
-            "Search a wider space.reference_rate (in a study of another name; warm_start: lets it learn from this one)."
+            "Search a wider space.reference_rate, which keeps these trials."
         )
     if found.bend is not None:
         batch, below, above = found.bend

@@ -51,7 +51,7 @@ def planned_trainings(
         )
         trainings.append(_known(Training(changed, own)))
     if all(training.complete for training in trainings):
-        raise StudyFileError(f"--keep: expected a folder without this trained model, got {folder}. Choose another.")
+        raise StudyFileError(f"{folder} holds this trained model already. Choose another folder: --keep.")
     return trainings
 
 

@@ -20,6 +20,7 @@ from typing import Literal
 #   unstepped    a parameter gets a gradient, and no optimizer has it
 #   recomputed   a block that is recomputed in the backward pass has another gradient
 #   evaluation   evaluating changes the training
+#   shared       weights that an earlier call of the same function has returned
 #   resumed      a training that is saved and resumed ends otherwise
 #   generator    training data with a random generator that the trial's seed does not reach
 #   made_by_model  training data made by the model that is being trained
@@ -51,6 +52,7 @@ Kind = Literal[
     "recomputed",
     "evaluation",
     "resumed",
+    "shared",
     "generator",
     "made_by_model",
     "score",
@@ -69,7 +71,7 @@ Kind = Literal[
 REFUSED: frozenset[Kind] = frozenset(
     (
         *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
-        *("stale", "plan", "sharding", "beside", "unstepped", "recomputed", "evaluation", "resumed", "made_by_model"),
+        *("stale", "plan", "sharding", "beside", "unstepped", "recomputed", "evaluation", "resumed", "shared", "made_by_model"),
     )
 )
 

@@ -473,6 +473,12 @@ def _section_of(annotation: Any) -> Any:
 
 # A parameter of a task may be called much like a key of ours (completion, accumulation), but not as a typo of it would.
 _TYPO = 0.75
+# What others call our keys.
+_OTHERS_WORDS = {
+    **dict.fromkeys(("batch_size", "batch", "train_batch_size", "per_device_train_batch_size"), "effective_batch"),
+    **dict.fromkeys(("num_epochs", "n_epochs", "num_train_epochs", "max_epochs"), "epochs"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation"),
+}
 
 
 def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
@@ -490,6 +496,8 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
                 "expected reference_rate, the rate at one batch, from which a rule scales it to others. For the rate itself, "
                 "whatever the batch, write reference_rate: {low: ..., high: ...} and rule: constant.",
             )
+        elif name in _OTHERS_WORDS and _OTHERS_WORDS[name] not in raw:
+            yield ("space", name), f"expected {_OTHERS_WORDS[name]}, as this is called here; got {name}"
         elif name in RESERVED:
             yield ("space", name), f"{name!r} is reserved for bsearch's own results. Rename the parameter."
         elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw], _TYPO)):

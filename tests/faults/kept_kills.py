@@ -64,8 +64,9 @@ class Killed:
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as log:
+            command = [*self._command, *options]
             return subprocess.Popen(
-                [*self._command, *options], cwd=self.folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
+                command, cwd=self.folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def kill(self, dice: random.Random, at_replacement: bool) -> None:

@@ -19,7 +19,7 @@ from ..columns import Column
 from .fitted import Fitted
 
 # What a run of one short trial takes over Ray beside timing steps, the examination included, on two idle cores (docs/log.md).
-_START_S = 20
+START_S = 20
 
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
@@ -63,9 +63,9 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
     timing_s = sum(len(timed.all_step_times) for timed in profiles.values()) * spec.budget.profile_s
-    least, timing = forecast.study_s + _START_S, f", timing steps up to {timing_s:.0f} s" if timing_s else ""
+    least, timing = forecast.study_s + START_S, f", timing steps up to {timing_s:.0f} s" if timing_s else ""
     total = " to ".join(seconds(round(each)) for each in sorted({least, least + timing_s}))
-    total = "" if forecast.left_s is not None else f". In all about {total}: starting takes about {_START_S} s{timing}"
+    total = "" if forecast.left_s is not None else f". In all about {total}: starting takes about {START_S} s{timing}"
     total += "" if forecast.overhead_s else "; what a trial takes besides training is known once this study has run"
     yield (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "

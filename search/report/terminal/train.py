@@ -11,6 +11,7 @@ from ....spaces.trial import Measurement
 from ...run.train import mean_interval
 from ...run.training import Training
 from ...store.stored import StoredStudy, codes
+from .forecast import START_S
 
 
 def opening_lines(
@@ -20,10 +21,15 @@ def opening_lines(
     setup = trainings[0].setup
     seeds = ", ".join(str(training.setup.seed) for training in trainings)
     longer = setup.samples_budget / (record.facts.samples_budget or setup.samples_budget)
-    own = "" if record.train_s is None else f"; about {seconds(record.train_s * longer)}{' each' * (len(trainings) > 1)}"
+    each = " each" * (len(trainings) > 1)
+    known = (
+        ""
+        if record.train_s is None
+        else f"; trains for about {seconds(record.train_s * longer)}{each}, after about {START_S} s"
+    )
     yield (
         f"{study.name}, trial {record.number} ({reason}): effective batch {setup.effective_batch}, learning rate "
-        f"{number(setup.learning_rate)}, {number(float(setup.epochs))} epochs, seed{'s' * (len(trainings) > 1)} {seeds}{own}"
+        f"{number(setup.learning_rate)}, {number(float(setup.epochs))} epochs, seed{'s' * (len(trainings) > 1)} {seeds}{known}"
     )
     if task_hash not in codes(study.identity):
         yield "note: the task's code has changed since the study; its results may differ"

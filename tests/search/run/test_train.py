@@ -63,7 +63,7 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
     assert int(rows[-1]["samples_seen"]) == setup.samples_budget
     again = bsearch("train", finished, "--pick", "best", "--serial", "--keep", tmp_path / "model")
     assert again.exit_code == 2
-    assert "expected a folder without this trained model" in again.output
+    assert "holds this trained model already" in again.output
     other = bsearch("train", finished, "--pick", "best", "--epochs", "3.5", "--serial", "--keep", tmp_path / "model")
     assert other.exit_code == 2
     assert "or one of this training" in other.output
