@@ -104,6 +104,11 @@ class Step:
                 yield Part(self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples)
 
     @property
+    def sizes(self) -> list[int]:
+        """Samples of its parts."""
+        return [samples for samples, _ in self._micro_batches]
+
+    @property
     def evaluates(self) -> bool:
         """Whether to evaluate now and yield `loop.measure(...)`; asked after the last optimizer step, where its time ends."""
         if self._due and not self._over:
@@ -183,7 +188,7 @@ class Loop(TrainingSamples):
         configure_torch(setup)
         self.model: nn.Module = moved(nn.ModuleDict(self.models), self.device)
         self._check_optimizers()
-        self.rates = Rates("Loop: optimizers", list(self.optimizers.values()), schedule_of(setup), setup.training.warmup)
+        self.rates = self._make_rates()
         self.open_data(checked_data(data))
         correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         self.modes = TrainingModes(self.model)
@@ -226,12 +231,13 @@ class Loop(TrainingSamples):
         faults: list[TaskError] = []
         for name, optimizer in self.optimizers.items():
             try:
-                check_optimizer(f"{where}: {name}", optimizer, self.setup)
+                self._check_settings(f"{where}: {name}", optimizer)
             except TaskError as error:
                 faults.append(error)
             if not isinstance(optimizer, Optimizer):
                 raise faults[-1]
-            check_no_scheduler(f"{where}: {name}", optimizer)
+            if self.schedules:
+                check_no_scheduler(f"{where}: {name}", optimizer)
             if needs_closure(optimizer):
                 self._check_closure(name, optimizer)
             check_inner_optimizers(f"{where}: {name}", optimizer)
@@ -242,6 +248,13 @@ class Loop(TrainingSamples):
                 )
         if len(faults) == len(self.optimizers):  # one has to follow the rule; others may have rates of their own
             raise faults[0]
+
+    def _make_rates(self) -> Rates:
+        training = self.setup.training
+        return Rates("Loop: optimizers", list(self.optimizers.values()), schedule_of(self.setup), training.warmup)
+
+    def _check_settings(self, where: str, optimizer: Optimizer) -> None:
+        check_optimizer(where, optimizer, self.setup)
 
     def _check_closure(self, name: str, optimizer: Optimizer) -> None:
         """Check that an optimizer's step may evaluate a closure.
@@ -283,7 +296,7 @@ class Loop(TrainingSamples):
                 self.rates.set(fraction)
                 step = self._step(run.plan, loader, fraction)
                 self._seen += size
-                if self._seen >= self._time_left.due:
+                if self._is_due(size):
                     step.due()
                     self._measured = False
                 self._timing = self._clock.step(size)
@@ -319,6 +332,10 @@ class Loop(TrainingSamples):
             with untouched(self.model, self.optimizers.values(), self.device), self.average.in_place():
                 for name, model in self.models.items():
                     save_state(Path(setup.model_folder) / f"{file_name(name)}.pt", model.state_dict())
+
+    def _is_due(self, size: int) -> bool:
+        """Whether a step of this size, the last that was counted, is followed by an evaluation."""
+        return self._seen >= self._time_left.due
 
     def start(self) -> None:
         """Make all devices' models those of the first, and put them into training mode."""
@@ -434,6 +451,8 @@ class Loop(TrainingSamples):
         for listener in self.listeners if heard else ():
             listener(name, parameters)
 
+    # Whether the study's schedule sets the rates.
+    schedules = True
     # Called with an optimizer's name and parameters once in each of its steps, with its first gradient there.
     listeners: tuple[Callable[[str, Sequence[Tensor]], None], ...] = ()
 
@@ -559,6 +578,11 @@ def serving(session: LoopSession) -> Iterator[None]:
 
 
 _newest: Loop | None = None
+
+
+def being_served() -> bool:
+    """Whether a profile asks this thread's loop for single steps."""
+    return _session.get() is not None
 
 
 def newest_loop() -> Loop | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +34,10 @@ from ..loop import Loop
 from ..task import Data, Loss, Task, TrainFunction
 from .as_generator import Report, Stopped
 from .coupled_loss import CoupledLoss
+
+
+# Its functions are made of a `Loop`.
+SCRIPTS = "bsearch.objectives.script.script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class TrainingParts:
     examination: Examination | None = None
     weights: np.ndarray | None = None
     coupled_loss: CoupledLoss | None = None
+    schedules: ClassVar[bool] = True
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -113,6 +118,8 @@ def uses_loop(function: TrainFunction) -> bool:
     """Whether a training function is made of a `Loop`, itself or through functions in files next to its own."""
 
     def matches(name: str, value: Any, code: CodeType) -> bool:
+        if getattr(value, "__module__", "") == SCRIPTS:
+            return True
         return value is Loop or (inspect.ismodule(value) and "Loop" in code.co_names and getattr(value, "Loop", None) is Loop)
 
     return _refers(function, matches)

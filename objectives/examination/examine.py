@@ -148,7 +148,8 @@ def examined_loop(
     assert back_propagate is not None
 
     step = partial(_first_samples, back_propagate, parts.data, stream, device)
-    learns = found_in_memory("what learns", place, setup.device, partial(_census, place, parts.model, parts.optimizers, step))
+    found = partial(_census, place, parts.model, parts.optimizers, step, schedules=parts.schedules)
+    learns = found_in_memory("what learns", place, setup.device, found)
     keys = varied(parts.data, stream.take(0, min(stream.samples, POOL)), _SAMPLES)
     learns = (*data_of_model(parts.data, keys, parts.model, where), *learns)
     if parts.couples_samples:
@@ -221,9 +222,19 @@ def _census_of_task(run: TrainingRun, smallest: int) -> Iterator[Finding]:
 
 
 def _census(
-    where: str, model: nn.Module, optimizers: Sequence[Optimizer], step: Callable[[], object], owner: Any = None
+    where: str,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    step: Callable[[], object],
+    owner: Any = None,
+    *,
+    schedules: bool = True,
 ) -> Iterator[Finding]:
-    """What learns in two steps of a training and is not carried by a trial; a scheduler that sets its rates is a TaskError."""
+    """What learns in two steps of a training and is not carried by a trial.
+
+    Raises:
+        TaskError: a scheduler sets the rates, where the study `schedules` them.
+    """
 
     def of_the_same_weights() -> None:
         with restored(model):
@@ -232,7 +243,8 @@ def _census(
     learns = learning(of_the_same_weights)
     for parameter in model.parameters():
         parameter.grad = None
-    check_no_living_scheduler(where, optimizers)
+    if schedules:
+        check_no_living_scheduler(where, optimizers)
     return census(where, learns, model, optimizers, owner)
 
 

@@ -260,6 +260,10 @@ class ExaminedLoop:
         return self.session.loop.model
 
     @property
+    def schedules(self) -> bool:
+        return self.session.loop.schedules
+
+    @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return list(self.session.loop.optimizers.values())
 

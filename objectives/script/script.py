@@ -1,0 +1,395 @@
+"""A training script that nobody has edited, as the loop of a trial: `run_script`."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from ...spaces.errors import TaskError
+from ...spaces.trial import Measurement, TrialSetup
+from ..adapters.as_generator import Report, as_generator
+from ..loop import Loop, Part, Step, being_served
+from ..state.checkpoint import Checkpoint
+from ..task import Data
+from .takeover import Made, taken_over
+
+# Numbers of parts where a script is asked for single steps.
+_ENDLESS = 1_000_000_000
+# The last lines of a script's output in a message.
+_LAST_LINES = 5
+
+
+def run_script(
+    setup: TrialSetup,
+    script: str,
+    arguments: str = "",
+    *,
+    batch: str,
+    rate: str,
+    metric: str,
+    epochs: str = "",
+    steps: str = "",
+    seed: str = "",
+    loss: Literal["mean", "sum"] = "mean",
+) -> Iterator[Measurement]:
+    """Train by a script, with the trial's batch, rate, length and seed in the place of its own.
+
+    What the script does with each batch stays as it is. A batch that does not fit comes in parts, of which the optimizer, its
+    schedule and clipping see the sum. After each pass over the training data, the number that it prints is the measurement.
+
+    Args:
+        script: its path, relative to the study file's folder.
+        arguments: as on a command line.
+        batch, rate, epochs, steps, seed: how it is told these: a flag (`--lr`), a key (`lr=`), or a constant of the script
+            (`LR`). `steps` is a number of batches, instead of epochs.
+        metric: the text on its standard output that the metric follows, such as `Accuracy:`.
+        loss: whether what it back-propagates is a mean over the batch's samples, or their sum.
+
+    Raises:
+        TaskError: the script fails, or does something that a trial cannot carry.
+    """
+    path = Path(setup.folder or ".", script).resolve()
+    if not path.is_file():
+        raise TaskError(f"{script}: no such script in {path.parent}")
+    told = Told(batch, rate, epochs, steps, seed)
+    if setup.training.schedule != "constant" or setup.training.warmup:
+        raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
+    yield from as_generator(lambda report: _Run(setup, path, shlex.split(arguments), told, metric, loss, report).run())
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How a script is told what a trial sets."""
+
+    batch: str
+    rate: str
+    epochs: str = ""
+    steps: str = ""
+    seed: str = ""
+
+    def values(self, setup: TrialSetup, *, endless: bool) -> dict[str, int | float]:
+        """What it is told in a trial, by flag, key or constant."""
+        parts = sum(run.count * len(run.plan.micro_batches()) for run in setup.steps())
+        values: dict[str, int | float] = {
+            self.batch: setup.effective_batch,
+            self.rate: setup.learning_rate,
+            self.epochs: _ENDLESS if endless else math.ceil(setup.epochs),
+            self.steps: _ENDLESS if endless else parts,
+            self.seed: setup.seed % 2**32,
+        }
+        return {name: value for name, value in values.items() if name}
+
+
+class ScriptLoop(Loop):
+    """A loop whose rates are the script's, and that is measured after every pass over the data."""
+
+    schedules = False
+
+    def __init__(self, setup: TrialSetup, data: Data, made: Made) -> None:
+        models = {f"model{number or ''}": model for number, model in enumerate(made.models())}
+        optimizers = {f"optimizer{number or ''}": one for number, one in enumerate(made.of(Optimizer))}
+        others = {f"other{number or ''}": one for number, one in enumerate([*made.of(LRScheduler), *made.of(GradScaler)])}
+        super().__init__(setup, data, models, optimizers, others)
+
+    def _make_rates(self) -> Any:
+        return _ScriptRates(list(self.optimizers.values()))
+
+    def _check_supported(self) -> None:
+        super()._check_supported()
+        if self.setup.training.precision == "bf16":
+            raise TaskError("training.precision: expected fp32 with a script, whose own precision it is; got bf16")
+        if self.setup.plan.devices > 1:
+            raise TaskError(f"devices.per_trial: expected 1 with a script, got {self.setup.plan.devices}")
+
+    def _check_settings(self, where: str, optimizer: Optimizer) -> None:
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        if not any(math.isclose(rate, self.setup.learning_rate, rel_tol=1e-6) for rate in rates):
+            got = ", ".join(f"{rate:.4g}" for rate in rates)
+            raise TaskError(
+                f"expected a script that gives its optimizer the rate it is told, {self.setup.learning_rate:.4g}; got {got}. Say "
+                "by rate= how it is told."
+            )
+
+    def _is_due(self, size: int) -> bool:
+        return self.passes(self._seen) > self.passes(self._seen - size) or self._seen >= self._time_left.samples
+
+    def passes(self, samples: int) -> int:
+        """Whole passes over the training data that so many samples are; the budget's last may be a part of one."""
+        return int(samples * self.setup.epochs / self.setup.samples_budget + 1e-9)
+
+    @property
+    def seen(self) -> int:
+        return self._seen
+
+    @property
+    def is_measured(self) -> bool:
+        return self._measured
+
+    def without_measurement(self) -> None:
+        """The script has measured nothing after this pass."""
+        self._measured = True
+
+
+class _ScriptRates:
+    """Rates that the script sets."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers, self.frozen = optimizers, False
+
+    def set(self, fraction: float) -> None:
+        for group in (group for one in self._optimizers if self.frozen for group in one.param_groups):
+            group["lr"] = 0.0
+
+    def check(self) -> None:
+        """Whatever they are."""
+
+    def forget(self) -> None:
+        """Nothing is known of them."""
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+
+class _Over(BaseException):
+    """The trial's budget is trained, and the script would go on; no `Exception`, so that it does not catch it."""
+
+
+class _Run:
+    """One run of a script: the `Driver` of what it calls."""
+
+    def __init__(
+        self,
+        setup: TrialSetup,
+        path: Path,
+        arguments: Sequence[str],
+        told: Told,
+        metric: str,
+        loss: Literal["mean", "sum"],
+        report: Report[Measurement],
+    ) -> None:
+        self.setup, self.path, self._arguments, self._told, self._report = setup, path, arguments, told, report
+        self._metric, self._weighs = metric_pattern(metric), loss == "mean"
+        self._made, self._loop = Made(), None
+        self._lines, self._score = [""], math.nan
+        self._step: Step | None = None
+        self.share, self.is_last, self.has_gradients = 1.0, True, False
+        self._passes, self._resumes_at, self._place = 0, 0, -1
+
+    _loop: ScriptLoop | None
+
+    def run(self) -> None:
+        values = self._told.values(self.setup, endless=being_served())
+        try:
+            with taken_over(self, self._made), as_main(self.path, self._arguments, values):
+                pass
+        except _Over:
+            pass
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise TaskError(f"{self._where}: it ended with exit code {end.code}{self._said()}") from end
+        loop = self._loop
+        if loop is None:
+            raise TaskError(
+                f"{self._where}: expected a training loop over a torch DataLoader, with a model in training mode and an "
+                f"optimizer; got none{self._said()}"
+            )
+        self._measure()
+        if next(self._steps, None) is not None:
+            raise TaskError(
+                f"{self._where}: expected to train on {self.setup.samples_budget} samples, but it ended after {loop.seen}. Say "
+                "how it is told its length: epochs=, or steps=."
+            )
+
+    @property
+    def _where(self) -> str:
+        return self.path.name
+
+    def _said(self) -> str:
+        last = [line for line in self._lines if line.strip()][-_LAST_LINES:]
+        return f". It last wrote: {' / '.join(last)}" if last else ""
+
+    @property
+    def skips(self) -> bool:
+        return self._passes < self._resumes_at
+
+    # What the script calls
+
+    def trains(self, loader: DataLoader[Any]) -> bool:
+        stepped = {id(one) for optimizer in self._made.of(Optimizer) for group in optimizer.param_groups for one in group["params"]}
+        models = [model for model in self._made.models() if stepped & set(map(id, model.parameters()))]
+        return torch.is_grad_enabled() and bool(models) and all(model.training for model in models)
+
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        if self._loop is None:
+            if loader.batch_size != self.setup.effective_batch:
+                raise TaskError(
+                    f"{self._where}: expected a training loader with the batch it is told, {self.setup.effective_batch}; got "
+                    f"{loader.batch_size}. Say by batch= how it is told."
+                )
+            data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=_weights(self._where, loader))
+            self._loop = loop = ScriptLoop(self.setup, data, self._made)
+            self._steps, self._parts = iter(loop), iter(())
+            if not being_served() and (state := Checkpoint.of(self.setup).load()) is not None:
+                self._resumes_at = loop.passes(state["samples_seen"])
+        else:
+            self._measure()
+        return _Pass(self)
+
+    _steps: Iterator[Step]
+    _parts: Iterator[Part]
+
+    def next_part(self) -> Any:
+        """The next part of the pass.
+
+        Raises:
+            StopIteration: the pass is over.
+        """
+        if self.skips:
+            self._passes += 1
+            raise StopIteration
+        if (part := next(self._parts, None)) is None:
+            if self._ends_pass():
+                self._passes += 1
+                raise StopIteration
+            self._step = next(self._steps, None)
+            if self._step is None:
+                raise _Over
+            self._parts, self._place = iter(self._step), -1
+            part = next(self._parts)
+        assert self._step is not None
+        self._place += 1
+        self.share, self.is_last = part.weight if self._weighs else 1.0, self._place == len(self._step.sizes) - 1
+        if self.is_last:
+            next(self._parts, None)  # no more: with this one the script steps
+        return part.batch
+
+    def _ends_pass(self) -> bool:
+        """Whether the step that is over was its pass's last; then its time has ended."""
+        step, self._step = self._step, None
+        self.share, self.is_last, self.has_gradients = 1.0, True, False
+        return step is not None and step.evaluates
+
+    def back_propagated(self) -> None:
+        self.has_gradients = not self.is_last
+
+    def stepped(self) -> None:
+        self.has_gradients = False
+
+    def wrote(self, text: str) -> None:
+        first, *others = text.split("\n")
+        self._lines[-1] += first
+        for line in others:
+            if found := self._metric.search(self._lines[-1]):
+                self._score = value_of(found)
+            self._lines = [*self._lines[-_LAST_LINES:], line]
+
+    def _measure(self) -> None:
+        """Report what the script has measured after the pass that is over."""
+        loop, score, self._score = self._loop, self._score, math.nan
+        if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
+            return
+        if math.isnan(score):
+            loop.without_measurement()
+        else:
+            self._report(loop.measure(**{self.setup.metric: score}))
+
+
+class _Pass(Iterator[Any]):
+    """The iterator that a script gets of its loader; it may drop it at any time, and ask for another."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+
+    def __next__(self) -> Any:
+        return self._run.next_part()
+
+
+def metric_pattern(text: str) -> re.Pattern[str]:
+    """A number after a text, such as `Accuracy: 9850/10000 (98%)`, `acc = 98.5 %` or `val_loss 0.12`."""
+    return re.compile(re.escape(text) + r"[^\d\n+.-]{0,20}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)")
+
+
+def value_of(found: re.Match[str]) -> float:
+    """
+    >>> [value_of(metric_pattern("acc").search(text)) for text in ("acc: 9/10 (90%)", "acc 12.5 %", "acc=3e-1")]
+    [0.9, 0.125, 0.3]
+    """
+    value, of, percent = float(found[1]), found[2], found[3]
+    return value / float(of) if of and float(of) else value / 100 if percent else value
+
+
+def _weights(where: str, loader: DataLoader[Any]) -> Any:
+    """The weights by which a loader draws; None where it visits each sample once.
+
+    Raises:
+        TaskError: a sampler of the user's own, or a stream.
+    """
+    sampler, batch_sampler = loader.sampler, loader.batch_sampler
+    size = len(loader.dataset) if not isinstance(loader.dataset, IterableDataset) else -1  # type: ignore[arg-type]
+    if type(batch_sampler) is BatchSampler and size == len(sampler):  # type: ignore[arg-type]
+        if type(sampler) in (RandomSampler, SequentialSampler):
+            return None
+        if type(sampler) is WeightedRandomSampler:
+            return sampler.weights
+    got = type(sampler if type(batch_sampler) is BatchSampler else batch_sampler).__name__
+    raise TaskError(f"{where}: expected a DataLoader with torch's own samplers over the whole dataset, got {got}")
+
+
+@contextmanager
+def as_main(path: Path, arguments: Sequence[str], values: dict[str, int | float]) -> Iterator[ModuleType]:
+    """Run a script as `__main__` with these arguments and values, in its folder; what it imports from there goes with it."""
+    flags = [f"{name}={value}" if name.startswith("-") else f"{name}{value}" for name, value in values.items() if not _is_constant(name)]
+    tree = ast.parse(path.read_bytes(), str(path))
+    _set_constants(tree, path, {name: value for name, value in values.items() if _is_constant(name)})
+    module = ModuleType("__main__")
+    module.__file__, modules = str(path), dict(sys.modules)
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags], module
+    sys.path.insert(0, str(path.parent))
+    try:
+        exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102  # the user's own script
+        yield module
+    finally:
+        sys.argv, sys.path[:] = before
+        for name, imported in list(sys.modules.items()):
+            file = getattr(imported, "__file__", None)
+            if name not in modules and file and Path(file).is_relative_to(path.parent) and "site-packages" not in file:
+                del sys.modules[name]
+        sys.modules["__main__"] = modules["__main__"]
+        module.__dict__.clear()
+
+
+def _is_constant(name: str) -> bool:
+    return name.isidentifier()
+
+
+def _set_constants(tree: ast.Module, path: Path, values: dict[str, int | float]) -> None:
+    """Change a script's constants: assignments of a number to a name.
+
+    Raises:
+        TaskError: it has no such constant.
+    """
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for name in (target.id for target in targets if isinstance(target, ast.Name)):
+            if name in values and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                node.value = ast.copy_location(ast.Constant(values[name]), node.value)
+                values = {other: value for other, value in values.items() if other != name}
+    if values:
+        raise TaskError(f"{path.name}: expected it to assign a number to {', '.join(values)}; it does not")
