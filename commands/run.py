@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 @main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"))
 @click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- python SCRIPT ...]")
 @click.option("--batches", metavar="LOW:HIGH", help="Effective batches to try, if STUDY is a task.")
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
 @set_option
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 def run(
     ctx: click.Context,
     study: str,
+    command: tuple[str, ...],
     batches: str | None,
     rate: str | None,
     settings: tuple[str, ...],
@@ -78,8 +80,11 @@ def run(
     """Run the study in STUDY, or resume it, and print its front.
 
     STUDY is a study file, or a task as module:name or path/file.py:name with --batches and --rate.
+    `bsearch run -- python train.py --epochs 3` writes a study of that script, as `init` does, and runs it.
     The same command again resumes the study.
     """
+    if command:
+        study = _study_of_script((study, *command), again=True)
     file, spec = _study(study, batches, rate, trials, settings)
     spec = _with_deadline(spec, by, within, until, keep)
     out = out and out.absolute()  # a task may change the working directory
@@ -91,6 +96,27 @@ def run(
         again = f"bsearch run {shell_word(file)}{' --serial' * serial}" if file else "the same command again"
         _print_result(result, spec, file or Path(study), again, out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
+
+
+def _study_of_script(command: tuple[str, ...], *, again: bool) -> str:
+    """The file of a script's study, written here unless it is there already and may be used `again`."""
+    from ..search.preview.script import files_of, script_of
+    from ..spaces.boundary.files import write_file
+
+    existing = [name for name in ("study.yaml", "tasks.py") if os.path.lexists(name)]
+    if again and len(existing) == 2 and repr(command[1]) in Path("tasks.py").read_text(encoding="utf-8"):
+        say("study.yaml is that of this script: it goes on")
+        return existing[0]
+    if existing:
+        raise StudyFileError(
+            f"this folder already contains {' and '.join(existing)}; nothing was written. Run the study in it."
+        )
+    say(f"looking at {command[1]}: it is run with one batch of each loader ...")
+    script = script_of(command, Path.cwd())
+    say(script.sentence())
+    for name, content in files_of(script).items():
+        say(f"wrote {write_file(Path(name), content)}")
+    return "study.yaml"
 
 
 def _study(
@@ -303,16 +329,23 @@ def train(
     epilog=epilog("bsearch init my-study && cd my-study && bsearch run study.yaml\n  bsearch init my-study --from runs.csv")
 )
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- python SCRIPT ...]")
 @click.option("--from", "source", metavar="SOURCE", help="Make study.yaml of runs that you have, as `bsearch ask` reads them.")
 @source_options
-def init(folder: Path, source: str | None, mapped: tuple[str, ...], metric: str | None) -> None:
+def init(folder: Path, command: tuple[str, ...], source: str | None, mapped: tuple[str, ...], metric: str | None) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit.
+
+    `bsearch init -- python train.py --epochs 3` writes them here, for that script as it is: it is run once with a batch of each
+    of its loaders, to see what it does.
 
     With --from: the space, the scaling rule, your best setting and what to expect are those of your runs, and the search learns
     from them.
     """
     from ..spaces.boundary.files import write_file
 
+    if command:
+        say(f"Next: bsearch check {_study_of_script((str(folder), *command), again=False)}, then run it")
+        return
     names = ("study.yaml", "tasks.py")
     existing = [name for name in (*names, *([OLD_RUNS] if source else [])) if os.path.lexists(folder / name)]
     if existing:

@@ -451,8 +451,8 @@ class Loop(TrainingSamples):
         for listener in self.listeners if heard else ():
             listener(name, parameters)
 
-    # Whether the study's schedule sets the rates.
-    schedules = True
+    # Whether the study's schedule sets the rates, and whether a step may come in parts.
+    schedules = splits = True
     # Called with an optimizer's name and parameters once in each of its steps, with its first gradient there.
     listeners: tuple[Callable[[str, Sequence[Tensor]], None], ...] = ()
 
@@ -578,6 +578,16 @@ def serving(session: LoopSession) -> Iterator[None]:
 
 
 _newest: Loop | None = None
+
+
+@contextmanager
+def unserved() -> Iterator[None]:
+    """Context in which this thread's loops train as in a trial."""
+    token = _session.set(None)
+    try:
+        yield
+    finally:
+        _session.reset(token)
 
 
 def being_served() -> bool:

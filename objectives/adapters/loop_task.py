@@ -35,7 +35,6 @@ from ..task import Data, Loss, Task, TrainFunction
 from .as_generator import Report, Stopped
 from .coupled_loss import CoupledLoss
 
-
 # Its functions are made of a `Loop`.
 SCRIPTS = "bsearch.objectives.script.script"
 

@@ -94,6 +94,7 @@ def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Findin
         setup,
         plan=replace(BatchPlan(batch), activation_checkpointing=setup.plan.activation_checkpointing),
         samples_budget=_STEPS * batch,
+        epochs=_STEPS // 2,
         largest_micro_batch=None,
         checkpoint_every_s=0.0,
         pauses_at=None,

@@ -37,6 +37,7 @@ from ..machine import accelerator
 from ..machine.device_memory import release_memory
 from ..machine.processor import HostLoad
 from ..model.weight_average import WeightAverage
+from ..script.examined import script_cause, script_findings
 from ..task import TrainFunction
 from .memory.live_bytes import LiveBytes
 from .memory.tracing import Peak, Probe, batch_factory
@@ -174,9 +175,10 @@ class LoopMemory(Probe):
     def _run(self, size: int, batch: Callable[[], Any], counter: LiveBytes | None, contexts: Sequence[Any] = ()) -> None:
         """Steps of micro-batches of this size, counted."""
         loop = self._session.loop
+        parts = _MICRO_BATCHES if loop.splits else 1
         for _ in range(_STEPS):
             counting = [] if counter is None else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
-            self._session.step([(size, batch)] * _MICRO_BATCHES, _MICRO_BATCHES * size, [*contexts, *counting])
+            self._session.step([(size, batch)] * parts, parts * size, [*contexts, *counting])
             if counter is not None:
                 for optimizer in loop.optimizers.values():
                     counter.register_states(optimizer)
@@ -244,11 +246,13 @@ def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
 class ExaminedLoop:
     """What is examined of a loop: the gradients that its optimizers step with."""
 
-    couples_samples = False
-
     def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
         self.function, self.setup = function, setup
         self._begin()
+
+    @property
+    def couples_samples(self) -> bool:
+        return not self.session.loop.splits
 
     def _begin(self) -> None:
         self.session = LoopSession(self.function, self.setup)
@@ -330,12 +334,14 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
     """
     parts, where = ExaminedLoop(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
     try:
-        examination = examined_loop(where, parts, setup, parts_cause, takes_steps=True)
-        if examination.refusals or examination.note:
+        is_script = not parts.schedules
+        examination = examined_loop(where, parts, setup, script_cause if is_script else parts_cause, takes_steps=True)
+        if examination.refusals or examination.note or parts.couples_samples:
             return examination
         stale = found_in_memory("a step taken again", where, setup.device, partial(_stale, parts, where))
         of_plan = found_in_memory("another plan", where, setup.device, partial(_of_the_plan, parts, where))
-        return replace(examination, findings=(*examination.findings, *stale, *of_plan))
+        counted = found_in_memory("parts", where, setup.device, partial(script_findings, parts, where)) if is_script else ()
+        return replace(examination, findings=(*examination.findings, *stale, *of_plan, *counted))
     finally:
         parts.session.close()
 

@@ -322,7 +322,7 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
             devices=devices,
             dense=profile.kind == "gpu",
             activation_checkpointing=profile.activation_checkpointing,
-            embedding=profile.embedding,
+            embedding=profile.embedding if profile.splits else "whole",
             largest_batch=min(request.highest, profile.largest_batch or request.highest),
         )
         plans = plans_up_to(max(min(cap, share), smallest))

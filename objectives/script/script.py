@@ -8,17 +8,19 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from ...spaces.errors import TaskError
@@ -27,6 +29,7 @@ from ..adapters.as_generator import Report, as_generator
 from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
 from ..task import Data
+from .files import files_apart
 from .takeover import Made, taken_over
 
 # Numbers of parts where a script is asked for single steps.
@@ -47,6 +50,7 @@ def run_script(
     steps: str = "",
     seed: str = "",
     loss: Literal["mean", "sum"] = "mean",
+    splits: bool = True,
 ) -> Iterator[Measurement]:
     """Train by a script, with the trial's batch, rate, length and seed in the place of its own.
 
@@ -60,6 +64,7 @@ def run_script(
             (`LR`). `steps` is a number of batches, instead of epochs.
         metric: the text on its standard output that the metric follows, such as `Accuracy:`.
         loss: whether what it back-propagates is a mean over the batch's samples, or their sum.
+        splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
 
     Raises:
         TaskError: the script fails, or does something that a trial cannot carry.
@@ -70,7 +75,15 @@ def run_script(
     told = Told(batch, rate, epochs, steps, seed)
     if setup.training.schedule != "constant" or setup.training.warmup:
         raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
-    yield from as_generator(lambda report: _Run(setup, path, shlex.split(arguments), told, metric, loss, report).run())
+    run = partial(_Run, path=path, arguments=shlex.split(arguments), told=told, metric=metric, loss=loss, splits=splits)
+
+    def train(report: Report[Measurement]) -> None:
+        try:
+            run(setup, report=report).run()
+        except _CannotPassOver:
+            run(replace(setup, checkpoint=None), report=report).run()
+
+    yield from as_generator(train)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +135,8 @@ class ScriptLoop(Loop):
         if not any(math.isclose(rate, self.setup.learning_rate, rel_tol=1e-6) for rate in rates):
             got = ", ".join(f"{rate:.4g}" for rate in rates)
             raise TaskError(
-                f"expected a script that gives its optimizer the rate it is told, {self.setup.learning_rate:.4g}; got {got}. Say "
-                "by rate= how it is told."
+                f"expected a script that gives its optimizer the rate it is told, {self.setup.learning_rate:.4g}; got {got}. "
+                "Say by rate= how it is told."
             )
 
     def _is_due(self, size: int) -> bool:
@@ -166,6 +179,10 @@ class _ScriptRates:
         self.frozen = True
 
 
+class _CannotPassOver(Exception):
+    """The script does not work with passes of no batches, as those are that an earlier attempt has trained."""
+
+
 class _Over(BaseException):
     """The trial's budget is trained, and the script would go on; no `Exception`, so that it does not catch it."""
 
@@ -181,25 +198,46 @@ class _Run:
         told: Told,
         metric: str,
         loss: Literal["mean", "sum"],
+        splits: bool,
         report: Report[Measurement],
     ) -> None:
         self.setup, self.path, self._arguments, self._told, self._report = setup, path, arguments, told, report
-        self._metric, self._weighs = metric_pattern(metric), loss == "mean"
+        self._metric, self._weighs, self._splits = metric_pattern(metric), loss == "mean", splits
         self._made, self._loop = Made(), None
         self._lines, self._score = [""], math.nan
         self._step: Step | None = None
-        self.share, self.is_last, self.has_gradients = 1.0, True, False
+        self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
+        self._came_from = Path.cwd()
 
     _loop: ScriptLoop | None
 
     def run(self) -> None:
-        values = self._told.values(self.setup, endless=being_served())
+        values, folder = self._told.values(self.setup, endless=being_served()), Path(self.setup.folder or ".")
         try:
-            with taken_over(self, self._made), as_main(self.path, self._arguments, values):
+            with (
+                tempfile.TemporaryDirectory(prefix="bsearch-") as apart,
+                files_apart(folder, Path(apart)),
+                taken_over(self, self._made),
+                as_main(self.path, self._arguments, values, folder),
+            ):
                 pass
         except _Over:
             pass
+        except Exception as error:
+            if self.skips:
+                raise _CannotPassOver from error
+            if isinstance(error, TaskError) and "expected weights that stay as they are" in str(error):
+                raise TaskError(
+                    f"{self._where}: it moves weights after each part of a batch, as an average of weights that is updated once a "
+                    f"step ({str(error).partition('got ')[2].partition(':')[0]}). Write splits=False, and batches come whole."
+                ) from error
+            if isinstance(error, TaskError) and "an optimizer step in every step" in str(error):
+                raise TaskError(
+                    f"{self._where}: expected an optimizer step after each batch of its loader, got none after the first. If "
+                    "it accumulates gradients itself, let it do so over one batch: its batch then is the step's."
+                ) from error
+            raise
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise TaskError(f"{self._where}: it ended with exit code {end.code}{self._said()}") from end
@@ -224,16 +262,10 @@ class _Run:
         last = [line for line in self._lines if line.strip()][-_LAST_LINES:]
         return f". It last wrote: {' / '.join(last)}" if last else ""
 
-    @property
-    def skips(self) -> bool:
-        return self._passes < self._resumes_at
-
     # What the script calls
 
     def trains(self, loader: DataLoader[Any]) -> bool:
-        stepped = {id(one) for optimizer in self._made.of(Optimizer) for group in optimizer.param_groups for one in group["params"]}
-        models = [model for model in self._made.models() if stepped & set(map(id, model.parameters()))]
-        return torch.is_grad_enabled() and bool(models) and all(model.training for model in models)
+        return trains(self._made)
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         if self._loop is None:
@@ -244,11 +276,13 @@ class _Run:
                 )
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=_weights(self._where, loader))
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
+            loop.splits = self._splits
             self._steps, self._parts = iter(loop), iter(())
             if not being_served() and (state := Checkpoint.of(self.setup).load()) is not None:
                 self._resumes_at = loop.passes(state["samples_seen"])
         else:
             self._measure()
+        self.skips = self._passes < self._resumes_at
         return _Pass(self)
 
     _steps: Iterator[Step]
@@ -307,7 +341,17 @@ class _Run:
         if math.isnan(score):
             loop.without_measurement()
         else:
+            here = Path.cwd()
+            os.chdir(self._came_from)  # whoever gets the measurement is there
             self._report(loop.measure(**{self.setup.metric: score}))
+            os.chdir(here)
+
+
+def trains(made: Made) -> bool:
+    """Whether a loader that is iterated now is trained on: gradients are on, and all models with an optimizer are training."""
+    stepped = {id(one) for optimizer in made.of(Optimizer) for group in optimizer.param_groups for one in group["params"]}
+    models = [model for model in made.models() if stepped & set(map(id, model.parameters()))]
+    return torch.is_grad_enabled() and bool(models) and all(model.training for model in models)
 
 
 class _Pass(Iterator[Any]):
@@ -322,7 +366,9 @@ class _Pass(Iterator[Any]):
 
 def metric_pattern(text: str) -> re.Pattern[str]:
     """A number after a text, such as `Accuracy: 9850/10000 (98%)`, `acc = 98.5 %` or `val_loss 0.12`."""
-    return re.compile(re.escape(text) + r"[^\d\n+.-]{0,20}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)")
+    return re.compile(
+        re.escape(text) + r"[^\d\n+.-]{0,20}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
+    )
 
 
 def value_of(found: re.Match[str]) -> float:
@@ -352,20 +398,26 @@ def _weights(where: str, loader: DataLoader[Any]) -> Any:
 
 
 @contextmanager
-def as_main(path: Path, arguments: Sequence[str], values: dict[str, int | float]) -> Iterator[ModuleType]:
-    """Run a script as `__main__` with these arguments and values, in its folder; what it imports from there goes with it."""
-    flags = [f"{name}={value}" if name.startswith("-") else f"{name}{value}" for name, value in values.items() if not _is_constant(name)]
+def as_main(path: Path, arguments: Sequence[str], values: dict[str, int | float], folder: Path) -> Iterator[None]:
+    """Run a script as `__main__` with these arguments and values, in a folder; what it imports from beside it goes with it."""
+    flags = [
+        f"{name}={value}" if name.startswith("-") else f"{name}{value}"
+        for name, value in values.items()
+        if not _is_constant(name)
+    ]
     tree = ast.parse(path.read_bytes(), str(path))
     _set_constants(tree, path, {name: value for name, value in values.items() if _is_constant(name)})
     module = ModuleType("__main__")
     module.__file__, modules = str(path), dict(sys.modules)
-    before = sys.argv, sys.path[:]
+    before, came_from = (sys.argv, sys.path[:]), Path.cwd()
     sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags], module
     sys.path.insert(0, str(path.parent))
     try:
+        os.chdir(folder)
         exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102  # the user's own script
-        yield module
+        yield
     finally:
+        os.chdir(came_from)
         sys.argv, sys.path[:] = before
         for name, imported in list(sys.modules.items()):
             file = getattr(imported, "__file__", None)

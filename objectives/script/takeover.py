@@ -1,4 +1,4 @@
-"""What a script calls of torch, taken over while it runs: batches come in parts, and what is done once a step waits for the last.
+"""What a script calls of torch, taken over while it runs: batches come in parts; what is done once a step waits for the last.
 
 A step that is one part is untouched: the script then does what it does without us.
 """
@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
 
@@ -73,8 +74,7 @@ class Made:
         """The modules with parameters or buffers that no other module contains."""
         modules = self.of(nn.Module)
         inner = {id(child) for module in modules for child in module.modules() if child is not module}
-        tensors = (lambda module: [*module.parameters(), *module.buffers()])  # noqa: E731
-        return [module for module in modules if id(module) not in inner and tensors(module)]
+        return [one for one in modules if id(one) not in inner and any(True for _ in chain(one.parameters(), one.buffers()))]
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def taken_over(driver: Driver, made: Made) -> Iterator[None]:
 
     def at_last(value: Any = None) -> Callable[[Any], Any]:
         """What is done once a step, after its last part; and not while passing over what was trained before."""
-        return lambda original: lambda *arguments, **named: (
-            original(*arguments, **named) if driver.is_last and not driver.skips else value
+        return lambda original: (
+            lambda *arguments, **named: original(*arguments, **named) if driver.is_last and not driver.skips else value
         )
 
     def backward(original: Any) -> Any:
@@ -113,7 +113,8 @@ def taken_over(driver: Driver, made: Made) -> Iterator[None]:
 
         def scaled(self: Tensor, gradient: Tensor | None = None, *arguments: Any, **named: Any) -> None:
             if inside[0]:
-                return original(self, gradient, *arguments, **named)
+                original(self, gradient, *arguments, **named)
+                return
             if driver.share != 1.0:
                 gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
             inside[0] = True
@@ -157,8 +158,8 @@ def taken_over(driver: Driver, made: Made) -> Iterator[None]:
         replace(Optimizer, "__init__", optimizer_init)
         replace(DataLoader, "__iter__", iterate)
         replace(Tensor, "backward", backward)
-        for owner in (Optimizer, nn.Module):
-            replace(owner, "zero_grad", zero_grad)
+        replace(Optimizer, "zero_grad", zero_grad)
+        replace(nn.Module, "zero_grad", zero_grad)
         for kind in _schedulers():
             replace(kind, "step", at_last())
         for name in ("step", "update", "unscale_"):

@@ -172,7 +172,7 @@ class Examination:
         if self.takes_steps:
             return "batches are never split: the training code takes its own optimizer steps (manual optimization)"
         if self.couples_samples:
-            return "batches are never split: the training code declares that its loss compares their samples (couples_samples)"
+            return "batches are never split, as the training code says (couples_samples, or splits=False of a script)"
         splits = "an uneven split" if self.splits == 1 else f"{self.splits} uneven splits"
         return (
             f"examined: a step of {self.samples} samples has the same gradient unsplit and in {splits} (largest relative "

@@ -279,8 +279,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
     """
     if not changes:
         return study
-    data = study.model_dump(mode="json")
-    data["budget"] = study.budget.model_dump(mode="json", exclude_unset=True)  # a deadline changes what is not written
+    data = study.model_dump(mode="json", exclude_unset=True)  # what is not written may depend on what is
     for key, value in changes.items():
         old = data.get(key)
         data[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value

@@ -1,0 +1,168 @@
+"""What a script does, seen by running it with one batch of each loader: `python -m bsearch.objectives.script.look SCRIPT ...`.
+
+Prints one JSON document: its flags and constants, and what it does with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ..loading import error_line
+from .files import files_apart
+from .script import as_main, trains
+from .takeover import Made, taken_over
+
+# The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
+_LOOKS_S, _LINES = 60.0, 200
+
+
+@dataclass
+class Looked:
+    """What was seen of a script.
+
+    Args:
+        values: its flags with numbers, and its numeric constants, by how a trial would set them.
+        batch: of the loader that it trains on; `samples` of its data.
+        rates: of its optimizers' groups; `optimizer`, the first's name.
+        passes, steps: over the training data, and optimizer steps a pass had of one batch each.
+        seed: that it gave to torch; None where it gave none.
+        lines: that it wrote after a pass.
+        whole: it came to its end.
+        error: that it ended with.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    batch: int = 0
+    samples: int = 0
+    rates: list[float] = field(default_factory=list)
+    optimizer: str = ""
+    passes: int = 0
+    seed: int | None = None
+    lines: list[str] = field(default_factory=list)
+    whole: bool = False
+    error: str = ""
+
+
+class _Enough(BaseException):
+    """It was looked at for long enough."""
+
+
+class _Look:
+    """The `Driver` of a script that is looked at: one batch a pass, of every loader."""
+
+    share, is_last, has_gradients, skips = 1.0, True, False, False
+
+    def __init__(self, looked: Looked, made: Made) -> None:
+        self.looked, self._made, self._line, self._trains, self._ends = looked, made, "", False, time.monotonic() + _LOOKS_S
+
+    def trains(self, loader: DataLoader[Any]) -> bool:
+        return True  # every loader has one batch
+
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        self._trains = trains(self._made)
+        if self._trains:
+            if time.monotonic() > self._ends:
+                raise _Enough
+            if not self.looked.passes:
+                self._note(loader)
+            self.looked.passes += 1
+        yield from islice(self.iterate(loader), 1)
+        self._trains = False
+
+    iterate: Any = None
+
+    def _note(self, loader: DataLoader[Any]) -> None:
+        """What there is before the first step."""
+        first = self._made.of(Optimizer)[0]
+        self.looked.batch, self.looked.optimizer = loader.batch_size or 0, type(first).__name__
+        self.looked.rates = [float(group.get("initial_lr", group["lr"])) for group in first.param_groups]
+        with suppress(TypeError):
+            self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
+
+    def back_propagated(self) -> None:
+        """Of no interest."""
+
+    def stepped(self) -> None:
+        """Of no interest."""
+
+    def wrote(self, text: str) -> None:
+        first, *others = text.split("\n")
+        self._line += first
+        for line in others:
+            if self._line.strip() and not self._trains and self.looked.passes and len(self.looked.lines) < _LINES:
+                self.looked.lines.append(self._line)
+            self._line = line
+
+
+def looked_at(path: Path, arguments: list[str]) -> Looked:
+    """Run a script here and see what it does."""
+    looked, made = Looked(values=_constants(path)), Made()
+    look = _Look(looked, made)
+    look.iterate, here = DataLoader.__iter__, Path.cwd()
+    parse, seed = argparse.ArgumentParser.parse_known_args, torch.manual_seed
+
+    def parsed(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+        namespace, rest = parse(parser, *given, **named)
+        for action in parser._actions:
+            value, flags = getattr(namespace, action.dest, None), [one for one in action.option_strings if one.startswith("--")]
+            if flags and isinstance(value, int | float) and not isinstance(value, bool):
+                looked.values[flags[0]] = value
+        return namespace, rest
+
+    def seeded(number: Any) -> Any:
+        looked.seed = int(number) if looked.seed is None else looked.seed
+        return seed(number)
+
+    argparse.ArgumentParser.parse_known_args, torch.manual_seed = parsed, seeded  # type: ignore[method-assign, assignment]
+    try:
+        with (
+            tempfile.TemporaryDirectory() as apart,
+            files_apart(here, Path(apart)),
+            taken_over(look, made),
+            as_main(path, arguments, {}, here),
+        ):
+            looked.whole = True
+    except _Enough:
+        pass
+    except SystemExit as end:
+        looked.whole, looked.error = (
+            end.code in (None, 0),
+            "" if end.code in (None, 0) else f"it ended with exit code {end.code}",
+        )
+    except Exception as error:
+        looked.error = error_line(error)
+    return looked
+
+
+def _constants(path: Path) -> dict[str, float]:
+    """Numbers that a script's module assigns to names in capitals."""
+    found: dict[str, float] = {}
+    for node in ast.parse(path.read_bytes()).body:
+        value = node.value.value if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) else None
+        if isinstance(node, ast.Assign) and isinstance(value, int | float) and not isinstance(value, bool):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name) and target.id.isupper()]
+            found |= dict.fromkeys(names, float(value))
+    return found
+
+
+if __name__ == "__main__":
+    looked = looked_at(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    print(json.dumps(asdict(looked)))
+    sys.stdout.flush()
+    os._exit(0)  # whatever the script has left running

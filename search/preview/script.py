@@ -1,0 +1,221 @@
+"""The study of a script that nobody has edited: what it is seen to do, and the files that say so."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...spaces.errors import Fault, StudyFileError
+from ...spaces.readable import number
+
+# Seconds until a script that is looked at is given up.
+_PATIENCE_S = 300.0
+_BATCH, _RATE, _LENGTH, _STEPS = r"batch|^-*bs$", r"lr|rate", r"epoch", r"step|iter"
+_OTHERS = r"test|eval|val|micro|accum"
+# Words of metrics, best first; those after the first are minimized.
+_BETTER_HIGH = r"acc\w*|top.?1\w*|f1\w*|auc\w*|bleu\w*|iou\w*|map\w*|score\w*|r2"
+_BETTER_LOW = r"perplexity|ppl|loss\w*|error\w*|mse|rmse|mae|nll|bpc|bpb"
+_LABEL = r"({words})\s*[:=]?\s*(?=[-+]?[\d.])"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and what was found of it.
+
+    Args:
+        told: how it is told `batch`, `rate`, `epochs` or `steps`, and `seed`.
+        metric: the text on its output before the number, its name, and its direction.
+    """
+
+    path: str
+    arguments: str
+    told: Mapping[str, str]
+    batch: int
+    rate: float
+    passes: int
+    samples: int
+    optimizer: str
+    metric: tuple[str, str, str]
+
+    def sentence(self) -> str:
+        told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
+        parts = [
+            f"{what} {number(told[what])} ({how})" if what in told else f"{what} ({how})" for what, how in self.told.items()
+        ]
+        text, _, direction = self.metric
+        better = "higher" if direction == "maximize" else "lower"
+        return f"found: {', '.join(parts)}, metric {text!r} on its output ({better} is better), {self.samples} samples"
+
+
+def script_of(command: Sequence[str], folder: Path) -> Script:
+    """Look at a script by running it with one batch of each loader.
+
+    Args:
+        command: such as `python train.py --epochs 3`.
+
+    Raises:
+        StudyFileError: it does not run, or what a study sets of it is not found.
+    """
+    words = list(command[1:] if Path(command[0]).name.startswith("python") else command)
+    if not words or not words[0].endswith(".py"):
+        raise StudyFileError(f"expected python SCRIPT.py and its arguments, got {shlex.join(command)}")
+    if not (folder / words[0]).is_file():
+        raise StudyFileError(f"{words[0]}: no such script in {folder}")
+    look = [sys.executable, "-m", "bsearch.objectives.script.look", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    try:
+        done = subprocess.run(  # noqa: S603 (the script that is asked for)
+            look,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+        seen = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise StudyFileError(f"{words[0]}: a pass of one batch had not ended after {_PATIENCE_S:.0f} s") from None
+    except (ValueError, IndexError):
+        last = " ".join(done.stderr.strip().splitlines()[-1:])
+        raise StudyFileError(f"{words[0]}: it does not run: {last or f'exit code {done.returncode}'}") from None
+    return _found(words[0], words[1:], seen)
+
+
+def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Script:
+    if not seen["passes"]:
+        why = seen["error"] or "it iterates no torch DataLoader with an optimizer and a model in training mode"
+        raise StudyFileError(f"{path}: no training was found: {why}")
+    values: Mapping[str, float] = seen["values"]
+    told = {
+        "batch": _named(values, _BATCH, seen["batch"], _OTHERS),
+        "rate": _named(values, _RATE, seen["rates"][0], r"min|final|warm"),
+        "epochs": _named(values, _LENGTH, seen["passes"], r"warm|start|eval|save") if seen["whole"] else "",
+        "seed": _named(values, "seed", seen["seed"], "data|split") if seen["seed"] is not None else "",
+    }
+    metric = metric_in(seen["lines"])
+    faults: list[Fault] = []
+    for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
+        if not told[what]:
+            numbers = ", ".join(f"{name} {number(value)}" for name, value in values.items()) or "none"
+            expected = f"{path}: expected a flag, or a constant in capitals, of its {what}, {got}"
+            faults.append(Fault(what, f"{expected}; it has {numbers}"))
+    if metric is None:
+        lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
+        expected = f"{path}: expected a number after a word such as accuracy or loss, printed after a pass"
+        faults.append(Fault("metric", f"{expected}; got {lines}"))
+    if faults:
+        raise StudyFileError(faults)
+    assert metric is not None
+    kept = {what: how for what, how in told.items() if how}
+    settings = seen["batch"], seen["rates"][0], seen["passes"], seen["samples"], seen["optimizer"]
+    return Script(path, shlex.join(arguments), kept, *settings, metric)
+
+
+def _named(values: Mapping[str, float], words: str, value: float, not_words: str) -> str:
+    """The flag or constant of this value with such a name; the shortest name of several, empty where there is none."""
+    found = [
+        name
+        for name, has in values.items()
+        if math.isclose(has, value, rel_tol=1e-9) and re.search(words, name.lower()) and not re.search(not_words, name.lower())
+    ]
+    return min(found, key=len, default="")
+
+
+def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
+    """The text before the metric, its name and its direction, in lines that a script has written after its passes.
+
+    >>> metric_in(["Test set: Average loss: 2.28, Accuracy: 66/397 (17%)"])
+    ('Accuracy:', 'accuracy', 'maximize')
+    >>> metric_in(["epoch 3", "val_loss 0.31 | val_ppl 1.36"])
+    ('val_ppl', 'val_ppl', 'minimize')
+    """
+    for words, direction in ((_BETTER_HIGH, "maximize"), (_BETTER_LOW, "minimize")):
+        found = [match for line in reversed(lines) for match in _labels(line, words)]
+        told = [match for match in found if re.search(r"val|test|eval", match[0].lower())] or found
+        if told:
+            text = told[0][0]
+            name = re.sub(r"\W+", "_", text.strip(" :=").lower()).strip("_")
+            return text, "accuracy" if name in ("acc", "accuracy") else name, direction
+    return None
+
+
+def _labels(line: str, words: str) -> Iterator[tuple[str]]:
+    for match in re.finditer(rf"(?i)(?:[a-z]+[_ ])?\b\w*?(?:{words})\b\s*[:=]?\s*(?=[-+]?\.?\d)", line):
+        yield (match[0].strip(),)
+
+
+TASKS = '''"""{path} as it is, as a task: its batch, rate, length and seed are the study's. See docs/scripts.md."""
+
+from typing import TYPE_CHECKING
+
+from bsearch.objectives.script.script import run_script
+
+if TYPE_CHECKING:
+    import {module}  # noqa: F401  # its code is a part of the study
+
+
+def train(setup):
+    yield from run_script(
+        setup,
+        {path!r},
+        {arguments!r},
+{told}
+        metric={metric!r},  # on its output; the number that follows is the metric
+        loss="mean",  # over a batch's samples; or "sum"
+    )
+'''
+
+STUDY = """# {path} as it is; tasks.py says how it is told what a trial sets. `bsearch check study.yaml` tells if that is exact.
+study: {name}
+task: tasks.py:train
+
+space:
+  effective_batch: {{low: {low}, high: {high}}}
+  reference_rate: {{low: {least:.3g}, high: {most:.3g}, at_batch: {batch}}}
+  rule: {rule}
+  epochs: {epochs}
+
+training: {{schedule: constant, warmup: 0}}   # the script has its own
+objectives: {{metric: {{name: {metric}, direction: {direction}}}}}
+budget: {{trials: 20}}
+baseline:
+  - {{effective_batch: {batch}, reference_rate: {rate:.6g}, epochs: {passes}, rule: {first}}}
+"""
+
+
+def files_of(script: Script) -> dict[str, str]:
+    """The study of a script: study.yaml and tasks.py, by name."""
+    told = "\n".join(f"        {what}={how!r}," for what, how in script.told.items())
+    text, name, direction = script.metric
+    stem = Path(script.path).stem
+    rules = ["linear", "sqrt"] if script.optimizer == "SGD" else ["sqrt"]
+    high = max(min(script.samples // 3, 64 * script.batch), script.batch)
+    study = STUDY.format(
+        path=script.path,
+        name=re.sub(r"\W+", "-", stem),
+        low=max(1, script.batch // 8),
+        high=high,
+        least=script.rate / 20,
+        most=script.rate * 20,
+        batch=script.batch,
+        rate=script.rate,
+        rule=f"[{', '.join(rules)}]",
+        first=rules[0],
+        epochs=f"{{low: {max(1, script.passes // 4)}, high: {script.passes}}}" if script.passes > 1 else "1",
+        passes=script.passes,
+        metric=name,
+        direction=direction,
+    )
+    tasks = TASKS.format(path=script.path, arguments=script.arguments, told=told, metric=text, module=stem)
+    return {"study.yaml": study, "tasks.py": tasks}
