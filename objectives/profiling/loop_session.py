@@ -86,7 +86,11 @@ class LoopSession:
                     self._stack.enter_context(context)
                 loop.current = step = Step(loop, request.micro_batches, request.samples, 0, 0.5)
                 started = time.perf_counter()
-                yield step
+                try:
+                    yield step
+                except GeneratorExit:  # the body has failed; modes are those of its thread
+                    self._stack.close()
+                    raise
                 loop.finish(step)
                 accelerator.synchronize(loop.device)
                 took_s = time.perf_counter() - started

@@ -16,13 +16,17 @@ import torch
 
 
 @contextmanager
-def files_apart(folder: Path, apart: Path) -> Iterator[None]:
-    """Context in which files that this thread writes below `folder` are written below `apart`, and read from there again."""
+def files_apart(folder: Path, apart: Path, applies: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Context in which files that this thread writes below `folder` are written below `apart`, and read from there again.
+
+    Args:
+        applies: whether it is the script that writes, and not what gives it its batches.
+    """
     thread, folder = threading.get_ident(), folder.resolve()
     stack = ExitStack()
 
     def moved(file: Any, *, writes: bool) -> Any:
-        if not isinstance(file, str | os.PathLike) or threading.get_ident() != thread:
+        if not isinstance(file, str | os.PathLike) or threading.get_ident() != thread or not applies():
             return file
         path = Path(os.path.abspath(os.fspath(file)))  # noqa: PTH100  # links are followed where they lead
         if not path.is_relative_to(folder):

@@ -217,7 +217,7 @@ class _Run:
         try:
             with (
                 tempfile.TemporaryDirectory(prefix="bsearch-") as apart,
-                files_apart(folder, Path(apart)),
+                files_apart(folder, Path(apart), lambda: not self._ours),
                 taken_over(self, self._made),
                 as_main(self.path, self._arguments, values, folder),
             ):
@@ -225,18 +225,11 @@ class _Run:
         except _Over:
             pass
         except Exception as error:
+            self._stop()
             if self.skips:
                 raise _CannotPassOver from error
-            if isinstance(error, TaskError) and "expected weights that stay as they are" in str(error):
-                raise TaskError(
-                    f"{self._where}: it moves weights after each part of a batch, as an average of weights that is updated once a "
-                    f"step ({str(error).partition('got ')[2].partition(':')[0]}). Write splits=False, and batches come whole."
-                ) from error
-            if isinstance(error, TaskError) and "an optimizer step in every step" in str(error):
-                raise TaskError(
-                    f"{self._where}: expected an optimizer step after each batch of its loader, got none after the first. If "
-                    "it accumulates gradients itself, let it do so over one batch: its batch then is the step's."
-                ) from error
+            if isinstance(error, TaskError) and (words := self._in_its_words(str(error))):
+                raise TaskError(f"{self._where}: {words}") from error
             raise
         except SystemExit as end:
             if end.code not in (None, 0):
@@ -254,6 +247,27 @@ class _Run:
                 "how it is told its length: epochs=, or steps=."
             )
 
+    def _stop(self) -> None:
+        """End the loop here, in the script's thread."""
+        if self._loop is not None:
+            self._steps.close()  # type: ignore[attr-defined]  # a generator
+
+    @staticmethod
+    def _in_its_words(error: str) -> str:
+        """What an error of a `Loop` means for a script."""
+        if "expected weights that stay as they are" in error:
+            changed = error.partition("got ")[2].partition(" changed")[0]
+            return (
+                f"it moves {changed} after each part of a batch, as an average of weights that is updated once a step would. "
+                "Write splits=False, and batches come whole."
+            )
+        if "an optimizer step in every step" in error:
+            return (
+                "expected an optimizer step after each batch of its loader, got none after the first. If it accumulates "
+                "gradients itself, let it do so over one batch: its batch then is the step's."
+            )
+        return ""
+
     @property
     def _where(self) -> str:
         return self.path.name
@@ -268,6 +282,22 @@ class _Run:
         return trains(self._made)
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        with self.ourselves():
+            self._begin_pass(loader)
+        return _Pass(self)
+
+    @contextmanager
+    def ourselves(self) -> Iterator[None]:
+        """Context in which it is not the script that runs."""
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    _ours = False
+
+    def _begin_pass(self, loader: DataLoader[Any]) -> None:
         if self._loop is None:
             if loader.batch_size != self.setup.effective_batch:
                 raise TaskError(
@@ -283,7 +313,6 @@ class _Run:
         else:
             self._measure()
         self.skips = self._passes < self._resumes_at
-        return _Pass(self)
 
     _steps: Iterator[Step]
     _parts: Iterator[Part]
@@ -361,13 +390,14 @@ class _Pass(Iterator[Any]):
         self._run = run
 
     def __next__(self) -> Any:
-        return self._run.next_part()
+        with self._run.ourselves():
+            return self._run.next_part()
 
 
 def metric_pattern(text: str) -> re.Pattern[str]:
     """A number after a text, such as `Accuracy: 9850/10000 (98%)`, `acc = 98.5 %` or `val_loss 0.12`."""
     return re.compile(
-        re.escape(text) + r"[^\d\n+.-]{0,20}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
+        re.escape(text) + r"\s*[:=(]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
     )
 
 

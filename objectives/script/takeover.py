@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
@@ -95,71 +95,29 @@ def taken_over(driver: Driver, made: Made) -> Iterator[None]:
         setattr(owner, name, chosen)
         stack.callback(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
-    def noted(original: Any) -> Any:
-        def init(self: Any, *arguments: Any, **named: Any) -> None:
-            made.add(self)
-            original(self, *arguments, **named)
-
-        return init
-
     def at_last(value: Any = None) -> Callable[[Any], Any]:
         """What is done once a step, after its last part; and not while passing over what was trained before."""
-        return lambda original: (
-            lambda *arguments, **named: original(*arguments, **named) if driver.is_last and not driver.skips else value
-        )
 
-    def backward(original: Any) -> Any:
-        inside = [False]  # torch calls it by its name again where a function mode is active
+        def waits(original: Any) -> Any:
+            return lambda *arguments, **named: original(*arguments, **named) if driver.is_last and not driver.skips else value
 
-        def scaled(self: Tensor, gradient: Tensor | None = None, *arguments: Any, **named: Any) -> None:
-            if inside[0]:
-                original(self, gradient, *arguments, **named)
-                return
-            if driver.share != 1.0:
-                gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
-            inside[0] = True
-            try:
-                original(self, gradient, *arguments, **named)
-            finally:
-                inside[0] = False
-            driver.back_propagated()
+        return waits
 
-        return scaled
-
-    def zero_grad(original: Any) -> Any:
+    def cleared(original: Any) -> Any:
         return lambda *arguments, **named: None if driver.has_gradients else original(*arguments, **named)
 
-    def optimizer_init(original: Any) -> Any:
-        def init(self: Optimizer, *arguments: Any, **named: Any) -> None:
-            original(self, *arguments, **named)
-            made.add(self)
-            # On the instance, since subclasses have their own; a method, since schedulers wrap it.
-            own = type(self).step
-
-            @wraps(own)
-            def step(self: Optimizer, *arguments: Any, **named: Any) -> Any:
-                if not driver.is_last:
-                    return None
-                loss = own(self, *arguments, **named)
-                driver.stepped()
-                return loss
-
-            self.step = MethodType(step, self)  # type: ignore[method-assign]
-
-        return init
-
-    def iterate(original: Any) -> Any:
+    def iterated(original: Any) -> Any:
         return lambda loader: driver.batches(loader) if driver.trains(loader) else original(loader)
 
     with stack:
         for kind in (nn.Module, LRScheduler, GradScaler):
-            replace(kind, "__init__", noted)
-        replace(nn.Module, "__setstate__", noted)  # of a copy
-        replace(Optimizer, "__init__", optimizer_init)
-        replace(DataLoader, "__iter__", iterate)
-        replace(Tensor, "backward", backward)
-        replace(Optimizer, "zero_grad", zero_grad)
-        replace(nn.Module, "zero_grad", zero_grad)
+            replace(kind, "__init__", partial(_noted, made))
+        replace(nn.Module, "__setstate__", partial(_noted, made))  # of a copy
+        replace(Optimizer, "__init__", partial(_optimizer_made, driver, made))
+        replace(DataLoader, "__iter__", iterated)
+        replace(Tensor, "backward", partial(_shared, driver))
+        replace(Optimizer, "zero_grad", cleared)
+        replace(nn.Module, "zero_grad", cleared)
         for kind in _schedulers():
             replace(kind, "step", at_last())
         for name in ("step", "update", "unscale_"):
@@ -167,10 +125,57 @@ def taken_over(driver: Driver, made: Made) -> Iterator[None]:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             for owner in (nn.utils, nn.utils.clip_grad):
                 replace(owner, name, at_last(torch.zeros(())))
-        written = _Written(sys.stdout, thread, driver.wrote)
         stack.callback(setattr, sys, "stdout", sys.stdout)
-        sys.stdout = written
+        sys.stdout = _Written(sys.stdout, thread, driver.wrote)
         yield
+
+
+def _noted(made: Made, original: Any) -> Any:
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        made.add(self)
+        original(self, *arguments, **named)
+
+    return begin
+
+
+def _optimizer_made(driver: Driver, made: Made, original: Any) -> Any:
+    def begin(self: Optimizer, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        made.add(self)
+        # On the instance, since subclasses have their own; a method, since schedulers wrap it.
+        own = type(self).step
+
+        @wraps(own)
+        def step(self: Optimizer, *arguments: Any, **named: Any) -> Any:
+            if not driver.is_last:
+                return None
+            loss = own(self, *arguments, **named)
+            driver.stepped()
+            return loss
+
+        self.step = MethodType(step, self)  # type: ignore[method-assign]
+
+    return begin
+
+
+def _shared(driver: Driver, original: Any) -> Any:
+    """Back-propagation of a part's share of its step's loss."""
+    inside = [False]  # torch calls it by its name again where a function mode is active
+
+    def backward(self: Tensor, gradient: Tensor | None = None, *arguments: Any, **named: Any) -> None:
+        if inside[0]:
+            original(self, gradient, *arguments, **named)
+            return
+        if driver.share != 1.0:
+            gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
+        inside[0] = True
+        try:
+            original(self, gradient, *arguments, **named)
+        finally:
+            inside[0] = False
+        driver.back_propagated()
+
+    return backward
 
 
 def _schedulers() -> list[Any]:

@@ -1,0 +1,253 @@
+"""Scripts that nobody has edited: exact, or refused with the cause; and left as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bsearch.cli import main
+from bsearch.objectives.loop import newest_loop
+from bsearch.objectives.profiling.loop_session import examined_session
+from bsearch.objectives.script.script import metric_pattern, run_script, value_of
+from bsearch.search.preview.script import metric_in, script_of
+from bsearch.spaces.errors import StudyFileError, TaskError
+from bsearch.spaces.trial import Measurement, TrialSetup
+from click.testing import CliRunner
+from conftest import BSEARCH
+from helpers import finished, setup
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+OWN = {"schedule": "constant", "warmup": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for script in SCRIPTS.glob("*.py"):
+        shutil.copy(script, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def own(folder: Path, batch: int = 20, accumulation: int = 1, epochs: int = 2, rate: float = 0.1, **changes: Any) -> TrialSetup:
+    budget = changes.pop("budget", 200 * epochs)
+    made = setup(batch, accumulation, budget, rate, training=OWN, folder=str(folder), **changes)
+    return replace(made, epochs=epochs, largest_micro_batch=-(-batch // accumulation) if accumulation > 1 else None)
+
+
+plain = partial(
+    run_script, script="plain.py", batch="--batch-size", rate="--lr", epochs="--epochs", seed="--seed", metric="Accuracy:"
+)
+constants = partial(
+    run_script, script="constants.py", batch="BATCH_SIZE", rate="LR", epochs="EPOCHS", metric="val_loss=", loss="mean"
+)
+summed = partial(run_script, script="summed.py", batch="--batch-size", rate="--lr", epochs="--num-epochs", metric="top1")
+named = partial(run_script, batch="--batch-size", rate="--lr", epochs="--epochs", metric="accuracy")
+FUNCTIONS = {"plain": plain, "constants": constants, "summed": partial(summed, loss="sum")}
+for name, function in FUNCTIONS.items():
+    function.__name__ = name  # type: ignore[attr-defined]
+
+
+def weights() -> list[torch.Tensor]:
+    loop = newest_loop()
+    assert loop is not None
+    return [one.detach().clone() for one in loop.parameters]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_step_in_parts_is_the_step(folder: Path, name: str) -> None:
+    made = replace(own(folder, 24), smallest_micro_batch=2)
+    examination = examined_session(FUNCTIONS[name], made)
+    assert (examination.verdict, examination.findings) == ("exact", ()), examination.lines
+    assert examination.difference < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "words"),
+    [
+        (partial(summed, loss="mean"), "mean", "write loss='sum'"),
+        (partial(named, script="adversarial.py", metric="loss_G"), "mean", "write splits=False"),
+        (partial(named, script="by_hand.py", batch="--batch_size", rate="--learning_rate"), "plan", "by counting batches"),
+    ],
+)
+def test_what_is_not_exact_is_refused_with_its_cause(folder: Path, function: Any, kind: str, words: str) -> None:
+    function.__name__ = "train"
+    (finding,) = examined_session(function, replace(own(folder, 8), smallest_micro_batch=2)).refusals
+    assert finding.kind == kind
+    assert words in finding.message
+
+
+def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
+    function = partial(named, script="averaged.py", batch="--batch")
+    function.__name__ = "train"  # type: ignore[attr-defined]
+    made = replace(own(folder, 8), smallest_micro_batch=2)
+    with pytest.raises(TaskError, match=r"averaged.py: it moves model1.weight after each part.*splits=False"):
+        examined_session(function, made)
+    whole = partial(function, splits=False)
+    whole.__name__ = "train"  # type: ignore[attr-defined]
+    assert examined_session(whole, made).verdict == "unsplit"
+    assert [round(one.accuracy or 0.0, 1) > 0.5 for one in whole(own(folder, 10, epochs=3, budget=360))] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (partial(named, script="accumulates.py"), "expected an optimizer step after each batch"),
+        (
+            partial(named, script="no_loader.py", epochs="", steps="--max-iters"),
+            "expected a training loop over a torch DataLoader",
+        ),
+        (partial(plain, rate="--gamma"), r"exit code 2"),
+        (partial(plain, rate="--seed", seed=""), "exit code 2"),
+        (partial(plain, batch="--test-batch-size"), "expected a training loader with the batch it is told, 20; got 16"),
+        (partial(constants, rate="CLIP"), "expected a script that gives its optimizer the rate it is told, 0.1; got 0.01"),
+        (partial(constants, rate="RATE"), "expected it to assign a number to RATE"),
+        (partial(plain, epochs=""), r"ended after 800|expected to train on 1200 samples"),
+        (partial(plain, script="nowhere.py"), "nowhere.py: no such script"),
+    ],
+)
+def test_what_a_trial_cannot_carry_is_refused_in_words(folder: Path, function: Any, words: str) -> None:
+    with pytest.raises(TaskError, match=words):
+        list(function(own(folder, epochs=6)))
+
+
+def test_a_whole_batch_trains_as_the_script_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one step an epoch the order of samples does not matter; the rest is the script's own."""
+    text = (folder / "plain.py").read_text().replace("nn.Dropout(0.1)", "nn.Identity()")
+    (folder / "plain.py").write_text(text)
+    (measured, *_, last) = plain(own(folder, 200, epochs=4, rate=0.5))
+    ours = weights()
+    monkeypatch.setattr(sys, "argv", ["plain.py", "--batch-size", "200", "--epochs", "4", "--lr", "0.5", "--seed", "0"])
+    kept: list[torch.nn.Parameter] = []
+    begin = torch.optim.Adadelta.__init__
+
+    def noted(self: Any, given: Any, **more: Any) -> None:
+        kept.extend(given := [*given])
+        begin(self, given, **more)
+
+    monkeypatch.setattr(torch.optim.Adadelta, "__init__", noted)
+    runpy.run_path("plain.py", run_name="__main__")
+    assert (folder / "model.pt").exists()  # by itself it writes beside itself
+    for one, other in zip(ours, kept, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-5, atol=1e-6)
+    assert (measured.samples_seen, last.samples_seen) == (200, 800)
+
+
+def test_files_of_a_trial_stay_out_of_the_users_folder_and_torch_is_as_before(folder: Path) -> None:
+    before = {path.name for path in folder.iterdir()}
+    was = torch.Tensor.backward, torch.utils.data.DataLoader.__iter__, sys.stdout, sys.argv, sys.modules["__main__"], Path.cwd()
+    assert len(list(plain(own(folder)))) == 2
+    assert {path.name for path in folder.iterdir()} == before
+    now = torch.Tensor.backward, torch.utils.data.DataLoader.__iter__, sys.stdout, sys.argv, sys.modules["__main__"], Path.cwd()
+    assert now == was
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_that_is_stopped_goes_on_to_the_same_end(folder: Path, tmp_path: Path, name: str) -> None:
+    function = FUNCTIONS[name]
+    made = own(folder, 20, 2, epochs=3, rate=0.01, budget={"plain": 600, "constants": 600, "summed": 360}[name])
+
+    def trained(setup: TrialSetup, most: int = 9) -> list[Measurement]:
+        torch.manual_seed(5)
+        measurements: Iterator[Measurement] = function(setup)
+        return list(islice(measurements, most))
+
+    whole = trained(made)
+    ends = weights()
+    kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+    first = trained(kept, most=1)
+    again = trained(kept)
+    assert [one.scores for one in (*first, *again)] == [one.scores for one in whole]
+    assert again[-1].facts["resumed_at"] == first[0].samples_seen
+    for one, other in zip(weights(), ends, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_numbers_after_a_text() -> None:
+    pattern = metric_pattern("Accuracy:")
+    for text, value in {"Accuracy: 9/10 (90%)": 0.9, "Accuracy:  12.5 %": 0.125, "x Accuracy: -3e-1": -0.3}.items():
+        found = pattern.search(text)
+        assert found is not None
+        assert value_of(found) == pytest.approx(value)
+    assert pattern.search("Accuracy: unknown, 3 left over from before") is None
+    assert metric_in(["Train loss 0.4", "val acc 91.2% (best 93%)", "val loss 0.2"]) == ("val acc", "val_acc", "maximize")
+    assert metric_in(["nothing here"]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("plain", {"batch": "--batch-size", "rate": "--lr", "epochs": "--epochs", "seed": "--seed"}),
+        ("constants", {"batch": "BATCH_SIZE", "rate": "LR", "epochs": "EPOCHS"}),
+        ("by_hand", {"batch": "--batch_size", "rate": "--learning_rate", "epochs": "--epochs"}),
+        ("summed", {"batch": "--batch-size", "rate": "--lr", "epochs": "--num-epochs"}),
+    ],
+)
+def test_how_a_script_is_told_is_found(folder: Path, name: str, told: dict[str, str]) -> None:
+    found = script_of(["python", f"{name}.py"], folder)
+    assert {what: how for what, how in found.told.items() if what != "seed" or "seed" in told} == told
+    assert not (folder / "model.pt").exists()
+
+
+@pytest.mark.slow
+def test_what_is_not_found_is_asked_for(folder: Path) -> None:
+    with pytest.raises(StudyFileError, match="no training was found"):
+        script_of(["python", "no_loader.py"], folder)
+    (folder / "hidden.py").write_text(
+        (folder / "constants.py").read_text().replace("BATCH_SIZE = 20", "batch = 20").replace("BATCH_SIZE", "batch")
+    )
+    with pytest.raises(StudyFileError, match=r"expected a flag, or a constant in capitals, of its batch, 20; it has LR 0.01"):
+        script_of(["python", "hidden.py"], folder)
+
+
+@pytest.mark.slow
+def test_a_script_is_one_command_and_is_killed_and_goes_on(folder: Path) -> None:
+    command = [
+        str(BSEARCH),
+        "run",
+        "--serial",
+        "--set",
+        "budget.trials=5",
+        "--set",
+        "budget.profile_s=0.5",
+        "--",
+        "python",
+        "plain.py",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    while not finished(folder / "plain.db"):
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    before = finished(folder / "plain.db")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "it goes on" in done.stdout
+    after = finished(folder / "plain.db")
+    assert before.items() <= after.items()
+    assert len(after) == 5
+    kept = CliRunner().invoke(main, ["train", "study.yaml", "--serial", "--pick", "best", "--keep", "kept"])
+    assert kept.exit_code == 0, kept.output
+    state = torch.load("kept/model.pt", weights_only=True)
+    assert json.loads((folder / "kept" / "training.json").read_text())["accuracy"] == max(
+        values[1] for values in after.values()
+    )
+    assert [*state] == ["0.weight", "0.bias", "3.weight", "3.bias"]
