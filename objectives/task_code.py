@@ -206,7 +206,7 @@ def task_sources(source: Path) -> tuple[Path, ...]:
             if level:
                 places = [path.parents[level - 1]] if level <= len(path.parents) else []
             else:
-                places = [*dict.fromkeys((own, root)), *_outside(name.partition(".")[0])]
+                places = [*dict.fromkeys((own, root, path.parent)), *_outside(name.partition(".")[0])]
             waiting += next(filter(None, (_files(place, name) for place in places)), [])
     return tuple(found)
 
@@ -243,7 +243,7 @@ def _outside(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1024)
 def _imported(source: bytes) -> tuple[tuple[int, str], ...]:
-    """What code imports, as levels (dots of a relative import) and dotted names; nothing of code that cannot be parsed."""
+    """What code imports, or runs as a script: levels (dots of a relative import) and dotted names; nothing of what is no code."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -255,4 +255,7 @@ def _imported(source: bytes) -> tuple[tuple[int, str], ...]:
         elif isinstance(node, ast.ImportFrom):
             start = f"{node.module}." if node.module else ""
             names |= dict.fromkeys((node.level, f"{start}{alias.name}".removesuffix(".*")) for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run_script":
+            paths = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            names |= dict.fromkeys((0, path[:-3].replace("/", ".")) for path in paths if path.endswith(".py"))
     return tuple(names)

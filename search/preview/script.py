@@ -157,12 +157,7 @@ def _labels(line: str, words: str) -> Iterator[tuple[str]]:
 
 TASKS = '''"""{path} as it is, as a task: its batch, rate, length and seed are the study's. See docs/scripts.md."""
 
-from typing import TYPE_CHECKING
-
 from bsearch.objectives.script.script import run_script
-
-if TYPE_CHECKING:
-    import {module}  # noqa: F401  # its code is a part of the study
 
 
 def train(setup):
@@ -217,5 +212,5 @@ def files_of(script: Script) -> dict[str, str]:
         metric=name,
         direction=direction,
     )
-    tasks = TASKS.format(path=script.path, arguments=script.arguments, told=told, metric=text, module=stem)
+    tasks = TASKS.format(path=script.path, arguments=script.arguments, told=told, metric=text)
     return {"study.yaml": study, "tasks.py": tasks}

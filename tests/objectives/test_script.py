@@ -23,6 +23,7 @@ from bsearch.cli import main
 from bsearch.objectives.loop import newest_loop
 from bsearch.objectives.profiling.loop_session import examined_session
 from bsearch.objectives.script.script import metric_pattern, run_script, value_of
+from bsearch.objectives.task_code import sources_of, task_code_hash
 from bsearch.search.preview.script import metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.trial import Measurement, TrialSetup
@@ -185,6 +186,18 @@ def test_numbers_after_a_text() -> None:
     assert pattern.search("Accuracy: unknown, 3 left over from before") is None
     assert metric_in(["Train loss 0.4", "val acc 91.2% (best 93%)", "val loss 0.2"]) == ("val acc", "val_acc", "maximize")
     assert metric_in(["nothing here"]) is None
+
+
+def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "my-train.py").write_text("import helper\nLR = 1\n")
+    (folder / "sub" / "helper.py").write_text("x = 1\n")
+    (folder / "tasks.py").write_text("def train(setup):\n    yield from run_script(setup, 'sub/my-train.py', '')\n")
+    reference = f"{folder}/tasks.py:train"
+    assert {path.name for path in sources_of(reference)} == {"tasks.py", "my-train.py", "helper.py"}
+    before = task_code_hash(reference)
+    (folder / "sub" / "helper.py").write_text("x = 2\n")
+    assert task_code_hash(reference) != before
 
 
 @pytest.mark.slow
