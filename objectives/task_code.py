@@ -243,7 +243,7 @@ def _outside(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1024)
 def _imported(source: bytes) -> tuple[tuple[int, str], ...]:
-    """What code imports, or runs as a script: levels (dots of a relative import) and dotted names; nothing of what is no code."""
+    """What code imports, or runs as a script: levels (dots of a relative import) and dotted names; none of what is no code."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

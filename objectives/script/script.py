@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
 from ..task import Data
 from .files import files_apart
+from .metric import metric_pattern, value_of
 from .takeover import Made, taken_over
 
 # Numbers of parts where a script is asked for single steps.
@@ -62,7 +62,7 @@ def run_script(
         arguments: as on a command line.
         batch, rate, epochs, steps, seed: how it is told these: a flag (`--lr`), a key (`lr=`), or a constant of the script
             (`LR`). `steps` is a number of batches, instead of epochs.
-        metric: the text on its standard output that the metric follows, such as `Accuracy:`.
+        metric: the text on its standard output that the metric follows, such as `Accuracy:`; a regular expression.
         loss: whether what it back-propagates is a mean over the batch's samples, or their sum.
         splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
 
@@ -202,9 +202,10 @@ class _Run:
         report: Report[Measurement],
     ) -> None:
         self.setup, self.path, self._arguments, self._told, self._report = setup, path, arguments, told, report
-        self._metric, self._weighs, self._splits = metric_pattern(metric), loss == "mean", splits
+        self._metric_text, self._metric = metric, metric_pattern(metric)
+        self._weighs, self._splits = loss == "mean", splits
         self._made, self._loop = Made(), None
-        self._lines, self._score = [""], math.nan
+        self._lines, self._scores = [""], dict[float, None]()
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -310,6 +311,11 @@ class _Run:
             self._steps, self._parts = iter(loop), iter(())
             if not being_served() and (state := Checkpoint.of(self.setup).load()) is not None:
                 self._resumes_at = loop.passes(state["samples_seen"])
+        elif loader.dataset is not self._loop.data.train:
+            raise TaskError(
+                f"{self._where}: expected one loader that it trains on, got another over other data while gradients are on and "
+                "its models are training. Evaluate in model.eval() and torch.no_grad()."
+            )
         else:
             self._measure()
         self.skips = self._passes < self._resumes_at
@@ -358,22 +364,31 @@ class _Run:
         first, *others = text.split("\n")
         self._lines[-1] += first
         for line in others:
-            if found := self._metric.search(self._lines[-1]):
-                self._score = value_of(found)
+            if self._step is None:  # what it writes within a pass is of its training data
+                self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(self._lines[-1])))
             self._lines = [*self._lines[-_LAST_LINES:], line]
 
     def _measure(self) -> None:
-        """Report what the script has measured after the pass that is over."""
-        loop, score, self._score = self._loop, self._score, math.nan
+        """Report what the script has measured after the pass that is over.
+
+        Raises:
+            TaskError: it has written several numbers after the metric's text.
+        """
+        loop, scores, self._scores = self._loop, [*self._scores], {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
             return
-        if math.isnan(score):
+        if not scores:
             loop.without_measurement()
-        else:
-            here = Path.cwd()
-            os.chdir(self._came_from)  # whoever gets the measurement is there
-            self._report(loop.measure(**{self.setup.metric: score}))
-            os.chdir(here)
+            return
+        if len(scores) > 1:
+            raise TaskError(
+                f"{self._where}: metric: expected one number after {self._metric_text!r} once a pass, got "
+                f"{', '.join(map(str, scores))}. Write more of the text before it, as a regular expression: 'val.*acc'."
+            )
+        here = Path.cwd()
+        os.chdir(self._came_from)  # whoever gets the measurement is there
+        self._report(loop.measure(**{self.setup.metric: scores[0]}))
+        os.chdir(here)
 
 
 def trains(made: Made) -> bool:
@@ -392,22 +407,6 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         with self._run.ourselves():
             return self._run.next_part()
-
-
-def metric_pattern(text: str) -> re.Pattern[str]:
-    """A number after a text, such as `Accuracy: 9850/10000 (98%)`, `acc = 98.5 %` or `val_loss 0.12`."""
-    return re.compile(
-        re.escape(text) + r"\s*[:=(]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
-    )
-
-
-def value_of(found: re.Match[str]) -> float:
-    """
-    >>> [value_of(metric_pattern("acc").search(text)) for text in ("acc: 9/10 (90%)", "acc 12.5 %", "acc=3e-1")]
-    [0.9, 0.125, 0.3]
-    """
-    value, of, percent = float(found[1]), found[2], found[3]
-    return value / float(of) if of and float(of) else value / 100 if percent else value
 
 
 def _weights(where: str, loader: DataLoader[Any]) -> Any:

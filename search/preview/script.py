@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...objectives.script.metric import metric_pattern, value_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import number
 
@@ -24,7 +25,7 @@ _OTHERS = r"test|eval|val|micro|accum"
 # Words of metrics, best first; those after the first are minimized.
 _BETTER_HIGH = r"acc\w*|top.?1\w*|f1\w*|auc\w*|bleu\w*|iou\w*|map\w*|score\w*|r2"
 _BETTER_LOW = r"perplexity|ppl|loss\w*|error\w*|mse|rmse|mae|nll|bpc|bpb"
-_LABEL = r"({words})\s*[:=]?\s*(?=[-+]?[\d.])"
+_HELD_OUT = r"val|test|eval|dev"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +134,34 @@ def _named(values: Mapping[str, float], words: str, value: float, not_words: str
 
 
 def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
-    """The text before the metric, its name and its direction, in lines that a script has written after its passes.
+    """The text before the metric, as a regular expression, its name and its direction, in lines written after passes.
 
     >>> metric_in(["Test set: Average loss: 2.28, Accuracy: 66/397 (17%)"])
     ('Accuracy:', 'accuracy', 'maximize')
-    >>> metric_in(["epoch 3", "val_loss 0.31 | val_ppl 1.36"])
-    ('val_ppl', 'val_ppl', 'minimize')
+    >>> metric_in(["epoch 3", "train loss 0.3 acc 0.9 | val loss 0.4 acc 0.8"])
+    ('val.*?acc', 'val_acc', 'maximize')
     """
     for words, direction in ((_BETTER_HIGH, "maximize"), (_BETTER_LOW, "minimize")):
-        found = [match for line in reversed(lines) for match in _labels(line, words)]
-        told = [match for match in found if re.search(r"val|test|eval", match[0].lower())] or found
-        if told:
-            text = told[0][0]
-            name = re.sub(r"\W+", "_", text.strip(" :=").lower()).strip("_")
-            return text, "accuracy" if name in ("acc", "accuracy") else name, direction
+        found = [one for line in reversed(lines) for one in _labels(line, words)]
+        told = [one for one in found if re.search(_HELD_OUT, one[0].lower())] or found
+        for text, line in told:
+            name = re.sub(r"\W+", "_", re.sub(r"\.\*\?", " ", text).strip(" :=").lower()).strip("_")
+            if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
+                return text, "accuracy" if name in ("acc", "accuracy") else name, direction
     return None
 
 
-def _labels(line: str, words: str) -> Iterator[tuple[str]]:
-    for match in re.finditer(rf"(?i)(?:[a-z]+[_ ])?\b\w*?(?:{words})\b\s*[:=]?\s*(?=[-+]?\.?\d)", line):
-        yield (match[0].strip(),)
+def _labels(line: str, words: str) -> Iterator[tuple[str, str]]:
+    """Texts before numbers in a line that are called so, each with the line; longer where there are several."""
+    labels = list(re.finditer(rf"(?i)(?:[a-z]+[_ ])?\b\w*?(?:{words})\b\s*[:=]?\s*(?=[-+]?\.?\d)", line))
+    for label in labels:
+        text = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", label[0].strip())
+        if sum(one[0].strip() == label[0].strip() for one in labels) > 1:
+            before = [*re.finditer(rf"(?i)\b(?:{_HELD_OUT})\w*", line[: label.start()])]
+            if not before:
+                continue
+            text = f"{before[-1][0]}.*?{text.split()[-1]}"
+        yield text, line
 
 
 TASKS = '''"""{path} as it is, as a task: its batch, rate, length and seed are the study's. See docs/scripts.md."""

@@ -22,7 +22,8 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.loop import newest_loop
 from bsearch.objectives.profiling.loop_session import examined_session
-from bsearch.objectives.script.script import metric_pattern, run_script, value_of
+from bsearch.objectives.script.metric import metric_pattern, value_of
+from bsearch.objectives.script.script import run_script
 from bsearch.objectives.task_code import sources_of, task_code_hash
 from bsearch.search.preview.script import metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
@@ -39,6 +40,10 @@ OWN = {"schedule": "constant", "warmup": 0.0}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for script in SCRIPTS.glob("*.py"):
         shutil.copy(script, tmp_path)
+    both = (
+        (SCRIPTS / "plain.py").read_text().replace("in enumerate(train):", "in enumerate(train):\n            next(iter(test))")
+    )
+    (tmp_path / "two_loaders.py").write_text(both)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -118,6 +123,9 @@ def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
         (partial(constants, rate="RATE"), "expected it to assign a number to RATE"),
         (partial(plain, epochs=""), r"ended after 800|expected to train on 1200 samples"),
         (partial(plain, script="nowhere.py"), "nowhere.py: no such script"),
+        (partial(plain, script="two_loaders.py"), "expected one loader that it trains on"),
+        (partial(plain, script="twice.py"), "expected one number after 'Accuracy:' once a pass, got .*, 0.25"),
+        (partial(plain, metric="(Accuracy"), "expected a regular expression"),
     ],
 )
 def test_what_a_trial_cannot_carry_is_refused_in_words(folder: Path, function: Any, words: str) -> None:
