@@ -40,10 +40,10 @@ OWN = {"schedule": "constant", "warmup": 0.0}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for script in SCRIPTS.glob("*.py"):
         shutil.copy(script, tmp_path)
-    both = (
-        (SCRIPTS / "plain.py").read_text().replace("in enumerate(train):", "in enumerate(train):\n            next(iter(test))")
-    )
+    text = (SCRIPTS / "plain.py").read_text()
+    both = text.replace("in enumerate(train):", "in enumerate(train):\n            next(iter(test))")
     (tmp_path / "two_loaders.py").write_text(both)
+    (tmp_path / "twice.py").write_text(text.replace("scheduler.step()", "scheduler.step()\n        print('Accuracy: 1/4')"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
