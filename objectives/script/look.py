@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..loading import error_line
-from .files import files_apart
+from .files import FilesApart
 from .script import as_main, trains
 from .takeover import Made, taken_over
 
@@ -66,7 +66,7 @@ class _Enough(BaseException):
 class _Look:
     """The `Driver` of a script that is looked at: one batch a pass, of every loader."""
 
-    share, is_last, has_gradients, skips = 1.0, True, False, False
+    share, is_last, has_gradients, skips, is_script = 1.0, True, False, False, True
 
     def __init__(self, looked: Looked, made: Made) -> None:
         self.looked, self._made, self._line, self._trains, self._ends = looked, made, "", False, time.monotonic() + _LOOKS_S
@@ -86,6 +86,7 @@ class _Look:
         self._trains = False
 
     iterate: Any = None
+    files: FilesApart
 
     def _note(self, loader: DataLoader[Any]) -> None:
         """What there is before the first step."""
@@ -94,6 +95,12 @@ class _Look:
         self.looked.rates = [float(group.get("initial_lr", group["lr"])) for group in first.param_groups]
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
+
+    def place_of(self, file: Any, *, writes: bool) -> Any:
+        self.is_script = False
+        place = self.files.place_of(file, writes=writes)
+        self.is_script = True
+        return place
 
     def back_propagated(self) -> None:
         """Of no interest."""
@@ -131,13 +138,10 @@ def looked_at(path: Path, arguments: list[str]) -> Looked:
 
     argparse.ArgumentParser.parse_known_args, torch.manual_seed = parsed, seeded  # type: ignore[method-assign, assignment]
     try:
-        with (
-            tempfile.TemporaryDirectory() as apart,
-            files_apart(here, Path(apart)),
-            taken_over(look, made),
-            as_main(path, arguments, {}, here),
-        ):
-            looked.whole = True
+        with tempfile.TemporaryDirectory() as apart:
+            look.files = FilesApart(here, Path(apart))
+            with taken_over(look, made), as_main(path, arguments, {}, here):
+                looked.whole = True
     except _Enough:
         pass
     except SystemExit as end:

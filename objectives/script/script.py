@@ -28,7 +28,7 @@ from ..adapters.as_generator import Report, as_generator
 from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
 from ..task import Data
-from .files import files_apart
+from .files import FilesApart
 from .metric import metric_pattern, value_of
 from .takeover import Made, taken_over
 
@@ -216,13 +216,10 @@ class _Run:
     def run(self) -> None:
         values, folder = self._told.values(self.setup, endless=being_served()), Path(self.setup.folder or ".")
         try:
-            with (
-                tempfile.TemporaryDirectory(prefix="bsearch-") as apart,
-                files_apart(folder, Path(apart), lambda: not self._ours),
-                taken_over(self, self._made),
-                as_main(self.path, self._arguments, values, folder),
-            ):
-                pass
+            with tempfile.TemporaryDirectory(prefix="bsearch-") as apart:
+                self._files = FilesApart(folder, Path(apart))
+                with taken_over(self, self._made), as_main(self.path, self._arguments, values, folder):
+                    pass
         except _Over:
             pass
         except Exception as error:
@@ -287,16 +284,16 @@ class _Run:
             self._begin_pass(loader)
         return _Pass(self)
 
+    is_script = True
+
     @contextmanager
     def ourselves(self) -> Iterator[None]:
         """Context in which it is not the script that runs."""
-        self._ours = True
+        before, self.is_script = self.is_script, False
         try:
             yield
         finally:
-            self._ours = False
-
-    _ours = False
+            self.is_script = before
 
     def _begin_pass(self, loader: DataLoader[Any]) -> None:
         if self._loop is None:
@@ -353,6 +350,10 @@ class _Run:
         step, self._step = self._step, None
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
+
+    def place_of(self, file: Any, *, writes: bool) -> Any:
+        with self.ourselves():
+            return self._files.place_of(file, writes=writes)
 
     def back_propagated(self) -> None:
         self.has_gradients = not self.is_last

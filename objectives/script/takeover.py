@@ -5,12 +5,15 @@ A step that is one part is untouched: the script then does what it does without 
 
 from __future__ import annotations
 
+import builtins
+import io
+import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
@@ -25,6 +28,10 @@ from torch.utils.data import DataLoader
 
 class Driver(Protocol):
     """What decides which batches a script gets."""
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is the script that runs, and not what gives it its batches."""
 
     @property
     def share(self) -> float:
@@ -57,12 +64,16 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its standard output."""
 
+    def place_of(self, file: Any, *, writes: bool) -> Any:
+        """Where a file is that the script opens, if it is one of its own; a descriptor or another object as it is."""
+
 
 class Made:
     """What a script has made so far, in order; held weakly, as the script may drop it."""
 
     def __init__(self) -> None:
         self._all: list[weakref.ref[Any]] = []
+        self.in_backward = False
 
     def add(self, one: Any) -> None:
         self._all.append(weakref.ref(one))
@@ -77,105 +88,143 @@ class Made:
         return [one for one in modules if id(one) not in inner and any(True for _ in chain(one.parameters(), one.buffers()))]
 
 
+# The scripts that run now, by their threads; what they call of torch and Python is taken over while there is one.
+_running: dict[int, tuple[Driver, Made]] = {}
+_lock, _replaced = threading.Lock(), ExitStack()
+
+
 @contextmanager
 def taken_over(driver: Driver, made: Made) -> Iterator[None]:
     """Context in which this thread's script runs."""
-    thread, stack = threading.get_ident(), ExitStack()
-
-    def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put `make(original)` in the original's place, for this thread alone."""
-        original = getattr(owner, name)
-        ours = make(original)
-
-        @wraps(original)
-        def chosen(*arguments: Any, **named: Any) -> Any:
-            return (ours if threading.get_ident() == thread else original)(*arguments, **named)
-
-        own = name in vars(owner)
-        setattr(owner, name, chosen)
-        stack.callback(lambda: setattr(owner, name, original) if own else delattr(owner, name))
-
-    def at_last(value: Any = None) -> Callable[[Any], Any]:
-        """What is done once a step, after its last part; and not while passing over what was trained before."""
-
-        def waits(original: Any) -> Any:
-            return lambda *arguments, **named: original(*arguments, **named) if driver.is_last and not driver.skips else value
-
-        return waits
-
-    def cleared(original: Any) -> Any:
-        return lambda *arguments, **named: None if driver.has_gradients else original(*arguments, **named)
-
-    def iterated(original: Any) -> Any:
-        return lambda loader: driver.batches(loader) if driver.trains(loader) else original(loader)
-
-    with stack:
-        for kind in (nn.Module, LRScheduler, GradScaler):
-            replace(kind, "__init__", partial(_noted, made))
-        replace(nn.Module, "__setstate__", partial(_noted, made))  # of a copy
-        replace(Optimizer, "__init__", partial(_optimizer_made, driver, made))
-        replace(DataLoader, "__iter__", iterated)
-        replace(Tensor, "backward", partial(_shared, driver))
-        replace(Optimizer, "zero_grad", cleared)
-        replace(nn.Module, "zero_grad", cleared)
-        for kind in _schedulers():
-            replace(kind, "step", at_last())
-        for name in ("step", "update", "unscale_"):
-            replace(GradScaler, name, at_last())
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            for owner in (nn.utils, nn.utils.clip_grad):
-                replace(owner, name, at_last(torch.zeros(())))
-        stack.callback(setattr, sys, "stdout", sys.stdout)
-        sys.stdout = _Written(sys.stdout, thread, driver.wrote)
+    thread = threading.get_ident()
+    with _lock:
+        if not _running:
+            _take_over()
+        _running[thread] = driver, made
+    try:
         yield
+    finally:
+        with _lock:
+            del _running[thread]
+            if not _running:
+                _replaced.close()
 
 
-def _noted(made: Made, original: Any) -> Any:
-    def begin(self: Any, *arguments: Any, **named: Any) -> None:
-        made.add(self)
-        original(self, *arguments, **named)
+def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Call `ours(original, driver, made, ...)` in the original's place, where a script does so."""
+    original = getattr(owner, name)
 
-    return begin
+    @wraps(original)
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        script = _running.get(threading.get_ident())
+        if script is None or not script[0].is_script:
+            return original(*arguments, **named)
+        return ours(original, *script, *arguments, **named)
 
-
-def _optimizer_made(driver: Driver, made: Made, original: Any) -> Any:
-    def begin(self: Optimizer, *arguments: Any, **named: Any) -> None:
-        original(self, *arguments, **named)
-        made.add(self)
-        # On the instance, since subclasses have their own; a method, since schedulers wrap it.
-        own = type(self).step
-
-        @wraps(own)
-        def step(self: Optimizer, *arguments: Any, **named: Any) -> Any:
-            if not driver.is_last:
-                return None
-            loss = own(self, *arguments, **named)
-            driver.stepped()
-            return loss
-
-        self.step = MethodType(step, self)  # type: ignore[method-assign]
-
-    return begin
+    own = name in vars(owner)
+    setattr(owner, name, chosen)
+    _replaced.callback(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
 
-def _shared(driver: Driver, original: Any) -> Any:
-    """Back-propagation of a part's share of its step's loss."""
-    inside = [False]  # torch calls it by its name again where a function mode is active
+def _take_over() -> None:
+    for kind in (nn.Module, LRScheduler, GradScaler):
+        _replace(kind, "__init__", _noted)
+    _replace(nn.Module, "__setstate__", _noted)  # of a copy
+    _replace(Optimizer, "__init__", _optimizer_made)
+    _replace(DataLoader, "__iter__", _iterated)
+    _replace(Tensor, "backward", _back_propagated)
+    _replace(Optimizer, "zero_grad", _cleared)
+    _replace(nn.Module, "zero_grad", _cleared)
+    for kind in _schedulers():
+        _replace(kind, "step", _at_last)
+    for name in ("step", "update", "unscale_"):
+        _replace(GradScaler, name, _at_last)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for owner in (nn.utils, nn.utils.clip_grad):
+            _replace(owner, name, _at_last)
+    for owner in (builtins, io):
+        _replace(owner, "open", _opened)
+    _replace(torch, "save", _saved)
+    _replace(torch, "load", _loaded)
+    _replace(os, "mkdir", _folder_made)
+    _replaced.callback(setattr, sys, "stdout", sys.stdout)
+    sys.stdout = _Written(sys.stdout)
 
-    def backward(self: Tensor, gradient: Tensor | None = None, *arguments: Any, **named: Any) -> None:
-        if inside[0]:
-            original(self, gradient, *arguments, **named)
-            return
-        if driver.share != 1.0:
-            gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
-        inside[0] = True
-        try:
-            original(self, gradient, *arguments, **named)
-        finally:
-            inside[0] = False
-        driver.back_propagated()
 
-    return backward
+def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
+    made.add(self)
+    original(self, *arguments, **named)
+
+
+def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:
+    original(self, *arguments, **named)
+    made.add(self)
+    # On the instance, since subclasses have their own; a method, since schedulers wrap it.
+    own = type(self).step
+
+    @wraps(own)
+    def step(self: Optimizer, *arguments: Any, **named: Any) -> Any:
+        if not driver.is_last:
+            return None
+        loss = own(self, *arguments, **named)
+        driver.stepped()
+        return loss
+
+    self.step = MethodType(step, self)  # type: ignore[method-assign]
+
+
+def _iterated(original: Any, driver: Driver, made: Made, loader: DataLoader[Any]) -> Any:
+    return driver.batches(loader) if driver.trains(loader) else original(loader)
+
+
+def _back_propagated(
+    original: Any,
+    driver: Driver,
+    made: Made,
+    self: Tensor,
+    gradient: Tensor | None = None,
+    *arguments: Any,
+    **named: Any,
+) -> None:
+    """Of a part's share of its step's loss."""
+    if made.in_backward:  # torch calls it by its name again where a function mode is active
+        original(self, gradient, *arguments, **named)
+        return
+    if driver.share != 1.0:
+        gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
+    made.in_backward = True
+    try:
+        original(self, gradient, *arguments, **named)
+    finally:
+        made.in_backward = False
+    driver.back_propagated()
+
+
+def _cleared(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
+    if not driver.has_gradients:
+        original(*arguments, **named)
+
+
+def _at_last(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> Any:
+    """What is done once a step, after its last part; and not while passing over what was trained before."""
+    return original(*arguments, **named) if driver.is_last and not driver.skips else torch.zeros(())
+
+
+def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+    writes = any(letter in mode for letter in "wax+")
+    return original(driver.place_of(file, writes=writes), mode, *arguments, **named)
+
+
+def _saved(original: Any, driver: Driver, made: Made, what: Any, file: Any, *arguments: Any, **named: Any) -> None:
+    original(what, driver.place_of(file, writes=True), *arguments, **named)
+
+
+def _loaded(original: Any, driver: Driver, made: Made, file: Any, *arguments: Any, **named: Any) -> Any:
+    return original(driver.place_of(file, writes=False), *arguments, **named)
+
+
+def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
+    original(driver.place_of(path, writes=not os.path.lexists(path)), *arguments, **named)
 
 
 def _schedulers() -> list[Any]:
@@ -187,16 +236,16 @@ def _schedulers() -> list[Any]:
 
 
 class _Written:
-    """A standard output that gives a thread's lines to a function, and all others' to where they went before."""
+    """A standard output that gives a script's text to its driver, and all else to where it went before."""
 
-    def __init__(self, before: Any, thread: int, wrote: Callable[[str], None]) -> None:
-        self._before, self._thread, self._wrote = before, thread, wrote
+    def __init__(self, before: Any) -> None:
+        self._before = before
 
     def write(self, text: str) -> int:
-        if threading.get_ident() == self._thread:
-            self._wrote(text)
-            return len(text)
-        return int(self._before.write(text))
+        if (script := _running.get(threading.get_ident())) is None or not script[0].is_script:
+            return int(self._before.write(text))
+        script[0].wrote(text)
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)
