@@ -214,8 +214,10 @@ def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:
     [
         ("plain", {"batch": "--batch-size", "rate": "--lr", "epochs": "--epochs", "seed": "--seed"}),
         ("constants", {"batch": "BATCH_SIZE", "rate": "LR", "epochs": "EPOCHS"}),
-        ("by_hand", {"batch": "--batch_size", "rate": "--learning_rate", "epochs": "--epochs"}),
-        ("summed", {"batch": "--batch-size", "rate": "--lr", "epochs": "--num-epochs"}),
+        pytest.param(
+            "by_hand", {"batch": "--batch_size", "rate": "--learning_rate", "epochs": "--epochs"}, marks=pytest.mark.long
+        ),
+        pytest.param("summed", {"batch": "--batch-size", "rate": "--lr", "epochs": "--num-epochs"}, marks=pytest.mark.long),
     ],
 )
 def test_how_a_script_is_told_is_found(folder: Path, name: str, told: dict[str, str]) -> None:
