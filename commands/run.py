@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -100,18 +101,19 @@ def run(
 
 def _study_of_script(command: tuple[str, ...], *, again: bool) -> str:
     """The file of a script's study, written here unless it is there already and may be used `again`."""
-    from ..search.preview.script import files_of, script_of
+    from ..search.preview.script import files_of, is_of, script_of
     from ..spaces.boundary.files import write_file
 
     existing = [name for name in ("study.yaml", "tasks.py") if os.path.lexists(name)]
-    if again and len(existing) == 2 and repr(command[1]) in Path("tasks.py").read_text(encoding="utf-8"):
+    if again and len(existing) == 2 and is_of(command, Path("tasks.py").read_text(encoding="utf-8")):
         say("study.yaml is that of this script: it goes on")
         return existing[0]
     if existing:
         raise StudyFileError(
-            f"this folder already contains {' and '.join(existing)}; nothing was written. Run the study in it."
+            f"this folder already contains {' and '.join(existing)}, of another command; nothing was written. `bsearch run "
+            "study.yaml` runs what is there."
         )
-    say(f"looking at {command[1]}: it is run with one batch of each loader ...")
+    say(f"looking at {shlex.join(command)}: it is run with one batch of each loader ...")
     script = script_of(command, Path.cwd())
     say(script.sentence())
     for name, content in files_of(script).items():

@@ -66,7 +66,7 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
     Raises:
         StudyFileError: it does not run, or what a study sets of it is not found.
     """
-    words = list(command[1:] if Path(command[0]).name.startswith("python") else command)
+    words = _words(command)
     if not words or not words[0].endswith(".py"):
         raise StudyFileError(f"expected python SCRIPT.py and its arguments, got {shlex.join(command)}")
     if not (folder / words[0]).is_file():
@@ -91,6 +91,17 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
         last = " ".join(done.stderr.strip().splitlines()[-1:])
         raise StudyFileError(f"{words[0]}: it does not run: {last or f'exit code {done.returncode}'}") from None
     return _found(words[0], words[1:], seen)
+
+
+def is_of(command: Sequence[str], tasks: str) -> bool:
+    """Whether a tasks.py was written for a command."""
+    words = _words(command)
+    return all(f"        {one!r},\n" in tasks for one in (words[0], shlex.join(words[1:])))
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """The script and its arguments."""
+    return list(command[1:] if Path(command[0]).name.startswith("python") and len(command) > 1 else command)
 
 
 def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Script:

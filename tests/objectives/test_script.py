@@ -267,6 +267,8 @@ def test_a_script_is_one_command_and_is_killed_and_goes_on(folder: Path) -> None
     after = finished(folder / "plain.db")
     assert before.items() <= after.items()
     assert len(after) == 5
+    other = CliRunner().invoke(main, ["run", "--serial", "--", "python", "plain.py", "--lr", "2"])
+    assert (other.exit_code, "of another command" in other.output) == (2, True)
     kept = CliRunner().invoke(main, ["train", "study.yaml", "--serial", "--pick", "best", "--keep", "kept"])
     assert kept.exit_code == 0, kept.output
     state = torch.load("kept/model.pt", weights_only=True)
