@@ -85,6 +85,7 @@ def run(
     The same command again resumes the study.
     """
     if command:
+        _check_is_script(ctx, study, command)
         study = _study_of_script((study, *command), again=True)
     file, spec = _study(study, batches, rate, trials, settings)
     spec = _with_deadline(spec, by, within, until, keep)
@@ -97,6 +98,12 @@ def run(
         again = f"bsearch run {shell_word(file)}{' --serial' * serial}" if file else "the same command again"
         _print_result(result, spec, file or Path(study), again, out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
+
+
+def _check_is_script(ctx: click.Context, first: str, others: tuple[str, ...]) -> None:
+    """Check that what comes after `--` is a command of a script; anything else is an argument too many."""
+    if not (Path(first).name.startswith("python") or first.endswith(".py")):
+        raise click.UsageError(f"Got unexpected extra argument{'s' * (len(others) > 1)} ({' '.join(others)})", ctx)
 
 
 def _study_of_script(command: tuple[str, ...], *, again: bool) -> str:
@@ -334,7 +341,10 @@ def train(
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- python SCRIPT ...]")
 @click.option("--from", "source", metavar="SOURCE", help="Make study.yaml of runs that you have, as `bsearch ask` reads them.")
 @source_options
-def init(folder: Path, command: tuple[str, ...], source: str | None, mapped: tuple[str, ...], metric: str | None) -> None:
+@click.pass_context
+def init(
+    ctx: click.Context, folder: Path, command: tuple[str, ...], source: str | None, mapped: tuple[str, ...], metric: str | None
+) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit.
 
     `bsearch init -- python train.py --epochs 3` writes them here, for that script as it is: it is run once with a batch of each
@@ -346,6 +356,9 @@ def init(folder: Path, command: tuple[str, ...], source: str | None, mapped: tup
     from ..spaces.boundary.files import write_file
 
     if command:
+        _check_is_script(ctx, str(folder), command)
+        if source or mapped or metric:
+            raise click.UsageError("--from is for runs that you have, and a script is another beginning: give one of them")
         say(f"Next: bsearch check {_study_of_script((str(folder), *command), again=False)}, then run it")
         return
     names = ("study.yaml", "tasks.py")

@@ -27,6 +27,7 @@ from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.activation_checkpointing import checkpoint_activations
+from ..model.own_weights import sums
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
@@ -202,13 +203,13 @@ def found_in_memory(what: str, where: str, device: str, find: Callable[[], Itera
 def _shared(run: TrainingRun) -> Iterator[Finding]:
     """Whether weights that have changed come back from the task as if they were new."""
     with restored(run.model), torch.no_grad():
-        changed = {id(one): one.add_(1)._version for one in run.model.parameters() if one.requires_grad}
+        changed = {id(one): sums(one.add_(1)) for one in run.model.parameters() if one.requires_grad}
         again = run.task.model(run.setup)
-        count = sum(changed.get(id(one)) == one._version for one in again.parameters())
+        count = sum(id(one) in changed and changed[id(one)] == sums(one) for one in again.parameters())
     if count:
         message = (
-            f"expected a new model from each call, got {count} of {len(changed)} tensors of weights that an earlier call "
-            "returned, as they had become since: each trial would go on from the last one's. Make the model inside model()."
+            f"expected a new model from each call, got {count} of {len(changed)} weights that an earlier call returned, with "
+            "what had changed since: each trial would go on from the last one's. Make the model inside model()."
         )
         yield Finding("shared", location_of(run, "model"), message)
 

@@ -75,6 +75,7 @@ def kept_process() -> Iterator[Changes]:
     threads = set(threading.enumerate())
     before = _current = {setting.name: setting.read() for setting in settings}
     _collect_once()
+    gc.collect(1)  # what was made since
     if freezes := not gc.get_freeze_count():
         gc.freeze()
     try:

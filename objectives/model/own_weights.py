@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...spaces.errors import TaskError
 
-# Versions of parameters, which count their changes, when a training that had changed them ended.
-_trained: Any = WeakIdKeyDictionary()
+# What trained parameters were, by sums of them, when the training that had stepped them ended.
+_left: Any = WeakIdKeyDictionary()
 
 
 @contextmanager
@@ -26,28 +28,33 @@ def own_weights() -> Iterator[None]:
     Raises:
         TaskError: an optimizer is about to step with what an earlier training has left.
     """
-    seen: Any = WeakIdKeyDictionary()  # keeps no model alive
-    begun: Any = WeakIdKeyDictionary()
+    seen, trained = WeakIdKeyDictionary(), WeakIdKeyDictionary()  # keep no model alive
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         if optimizer in seen:
             return
         seen[optimizer] = True
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        left = sum(_trained.get(parameter) == parameter._version for parameter in parameters)
-        if left:
+        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        same = sum(one in _left and _left[one] == sums(one) for one in parameters)
+        if same:
             raise TaskError(
-                f"expected new weights, got {left} of {len(parameters)} tensors as an earlier training in this process has "
-                "left them: the model is kept somewhere, such as in a variable of a module. Make it anew for each training."
+                f"expected new weights, got {same} of {len(parameters)} tensors with the values that an earlier training in "
+                "this process left: the model is kept somewhere, such as in a variable of a module. Make it anew for each."
             )
-        for parameter in parameters:
-            begun[parameter] = parameter._version
+        for one in parameters:
+            trained[one] = True
 
     handle = register_optimizer_step_pre_hook(before)
     try:
         yield
     finally:
         handle.remove()
-        for parameter, version in begun.items():
-            if parameter._version != version:
-                _trained[parameter] = parameter._version
+        for one in trained:  # those that have outlived their training
+            _left[one] = sums(one)
+
+
+def sums(tensor: Tensor) -> tuple[float, float]:
+    """What tells a tensor's values from others: an optimizer may move them without their version."""
+    with torch.no_grad():
+        values = tensor.detach().to(torch.float64) if tensor.device.type != "mps" else tensor.detach().float()
+        return float(values.sum()), float(values.square().sum())

@@ -37,7 +37,7 @@ from ..machine import accelerator
 from ..machine.device_memory import release_memory
 from ..machine.processor import HostLoad
 from ..model.weight_average import WeightAverage
-from ..script.examined import script_cause, script_findings
+from ..script.examined import script_cause, trained_in_parts
 from ..task import TrainFunction
 from .memory.live_bytes import LiveBytes
 from .memory.tracing import Peak, Probe, batch_factory
@@ -344,7 +344,7 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
             return examination
         stale = found_in_memory("a step taken again", where, setup.device, partial(_stale, parts, where))
         of_plan = found_in_memory("another plan", where, setup.device, partial(_of_the_plan, parts, where))
-        counted = found_in_memory("parts", where, setup.device, partial(script_findings, parts, where)) if is_script else ()
+        counted = found_in_memory("parts", where, setup.device, partial(trained_in_parts, parts)) if is_script else ()
         return replace(examination, findings=(*examination.findings, *stale, *of_plan, *counted))
     finally:
         parts.session.close()

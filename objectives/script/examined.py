@@ -1,25 +1,22 @@
-"""What a script counts for each batch of its loader, which a step in parts would give it too often."""
+"""What is examined of a script beside what is examined of every loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from typing import TYPE_CHECKING
 
 from ...spaces.laws.examination import Finding
 from ...spaces.plan import BatchPlan
 from ..examination.causes import Cause, parts_cause
+from ..loop import unserved
 from ..machine.torch_settings import seed_everything
 
 if TYPE_CHECKING:
     from ..profiling.loop_session import ExaminedLoop
 
-# Steps of a short training, passes in it, and the relative difference that is none of rounding.
-_STEPS, _PASSES, _SAME = 6, 3, 1e-4
+# Steps of a short training, and passes in it.
+_STEPS, _PASSES = 6, 3
 
 # For what holds of whole batches alone.
 _WHOLE = "write splits=False, and batches come whole, up to the largest that fits."
@@ -38,43 +35,24 @@ def script_cause(layer: str) -> Cause:
     )
 
 
-def script_findings(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
-    """Whether it sets its rates by counting batches; that it moves weights once a batch is seen in every step."""
+def trained_in_parts(parts: ExaminedLoop) -> Iterator[Finding]:
+    """Run a short training whose batches come in two parts, which raises what a trial would.
+
+    Raises:
+        TaskError: the script does once a batch what belongs to a step.
+    """
     size = parts.setup.smallest_micro_batch
-    whole, split = (list(_rates(parts, size, accumulation)) for accumulation in (1, 2))
-    if len(whole) != len(split) or not torch.allclose(torch.tensor(whole), torch.tensor(split), rtol=_SAME, atol=0.0):
-        message = (
-            "expected rates that depend on the step, got others where its batch comes in two parts: the script sets them "
-            f"itself, by counting batches. Use a scheduler of torch's, whose step() waits for the last part; or {_WHOLE}"
-        )
-        yield Finding("plan", where, message)
-
-
-def _rates(parts: ExaminedLoop, size: int, accumulation: int) -> Iterator[float]:
-    """The rates of all groups in each step of a short training."""
-    from ..loop import unserved
-
-    batch = 2 * size
     short = replace(
         parts.setup,
-        plan=BatchPlan(batch, accumulation),
-        largest_micro_batch=size if accumulation > 1 else None,
-        samples_budget=_STEPS * batch,
+        plan=BatchPlan(2 * size, 2),
+        largest_micro_batch=size,
+        samples_budget=_STEPS * 2 * size,
         epochs=_PASSES,
         checkpoint=None,
         model_folder=None,
     )
-    rates: list[float] = []
-
-    def note(optimizer: Optimizer, *_: Any) -> None:
-        rates.extend(float(group["lr"]) for group in optimizer.param_groups)
-
     seed_everything(short.seed)
-    handle = register_optimizer_step_pre_hook(note)
-    try:
-        with unserved():
-            for _ in parts.function(short):
-                pass
-    finally:
-        handle.remove()
-    yield from rates
+    with unserved():
+        for _ in parts.function(short):
+            pass
+    yield from ()

@@ -13,8 +13,12 @@ class FilesApart:
     def __init__(self, folder: Path, apart: Path) -> None:
         self._folder, self._apart = folder.resolve(), apart
 
-    def place_of(self, file: Any, *, writes: bool) -> Any:
-        """Where a file is; what is no path, or lies elsewhere, as it is."""
+    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
+        """Where a file is; what is no path, or lies elsewhere, as it is.
+
+        Raises:
+            PermissionError: it would be removed, and is none that was written here.
+        """
         if not isinstance(file, str | os.PathLike):
             return file
         path = Path(os.path.abspath(os.fspath(file)))  # noqa: PTH100  # links are followed where they lead
@@ -23,4 +27,6 @@ class FilesApart:
         there = self._apart / path.relative_to(self._folder)
         if writes:
             os.makedirs(there.parent, exist_ok=True)  # noqa: PTH103
+        elif removes and not there.exists() and os.path.lexists(path):
+            raise PermissionError(f"{path}: a trial does not remove files of the script's folder")
         return str(there) if writes or there.exists() else file

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from ..loading import error_line
 from .files import FilesApart
-from .script import as_main, trains
+from .script import as_main, rate_of, trains
 from .takeover import Made, taken_over
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
@@ -92,15 +92,22 @@ class _Look:
         """What there is before the first step."""
         first = self._made.of(Optimizer)[0]
         self.looked.batch, self.looked.optimizer = loader.batch_size or 0, type(first).__name__
-        self.looked.rates = [float(group.get("initial_lr", group["lr"])) for group in first.param_groups]
+        self.looked.rates = [rate_of(group) for group in first.param_groups]
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
 
-    def place_of(self, file: Any, *, writes: bool) -> Any:
+    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
         self.is_script = False
-        place = self.files.place_of(file, writes=writes)
-        self.is_script = True
-        return place
+        try:
+            return self.files.place_of(file, writes=writes, removes=removes)
+        finally:
+            self.is_script = True
+
+    def scheduled(self) -> None:
+        """Of no interest."""
+
+    def back_propagates(self) -> None:
+        """Of no interest."""
 
     def back_propagated(self) -> None:
         """Of no interest."""

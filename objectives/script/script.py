@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,7 +131,7 @@ class ScriptLoop(Loop):
             raise TaskError(f"devices.per_trial: expected 1 with a script, got {self.setup.plan.devices}")
 
     def _check_settings(self, where: str, optimizer: Optimizer) -> None:
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        rates = list(map(rate_of, optimizer.param_groups))
         if not any(math.isclose(rate, self.setup.learning_rate, rel_tol=1e-6) for rate in rates):
             got = ", ".join(f"{rate:.4g}" for rate in rates)
             raise TaskError(
@@ -240,10 +240,13 @@ class _Run:
             )
         self._measure()
         if next(self._steps, None) is not None:
-            raise TaskError(
-                f"{self._where}: expected to train on {self.setup.samples_budget} samples, but it ended after {loop.seen}. Say "
-                "how it is told its length: epochs=, or steps=."
-            )
+            if self._resumes_at and not self._reported:
+                raise _CannotPassOver
+            told = "Say how it is told its length: epochs=, or steps=."
+            if self._told.epochs or self._told.steps:
+                told = "It stops by itself, such as early: leave that to the study (`stopping:`)."
+            samples = self.setup.samples_budget
+            raise TaskError(f"{self._where}: expected to train on {samples} samples, but it ended after {loop.seen}. {told}")
 
     def _stop(self) -> None:
         """End the loop here, in the script's thread."""
@@ -315,8 +318,12 @@ class _Run:
             )
         else:
             self._measure()
-        self.skips = self._passes < self._resumes_at
+        self.skips, self._scores = self._passes < self._resumes_at, {}
+        self._begins_pass = True
 
+    _reported = _begins_pass = False
+    _rates: Sequence[float] = ()
+    _versions: Sequence[int] = ()
     _steps: Iterator[Step]
     _parts: Iterator[Part]
 
@@ -336,6 +343,9 @@ class _Run:
             self._step = next(self._steps, None)
             if self._step is None:
                 raise _Over
+            if self._begins_pass:
+                self.scheduled()  # between passes a script may set rates itself
+                self._begins_pass = False
             self._parts, self._place = iter(self._step), -1
             part = next(self._parts)
         assert self._step is not None
@@ -351,15 +361,44 @@ class _Run:
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
 
-    def place_of(self, file: Any, *, writes: bool) -> Any:
+    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
         with self.ourselves():
-            return self._files.place_of(file, writes=writes)
+            return self._files.place_of(file, writes=writes, removes=removes)
+
+    def scheduled(self) -> None:
+        self._rates = self._rates_now()
+
+    def _rates_now(self) -> list[float]:
+        return [float(group["lr"]) for one in self._made.of(Optimizer) for group in one.param_groups]
+
+    def back_propagates(self) -> None:
+        """Check that what the script does after each part leaves the gradients of the parts before alone.
+
+        Raises:
+            TaskError: it does not.
+        """
+        if self.has_gradients and not self.setup.training.accept_inexact and self._gradients() != self._versions:
+            raise TaskError(
+                f"{self._where}: it changes gradients after each part of a batch, such as by clamping them itself. Write "
+                "splits=False, and batches come whole; or clip by torch's clip_grad_norm_ or clip_grad_value_."
+            )
+
+    def _gradients(self) -> list[int]:
+        groups = (group for one in self._made.of(Optimizer) for group in one.param_groups)
+        return [one.grad._version for group in groups for one in group["params"] if one.grad is not None]
 
     def back_propagated(self) -> None:
         self.has_gradients = not self.is_last
+        self._versions = self._gradients() if self.has_gradients else []
 
     def stepped(self) -> None:
         self.has_gradients = False
+        in_parts = self._step is not None and len(self._step.sizes) > 1 and not being_served()
+        if in_parts and not self.setup.training.accept_inexact and self._rates_now() != self._rates:
+            raise TaskError(
+                f"{self._where}: it sets its rates itself within a pass, by counting batches, of which some come in parts. Use "
+                "a scheduler of torch's, or write splits=False, and batches come whole."
+            )
 
     def wrote(self, text: str) -> None:
         first, *others = text.split("\n")
@@ -375,6 +414,7 @@ class _Run:
         Raises:
             TaskError: it has written several numbers after the metric's text.
         """
+        self.wrote("\n")  # what is not ended yet
         loop, scores, self._scores = self._loop, [*self._scores], {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
             return
@@ -389,7 +429,13 @@ class _Run:
         here = Path.cwd()
         os.chdir(self._came_from)  # whoever gets the measurement is there
         self._report(loop.measure(**{self.setup.metric: scores[0]}))
+        self._reported = True
         os.chdir(here)
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """A group's peak rate, from which a scheduler of torch's has perhaps gone down already."""
+    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
 
 
 def trains(made: Made) -> bool:
@@ -429,7 +475,7 @@ def _weights(where: str, loader: DataLoader[Any]) -> Any:
 
 @contextmanager
 def as_main(path: Path, arguments: Sequence[str], values: dict[str, int | float], folder: Path) -> Iterator[None]:
-    """Run a script as `__main__` with these arguments and values, in a folder; what it imports from beside it goes with it."""
+    """Run a script as `__main__` with these arguments and values, in a folder; modules beside it are unloaded afterwards."""
     flags = [
         f"{name}={value}" if name.startswith("-") else f"{name}{value}"
         for name, value in values.items()
@@ -444,7 +490,7 @@ def as_main(path: Path, arguments: Sequence[str], values: dict[str, int | float]
     sys.path.insert(0, str(path.parent))
     try:
         os.chdir(folder)
-        exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102  # the user's own script
+        exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the user's own script
         yield
     finally:
         os.chdir(came_from)

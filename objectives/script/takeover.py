@@ -8,10 +8,11 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import shutil
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import chain
@@ -55,8 +56,11 @@ class Driver(Protocol):
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The parts of a pass over a loader that trains."""
 
+    def back_propagates(self) -> None:
+        """A part is about to add gradients."""
+
     def back_propagated(self) -> None:
-        """A part has left gradients."""
+        """It has."""
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
@@ -64,8 +68,15 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its standard output."""
 
-    def place_of(self, file: Any, *, writes: bool) -> Any:
-        """Where a file is that the script opens, if it is one of its own; a descriptor or another object as it is."""
+    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
+        """Where a file is that the script opens; a descriptor or another object as it is.
+
+        Raises:
+            PermissionError: it is the user's, and would be removed.
+        """
+
+    def scheduled(self) -> None:
+        """A scheduler has set rates."""
 
 
 class Made:
@@ -136,7 +147,7 @@ def _take_over() -> None:
     _replace(Optimizer, "zero_grad", _cleared)
     _replace(nn.Module, "zero_grad", _cleared)
     for kind in _schedulers():
-        _replace(kind, "step", _at_last)
+        _replace(kind, "step", _scheduled)
     for name in ("step", "update", "unscale_"):
         _replace(GradScaler, name, _at_last)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -147,6 +158,12 @@ def _take_over() -> None:
     _replace(torch, "save", _saved)
     _replace(torch, "load", _loaded)
     _replace(os, "mkdir", _folder_made)
+    for name in ("stat", "listdir", "scandir"):
+        _replace(os, name, _looked_up)
+    for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
+        _replace(owner, name, _removed)
+    for name in ("rename", "replace"):
+        _replace(os, name, _renamed)
     _replaced.callback(setattr, sys, "stdout", sys.stdout)
     sys.stdout = _Written(sys.stdout)
 
@@ -192,6 +209,7 @@ def _back_propagated(
         return
     if driver.share != 1.0:
         gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
+    driver.back_propagates()
     made.in_backward = True
     try:
         original(self, gradient, *arguments, **named)
@@ -210,21 +228,44 @@ def _at_last(original: Any, driver: Driver, made: Made, *arguments: Any, **named
     return original(*arguments, **named) if driver.is_last and not driver.skips else torch.zeros(())
 
 
+def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> Any:
+    try:
+        return _at_last(original, driver, made, *arguments, **named)
+    except ValueError as error:
+        if "Tried to step" not in str(error):
+            raise
+        return None  # it holds its last rate where a loader as written drops the rest of each epoch
+    finally:
+        driver.scheduled()
+
+
 def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
     writes = any(letter in mode for letter in "wax+")
     return original(driver.place_of(file, writes=writes), mode, *arguments, **named)
 
 
-def _saved(original: Any, driver: Driver, made: Made, what: Any, file: Any, *arguments: Any, **named: Any) -> None:
-    original(what, driver.place_of(file, writes=True), *arguments, **named)
+def _saved(original: Any, driver: Driver, made: Made, obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
+    original(obj, driver.place_of(f, writes=True), *arguments, **named)
 
 
-def _loaded(original: Any, driver: Driver, made: Made, file: Any, *arguments: Any, **named: Any) -> Any:
-    return original(driver.place_of(file, writes=False), *arguments, **named)
+def _loaded(original: Any, driver: Driver, made: Made, f: Any, *arguments: Any, **named: Any) -> Any:
+    return original(driver.place_of(f, writes=False), *arguments, **named)
+
+
+def _looked_up(original: Any, driver: Driver, made: Made, path: Any = ".", *arguments: Any, **named: Any) -> Any:
+    return original(driver.place_of(path, writes=False), *arguments, **named)
 
 
 def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    original(driver.place_of(path, writes=not os.path.lexists(path)), *arguments, **named)
+    original(driver.place_of(path, writes=True), *arguments, **named)
+
+
+def _removed(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
+    original(driver.place_of(path, writes=False, removes="dir_fd" not in named), *arguments, **named)
+
+
+def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
+    original(driver.place_of(src, writes=False, removes=True), driver.place_of(dst, writes=True), *arguments, **named)
 
 
 def _schedulers() -> list[Any]:
@@ -246,6 +287,10 @@ class _Written:
             return int(self._before.write(text))
         script[0].wrote(text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)

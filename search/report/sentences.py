@@ -214,8 +214,8 @@ def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterat
     >>> at = {"width": 8, "dropout": 0.0}
     >>> trials = tuple(TrialRecord(number, "complete", at, train_s=1.0 + number, accuracy=0.5) for number in range(4))
     >>> print(*edge_sentences(ParetoFront(trials), {"width": Range(low=8, high=64), "dropout": Range(low=0.0, high=0.5)}))
-    4 of the front's 4 trials are at the lower edge of width, 8: a wider range may hold better settings, and keeps these \
-trials.
+    4 of the front's 4 trials are at the lower edge of width, 8: a wider range may hold better settings; widening it keeps \
+these trials.
     """
     for name, domain in searched.items():
         if not isinstance(domain, Range) or name == "epochs":  # the front spans those by itself
@@ -232,9 +232,7 @@ trials.
             count = sum(abs(place - edge) <= _EDGE for place in places)
             if count >= max(3, (len(front.trials) + 1) // 2):
                 grows = not (domain.step or domain.changes_cost or (name == "effective_batch" and word == "upper"))
-                trials = (
-                    ", and keeps these trials" if grows else " (in a study of another name: warm_start learns from this one)"
-                )
+                trials = "; widening it keeps these trials" if grows else ", in a study of another name (warm_start: this one)"
                 yield (
                     f"{count} of the front's {len(front.trials)} trials are at the {word} edge of {name}, {number(end)}: "
                     f"a wider range may hold better settings{trials}."

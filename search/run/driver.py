@@ -400,7 +400,7 @@ def _not_as_asked(run: StudyRun) -> str:
         return f"budget.by: no training had more than {max(shares):.0%} of its length: the time was too short for this space"
     limit = finish.limit
     late_s = 0.0 if limit is None else time.time() - limit.ends_at
-    return f"budget.by: done {seconds(late_s)} late" if late_s > _MUCH_LATER_S else ""
+    return f"budget.by: finished {seconds(late_s)} after the deadline" if late_s > _MUCH_LATER_S else ""
 
 
 def identified(

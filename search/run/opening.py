@@ -123,7 +123,7 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
         if came > timed:
-            precision = f"to ±{came:.1%}, by nine in ten of {len(off)} trials so far; steps were timed {precision}"
+            precision = f"to ±{came:.1%}, in nine of ten of the {len(off)} trials so far; steps were timed {precision}"
         yield f"train_s, of a training alone on {devices} device{'s' * (devices > 1)}, is known in advance {precision}"
         spread = [law.exchange for law in these if law.exchange is not None]
         if spread:

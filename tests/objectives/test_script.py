@@ -36,6 +36,13 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 OWN = {"schedule": "constant", "warmup": 0.0}
 
 
+# What a script may do after each batch that parts would have too often.
+EACH_PART = {
+    "clamps": "[one.grad.clamp_(-0.1, 0.1) for one in model.parameters()]\n            optimizer.step()",
+    "counts": "optimizer.step()\n            if index == 12: optimizer.param_groups[0]['lr'] *= 0.1",
+}
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for script in SCRIPTS.glob("*.py"):
@@ -43,6 +50,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = (SCRIPTS / "plain.py").read_text()
     both = text.replace("in enumerate(train):", "in enumerate(train):\n            next(iter(test))")
     (tmp_path / "two_loaders.py").write_text(both)
+    breaks = "scheduler.step()\n        if epoch == 2:\n            break"
+    (tmp_path / "patient.py").write_text(text.replace("scheduler.step()", breaks))
+    for name, does in EACH_PART.items():
+        (tmp_path / f"{name}.py").write_text(text.replace("optimizer.step()", does))
     (tmp_path / "twice.py").write_text(text.replace("scheduler.step()", "scheduler.step()\n        print('Accuracy: 1/4')"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -86,7 +97,6 @@ def test_a_step_in_parts_is_the_step(folder: Path, name: str) -> None:
     [
         (partial(summed, loss="mean"), "mean", "write loss='sum'"),
         (partial(named, script="adversarial.py", metric="loss_G"), "mean", "write splits=False"),
-        (partial(named, script="by_hand.py", batch="--batch_size", rate="--learning_rate"), "plan", "by counting batches"),
     ],
 )
 def test_what_is_not_exact_is_refused_with_its_cause(folder: Path, function: Any, kind: str, words: str) -> None:
@@ -94,6 +104,26 @@ def test_what_is_not_exact_is_refused_with_its_cause(folder: Path, function: Any
     (finding,) = examined_session(function, replace(own(folder, 8), smallest_micro_batch=2)).refusals
     assert finding.kind == kind
     assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (partial(named, script="by_hand.py", batch="--batch_size", rate="--learning_rate"), "sets its rates itself"),
+        (partial(plain, script="clamps.py"), "changes gradients after each part"),
+    ],
+)
+def test_what_is_done_after_each_batch_is_refused_before_the_first_trial(folder: Path, function: Any, words: str) -> None:
+    function.__name__ = "train"
+    with pytest.raises(TaskError, match=words):
+        examined_session(function, replace(own(folder, 8), smallest_micro_batch=2))
+
+
+def test_what_it_does_late_ends_the_trial_that_is_split_and_no_other(folder: Path) -> None:
+    counts = partial(plain, script="counts.py")
+    assert len(list(counts(own(folder, 10)))) == 2
+    with pytest.raises(TaskError, match="by counting batches, of which some come in parts"):
+        list(counts(own(folder, 10, 2)))
 
 
 def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
@@ -122,6 +152,7 @@ def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
         (partial(constants, rate="CLIP"), "expected a script that gives its optimizer the rate it is told, 0.1; got 0.01"),
         (partial(constants, rate="RATE"), "expected it to assign a number to RATE"),
         (partial(plain, epochs=""), r"ended after 800|expected to train on 1200 samples"),
+        (partial(plain, script="patient.py"), "It stops by itself"),
         (partial(plain, script="nowhere.py"), "nowhere.py: no such script"),
         (partial(plain, script="two_loaders.py"), "expected one loader that it trains on"),
         (partial(plain, script="twice.py"), "expected one number after 'Accuracy:' once a pass, got .*, 0.25"),
@@ -183,6 +214,28 @@ def test_one_that_is_stopped_goes_on_to_the_same_end(folder: Path, tmp_path: Pat
     assert again[-1].facts["resumed_at"] == first[0].samples_seen
     for one, other in zip(weights(), ends, strict=True):
         assert torch.equal(one, other)
+
+
+def test_files_of_the_user_are_neither_removed_nor_seen_to_change(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "precious.pt").write_text("mine")
+    text = (SCRIPTS / "plain.py").read_text()
+    saves = """
+        import os
+        os.makedirs("ckpt", exist_ok=True)
+        torch.save(obj=model.state_dict(), f="ckpt/x.tmp")
+        os.replace("ckpt/x.tmp", "ckpt/x.pt")
+        assert os.path.exists("ckpt/x.pt") and os.listdir("ckpt") == ["x.pt"]
+        with open("ckpt/log.txt", "a") as log: log.write("one")
+        os.remove("ckpt/log.txt")
+"""
+    (folder / "saves.py").write_text(text.replace("scheduler.step()\n", f"scheduler.step(){saves}", 1))
+    assert len(list(partial(plain, script="saves.py")(own(folder)))) == 2
+    assert not (folder / "ckpt").exists()
+    (folder / "removes.py").write_text(text.replace("def main():", "import shutil\nshutil.rmtree('out')\n\ndef main():"))
+    with pytest.raises(PermissionError, match="does not remove files"):
+        list(partial(plain, script="removes.py")(own(folder)))
+    assert (folder / "out" / "precious.pt").read_text() == "mine"
 
 
 def test_numbers_after_a_text() -> None:

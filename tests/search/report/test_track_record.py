@@ -76,7 +76,7 @@ def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_fil
     assert "Training times were predicted to" in shown
     assert sum("training time" in line for line in shown.splitlines()) == 5
     again = CliRunner().invoke(main, ["run", str(path), "--serial", "--trials", "6"])
-    assert f"to ±{record['interval']:.1%}, by nine in ten of 5 trials so far" in again.output
+    assert f"to ±{record['interval']:.1%}, in nine of ten of the 5 trials so far" in again.output
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
     assert profile.examination is not None and profile.examination.verdict == "unsplit"
     # 1,200 samples are no multiple of most batches: a remainder is a step of its own, never more than fits.
     shown = CliRunner().invoke(main, ["check", str(path)]).output.replace("\n", " ")
-    assert "batches are never split: the training code declares that its loss compares their samples" in shown
+    assert "batches are never split, as the training code says (couples_samples" in shown
     assert f"feasible batches: 16 to {cap}" in shown
 
 
