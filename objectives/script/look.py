@@ -9,6 +9,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ class Looked:
         passes, steps: over the training data, and optimizer steps a pass had of one batch each.
         seed: that it gave to torch; None where it gave none.
         lines: that it wrote after a pass.
+        counts: lines at which its training loop uses a count of batches for more than printing.
         whole: it came to its end.
         error: that it ended with.
     """
@@ -55,6 +57,7 @@ class Looked:
     passes: int = 0
     seed: int | None = None
     lines: list[str] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     whole: bool = False
     error: str = ""
 
@@ -126,7 +129,7 @@ class _Look:
 
 def looked_at(path: Path, arguments: list[str]) -> Looked:
     """Run a script here and see what it does."""
-    looked, made = Looked(values=_constants(path)), Made()
+    looked, made = Looked(values=_constants(path), counts=counting_lines(path.read_text(encoding="utf-8"))), Made()
     look = _Look(looked, made)
     look.iterate, here = DataLoader.__iter__, Path.cwd()
     parse, seed = argparse.ArgumentParser.parse_known_args, torch.manual_seed
@@ -170,6 +173,46 @@ def _constants(path: Path) -> dict[str, float]:
             names = [target.id for target in node.targets if isinstance(target, ast.Name) and target.id.isupper()]
             found |= dict.fromkeys(names, float(value))
     return found
+
+
+# Calls that show something.
+_SHOWS = re.compile(r"print|log|write|info|debug|set_|add_|append|update|report")
+
+
+def counting_lines(source: str) -> list[int]:
+    """Lines of loops with a backward pass at which a count of batches is used, but to print something.
+
+    >>> counting_lines("for i, x in enumerate(loader):\\n  loss(x).backward()\\n  if i % 9 == 0: print(i)\\n  if i > 9: f()")
+    [4]
+    """
+    lines = set[int]()
+    for loop in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For | ast.While)):
+        inside = [node for part in loop.body for node in ast.walk(part)]
+        if not any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in inside):
+            continue
+        counted = {
+            node.target.id
+            for node in inside
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
+        }
+        if isinstance(loop, ast.For) and isinstance(loop.target, ast.Tuple) and "enumerate" in ast.unparse(loop.iter):
+            counted |= {one.id for one in loop.target.elts[:1] if isinstance(one, ast.Name)}
+        waiting = list[ast.AST](loop.body)
+        while waiting:
+            node = waiting.pop()
+            if _only_shows(node):
+                continue
+            if isinstance(node, ast.Name) and node.id in counted and isinstance(node.ctx, ast.Load):
+                lines.add(node.lineno)
+            waiting += ast.iter_child_nodes(node)
+    return sorted(lines)
+
+
+def _only_shows(node: ast.AST) -> bool:
+    """Whether a statement does no more than show something."""
+    if isinstance(node, ast.If):
+        return all(map(_only_shows, (*node.body, *node.orelse)))
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(_SHOWS.search(ast.unparse(node.value.func)))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class Script:
 
     Args:
         told: how it is told `batch`, `rate`, `epochs` or `steps`, and `seed`.
+        counts: lines at which it uses a count of batches.
         metric: the text on its output before the number, its name, and its direction.
     """
 
@@ -46,6 +47,7 @@ class Script:
     samples: int
     optimizer: str
     metric: tuple[str, str, str]
+    counts: tuple[int, ...] = ()
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -131,7 +133,7 @@ def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Scri
     assert metric is not None
     kept = {what: how for what, how in told.items() if how}
     settings = seen["batch"], seen["rates"][0], seen["passes"], seen["samples"], seen["optimizer"]
-    return Script(path, shlex.join(arguments), kept, *settings, metric)
+    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]))
 
 
 def _named(values: Mapping[str, float], words: str, value: float, not_words: str) -> str:
@@ -188,6 +190,7 @@ def train(setup):
 {told}
         metric={metric!r},  # on its output; the number that follows is the metric
         loss="mean",  # over a batch's samples; or "sum"
+        splits={splits},  # {why}
     )
 '''
 
@@ -232,5 +235,10 @@ def files_of(script: Script) -> dict[str, str]:
         metric=name,
         direction=direction,
     )
-    tasks = TASKS.format(path=script.path, arguments=script.arguments, told=told, metric=text)
+    why = "whether a batch that does not fit comes in parts"
+    if script.counts:
+        why = f"line {script.counts[0]} uses a count of batches, which would count parts; True, if that changes nothing"
+    tasks = TASKS.format(
+        path=script.path, arguments=script.arguments, told=told, metric=text, splits=not script.counts, why=why
+    )
     return {"study.yaml": study, "tasks.py": tasks}

@@ -275,6 +275,7 @@ def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:
 )
 def test_how_a_script_is_told_is_found(folder: Path, name: str, told: dict[str, str]) -> None:
     found = script_of(["python", f"{name}.py"], folder)
+    assert bool(found.counts) == (name == "by_hand")
     assert {what: how for what, how in found.told.items() if what != "seed" or "seed" in told} == told
     assert not (folder / "model.pt").exists()
 
