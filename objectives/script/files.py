@@ -19,9 +19,9 @@ class FilesApart:
         Raises:
             PermissionError: it would be removed, and is none that was written here.
         """
-        if not isinstance(file, str | os.PathLike):
+        if not isinstance(file, str | bytes | os.PathLike):
             return file
-        path = Path(os.path.abspath(os.fspath(file)))  # noqa: PTH100  # links are followed where they lead
+        path = Path(os.path.abspath(os.fsdecode(file)))  # noqa: PTH100  # links are followed where they lead
         if not path.is_relative_to(self._folder):
             return file
         there = self._apart / path.relative_to(self._folder)

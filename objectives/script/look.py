@@ -165,12 +165,12 @@ def looked_at(path: Path, arguments: list[str]) -> Looked:
 
 
 def _constants(path: Path) -> dict[str, float]:
-    """Numbers that a script's module assigns to names in capitals."""
+    """Numbers that a script's module assigns to names."""
     found: dict[str, float] = {}
     for node in ast.parse(path.read_bytes()).body:
         value = node.value.value if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) else None
         if isinstance(node, ast.Assign) and isinstance(value, int | float) and not isinstance(value, bool):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name) and target.id.isupper()]
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             found |= dict.fromkeys(names, float(value))
     return found
 

@@ -6,7 +6,7 @@ import re
 
 from ...spaces.errors import TaskError
 
-_NUMBER = r"\s*[:=(]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
+_NUMBER = r"['\"]?(?:\s*\(%\))?\s*[:=(]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
 
 
 def metric_pattern(text: str) -> re.Pattern[str]:

@@ -32,8 +32,8 @@ from .files import FilesApart
 from .metric import metric_pattern, value_of
 from .takeover import Made, taken_over
 
-# Numbers of parts where a script is asked for single steps.
-_ENDLESS = 1_000_000_000
+# A number of parts that is not reached where a script is asked for single steps, all of one pass.
+_ENDLESS = 1_000_000
 # The last lines of a script's output in a message.
 _LAST_LINES = 5
 
@@ -102,7 +102,7 @@ class Told:
         values: dict[str, int | float] = {
             self.batch: setup.effective_batch,
             self.rate: setup.learning_rate,
-            self.epochs: _ENDLESS if endless else math.ceil(setup.epochs),
+            self.epochs: math.ceil(setup.epochs),
             self.steps: _ENDLESS if endless else parts,
             self.seed: setup.seed % 2**32,
         }

@@ -23,7 +23,7 @@ _PATIENCE_S = 300.0
 _BATCH, _RATE, _LENGTH, _STEPS = r"batch|^-*bs$", r"lr|rate", r"epoch", r"step|iter"
 _OTHERS = r"test|eval|val|micro|accum"
 # Words of metrics, best first; those after the first are minimized.
-_BETTER_HIGH = r"acc\w*|top.?1\w*|f1\w*|auc\w*|bleu\w*|iou\w*|map\w*|score\w*|r2"
+_BETTER_HIGH = r"(?:acc|prec)@\d|acc\w*|top.?1\w*|psnr|ssim|f1\w*|auc\w*|bleu\w*|iou\w*|map\w*|score\w*|r2"
 _BETTER_LOW = r"perplexity|ppl|loss\w*|error\w*|mse|rmse|mae|nll|bpc|bpb"
 _HELD_OUT = r"val|test|eval|dev"
 
@@ -56,7 +56,8 @@ class Script:
         ]
         text, _, direction = self.metric
         better = "higher" if direction == "maximize" else "lower"
-        return f"found: {', '.join(parts)}, metric {text!r} on its output ({better} is better), {self.samples} samples"
+        better += " is better" if re.search(_HELD_OUT, text.lower()) else " is better; it does not say of which data it is"
+        return f"found: {', '.join(parts)}, metric {text!r} on its output ({better}), {self.samples} samples"
 
 
 def script_of(command: Sequence[str], folder: Path) -> Script:
@@ -122,7 +123,7 @@ def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Scri
     for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
         if not told[what]:
             numbers = ", ".join(f"{name} {number(value)}" for name, value in values.items()) or "none"
-            expected = f"{path}: expected a flag, or a constant in capitals, of its {what}, {got}"
+            expected = f"{path}: expected a flag or a constant of its {what}, {got}"
             faults.append(Fault(what, f"{expected}; it has {numbers}"))
     if metric is None:
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
@@ -166,7 +167,10 @@ def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
 
 def _labels(line: str, words: str) -> Iterator[tuple[str, str]]:
     """Texts before numbers in a line that are called so, each with the line; longer where there are several."""
-    labels = list(re.finditer(rf"(?i)(?:[a-z]+[_ ])?\b\w*?(?:{words})\b\s*[:=]?\s*(?=[-+]?\.?\d)", line))
+    labels = list(
+        re.finditer(rf"(?i)(?:[a-z]+[_ ])?\b\w*?(?:{words})(?![\w@])['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)", line)
+    )
+    labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
     for label in labels:
         text = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", label[0].strip())
         if sum(one[0].strip() == label[0].strip() for one in labels) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -261,6 +262,19 @@ def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:
     assert task_code_hash(reference) != before
 
 
+def test_metrics_are_found_in_other_peoples_lines() -> None:
+    for line, text in {
+        "epoch 0: {'accuracy': 0.5625}": "accuracy':",
+        "Accuracy (%): 7.8125\t Error rate (%): 92.1875": "Accuracy (%):",
+        "Accuracy of the network on the 10000 test images: 50.0 %": "Accuracy of the network on the 10000 test images:",
+        "Test: [1/2]\tTime 0.269 Loss 6.9e+00 (6.9e+00)\tAcc@1   1.50 (  0.00)": "Acc@1",
+    }.items():
+        found = metric_in([line])
+        assert found is not None, line
+        assert re.sub(r"\\", "", found[0]) == text
+        assert len({value_of(one) for one in metric_pattern(found[0]).finditer(line)}) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
@@ -284,10 +298,9 @@ def test_how_a_script_is_told_is_found(folder: Path, name: str, told: dict[str, 
 def test_what_is_not_found_is_asked_for(folder: Path) -> None:
     with pytest.raises(StudyFileError, match="no training was found"):
         script_of(["python", "no_loader.py"], folder)
-    (folder / "hidden.py").write_text(
-        (folder / "constants.py").read_text().replace("BATCH_SIZE = 20", "batch = 20").replace("BATCH_SIZE", "batch")
-    )
-    with pytest.raises(StudyFileError, match=r"expected a flag, or a constant in capitals, of its batch, 20; it has LR 0.01"):
+    hidden = (folder / "constants.py").read_text().replace("BATCH_SIZE = 20", "size = int(20)")
+    (folder / "hidden.py").write_text(hidden.replace("BATCH_SIZE", "size"))
+    with pytest.raises(StudyFileError, match=r"expected a flag or a constant of its batch, 20; it has LR 0.01"):
         script_of(["python", "hidden.py"], folder)
 
 
