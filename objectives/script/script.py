@@ -217,7 +217,7 @@ class _Run:
         values, folder = self._told.values(self.setup, endless=being_served()), Path(self.setup.folder or ".")
         try:
             with tempfile.TemporaryDirectory(prefix="bsearch-") as apart:
-                self._files = FilesApart(folder, Path(apart))
+                self.files = FilesApart(folder, Path(apart))
                 with taken_over(self, self._made), as_main(self.path, self._arguments, values, folder):
                     pass
         except _Over:
@@ -363,7 +363,7 @@ class _Run:
 
     def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
         with self.ourselves():
-            return self._files.place_of(file, writes=writes, removes=removes)
+            return self.files.place_of(file, writes=writes, removes=removes)
 
     def scheduled(self) -> None:
         self._rates = self._rates_now()

@@ -26,6 +26,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from .files import FilesApart
+
 
 class Driver(Protocol):
     """What decides which batches a script gets."""
@@ -33,6 +35,10 @@ class Driver(Protocol):
     @property
     def is_script(self) -> bool:
         """Whether it is the script that runs, and not what gives it its batches."""
+
+    @property
+    def files(self) -> FilesApart:
+        """Where its files go."""
 
     @property
     def share(self) -> float:
@@ -101,6 +107,8 @@ class Made:
 
 # The scripts that run now, by their threads; what they call of torch and Python is taken over while there is one.
 _running: dict[int, tuple[Driver, Made]] = {}
+# Threads that scripts have started, such as a logger's: their files are the script's.
+_started: dict[int, tuple[Any, Made]] = {}
 _lock, _replaced = threading.Lock(), ExitStack()
 
 
@@ -127,7 +135,8 @@ def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
     @wraps(original)
     def chosen(*arguments: Any, **named: Any) -> Any:
-        script = _running.get(threading.get_ident())
+        thread = threading.get_ident()
+        script = _running.get(thread) or (_started.get(thread) if ours in _OF_FILES else None)
         if script is None or not script[0].is_script:
             return original(*arguments, **named)
         return ours(original, *script, *arguments, **named)
@@ -164,6 +173,7 @@ def _take_over() -> None:
         _replace(owner, name, _removed)
     for name in ("rename", "replace"):
         _replace(os, name, _renamed)
+    _replace(threading.Thread, "start", _thread_begun)
     _replaced.callback(setattr, sys, "stdout", sys.stdout)
     sys.stdout = _Written(sys.stdout)
 
@@ -266,6 +276,37 @@ def _removed(original: Any, driver: Driver, made: Made, path: Any, *arguments: A
 
 def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
     original(driver.place_of(src, writes=False, removes=True), driver.place_of(dst, writes=True), *arguments, **named)
+
+
+_OF_FILES = (_opened, _saved, _loaded, _looked_up, _folder_made, _removed, _renamed)
+
+
+def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:
+    run, files = self.run, _OfThread(driver)
+
+    def inherited() -> None:
+        _started[threading.get_ident()] = files, made
+        try:
+            run()
+        finally:
+            del _started[threading.get_ident()]
+
+    self.run = inherited  # type: ignore[method-assign]
+    original(self)
+
+
+class _OfThread:
+    """Where the files of a script's thread go."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self.is_script = driver, True
+
+    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
+        self.is_script = False
+        try:
+            return self._driver.files.place_of(file, writes=writes, removes=removes)
+        finally:
+            self.is_script = True
 
 
 def _schedulers() -> list[Any]:

@@ -229,10 +229,19 @@ def test_files_of_the_user_are_neither_removed_nor_seen_to_change(folder: Path) 
         assert os.path.exists("ckpt/x.pt") and os.listdir("ckpt") == ["x.pt"]
         with open("ckpt/log.txt", "a") as log: log.write("one")
         os.remove("ckpt/log.txt")
+        import threading
+        def write():
+            os.makedirs("runs", exist_ok=True)
+            with open(b"runs/events", "ab") as file: file.write(b"x")
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+        assert os.listdir("runs") == ["events"]
 """
     (folder / "saves.py").write_text(text.replace("scheduler.step()\n", f"scheduler.step(){saves}", 1))
     assert len(list(partial(plain, script="saves.py")(own(folder)))) == 2
     assert not (folder / "ckpt").exists()
+    assert not (folder / "runs").exists()
     (folder / "removes.py").write_text(text.replace("def main():", "import shutil\nshutil.rmtree('out')\n\ndef main():"))
     with pytest.raises(PermissionError, match="does not remove files"):
         list(partial(plain, script="removes.py")(own(folder)))
