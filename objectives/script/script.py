@@ -98,12 +98,14 @@ class Told:
 
     def values(self, setup: TrialSetup, *, endless: bool) -> dict[str, int | float]:
         """What it is told in a trial, by flag, key or constant."""
-        parts = sum(run.count * len(run.plan.micro_batches()) for run in setup.steps())
+        parts = _ENDLESS  # of single steps, such as of one sample, there is no plan of a budget
+        if self.steps and not endless:
+            parts = sum(run.count * len(run.plan.micro_batches()) for run in setup.steps())
         values: dict[str, int | float] = {
             self.batch: setup.effective_batch,
             self.rate: setup.learning_rate,
             self.epochs: math.ceil(setup.epochs),
-            self.steps: _ENDLESS if endless else parts,
+            self.steps: parts,
             self.seed: setup.seed % 2**32,
         }
         return {name: value for name, value in values.items() if name}
