@@ -62,6 +62,7 @@ _MODULES = {
     "WholeSet": "objectives.task",
     "balanced": "objectives.data.sample_weights",
     "plan_batch": "spaces.plan",
+    "report": "objectives.script.takeover",
     "run": "cluster.study",
 }
 
@@ -90,6 +91,7 @@ __all__ = [
     "WholeSet",
     "balanced",
     "plan_batch",
+    "report",
     "run",
 ]
 

@@ -8,7 +8,7 @@ ask: median and p95 milliseconds of a driver's operations in a study with the gi
 suggestion, a trial's beginning and its end, the front, reading all trials), on SQLite and, if a PostgreSQL server is
 installed, on a private instance of it; `--postgres URL` uses another.
 
-cluster: the real driver (sampler, database, Ray Tune) on a Ray cluster whose GPUs are just numbers. A trial sleeps for its
+cluster: the real driver (sampler, database, Ray Tune) on a Ray cluster whose devices are just numbers. A trial sleeps for its
 known time divided by the factor, reports five measurements, and records its own start and end; between them its device is busy.
 The window is from when as many trials have started as there are devices until the last one starts. `idle s` is device time
 between two trials, `gap` the same for a process that takes the next trial; `busy at 60` is 60 s / (60 s + idle). A real
@@ -49,7 +49,9 @@ import ray
 import sqlalchemy as sa
 import yaml
 from bsearch.cluster.tune import TuneRunner
+from bsearch.objectives import trial
 from bsearch.objectives.loading import load_task
+from bsearch.objectives.machine.process_state import Changes
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.decisions.ending import Stage
@@ -114,7 +116,7 @@ def study(folder: Path, **changes: Any) -> StudySpec:
             "epochs": {"low": 4, "high": 7},
         },
         "training": {"samples": SAMPLES, "evaluations": 5},
-        "devices": {"kind": "gpu"},
+        "devices": {"kind": "cpu"},
         **changes,
     }
     path.write_text(yaml.safe_dump(written))
@@ -291,6 +293,8 @@ class Host:
         load_task(task)  # before threads do so concurrently
         # Only the main thread may set a handler. No trial here is asked to leave.
         signal.signal = signal.siginterrupt = lambda *_: None  # type: ignore[assignment]
+        # Trials in threads share what a process of its own would keep for each, and change nothing of it.
+        trial.kept_process, trial.same_folder = lambda: nullcontext(Changes()), nullcontext
         gc.collect()
         gc.freeze()  # a worker collects garbage after each trial; here it would wait for the imports of the others
 
@@ -421,8 +425,8 @@ def soak_part(options: argparse.Namespace, folder: Path) -> None:
             step = max(options.trials // 20, 1)
             shown = 0
             while run.ending.stage < Stage.STOPPED and shown < options.trials:
-                if run.counted >= shown + step:
-                    shown = int(run.counted) // step * step
+                if run.ended.counted >= shown + step:
+                    shown = int(run.ended.counted) // step * step
                     files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
                     threads = threading.active_count()
                     size = sum(path.stat().st_size for path in folder.glob("*.db*")) / 1e6
@@ -447,9 +451,7 @@ def simulated_cluster(options: argparse.Namespace, devices: int, spec: StudySpec
     """A Ray with so many devices, and its runner."""
     if options.cores:
         place_on(1)  # Ray's processes inherit it
-    ray.init(
-        address="local", num_cpus=devices, num_gpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-    )
+    ray.init(address="local", num_cpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     if options.cores:
         place_on(0)
     processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)

@@ -37,6 +37,7 @@ class Planned:
         seconds, quick_s: its time in full and with `--quick`; 0: left out.
         only: the kind of device that it is for; None: both.
         environment: variables for its process.
+        named: it runs only where it is named.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Planned:
     quick_s: float
     only: Literal["cpu", "gpu"] | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    named: bool = False
 
 
 # In order of value, in case the time ends.
@@ -69,6 +71,9 @@ STAGES = (
         "gpu",
         (("PYTORCH_ALLOC_CONF", "expandable_segments:False"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")),
     ),
+    Planned("card-1", ".stages.card:times", "step times of models that fill a card", 420, 90, named=True),
+    Planned("card-2", ".stages.card:race", "a study, and as long of TPE by hand", 420, 100, named=True),
+    Planned("card-3", ".stages.card:features", "precisions, checkpointing, energy, the loop's own time", 240, 60, named=True),
 )
 
 
@@ -87,7 +92,7 @@ def chosen(names: Sequence[str], device: str, *, quick: bool) -> list[Planned]:
         raise StudyFileError(faults)
     if names:
         return [known[name] for name in dict.fromkeys(names)]
-    return [stage for stage in STAGES if stage.only in (None, device) and (stage.quick_s or not quick)]
+    return [stage for stage in STAGES if not stage.named and stage.only in (None, device) and (stage.quick_s or not quick)]
 
 
 def verify(

@@ -13,21 +13,24 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..loading import error_line
 from .files import FilesApart
-from .script import as_main, rate_of, trains
+from .metric import as_shown
+from .script import batch_of, rate_of, trains
 from .takeover import Made, taken_over
+from .told import SETTINGS, as_main, entries, is_number, numbers_in, settings_in
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
 _LOOKS_S, _LINES = 60.0, 200
@@ -38,12 +41,13 @@ class Looked:
     """What was seen of a script.
 
     Args:
-        values: its flags with numbers, and its numeric constants, by how a trial would set them.
+        values: its numbers, by how a trial would set them: of flags first.
         batch: of the loader that it trains on; `samples` of its data.
         rates: of its optimizers' groups; `optimizer`, the first's name.
         passes, steps: over the training data, and optimizer steps a pass had of one batch each.
         seed: that it gave to torch; None where it gave none.
         lines: that it wrote after a pass.
+        sums: its loss grows with the batch.
         counts: lines at which its training loop uses a count of batches for more than printing.
         whole: it came to its end.
         error: that it ended with.
@@ -57,6 +61,7 @@ class Looked:
     passes: int = 0
     seed: int | None = None
     lines: list[str] = field(default_factory=list)
+    sums: bool = False
     counts: list[int] = field(default_factory=list)
     whole: bool = False
     error: str = ""
@@ -67,12 +72,17 @@ class _Enough(BaseException):
 
 
 class _Look:
-    """The `Driver` of a script that is looked at: one batch a pass, of every loader."""
+    """The `Driver` of a script that is looked at: one batch a pass, of every loader.
+
+    The first pass of training has that batch once, and once with each sample twice, both without a step: a mean stays the same.
+    """
 
     share, is_last, has_gradients, skips, is_script = 1.0, True, False, False, True
 
     def __init__(self, looked: Looked, made: Made) -> None:
         self.looked, self._made, self._line, self._trains, self._ends = looked, made, "", False, time.monotonic() + _LOOKS_S
+        self.read: dict[Path, None] = {}
+        self._loss = 0.0
 
     def trains(self, loader: DataLoader[Any]) -> bool:
         return True  # every loader has one batch
@@ -82,11 +92,32 @@ class _Look:
         if self._trains:
             if time.monotonic() > self._ends:
                 raise _Enough
+            self.rows()
             if not self.looked.passes:
                 self._note(loader)
+                yield from self._weighed(loader)
             self.looked.passes += 1
         yield from islice(self.iterate(loader), 1)
         self._trains = False
+
+    def _weighed(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Two batches that tell a mean from a sum."""
+        if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
+            return
+        indices, losses = next(iter(loader.batch_sampler)), list[float]()
+        self.is_last = False
+        for times in (1, 2):
+            self._loss = 0.0
+            yield loader.collate_fn([loader.dataset[index] for index in indices * times])
+            losses.append(self._loss)
+        self.is_last = True
+        self.looked.sums = losses[1] / losses[0] > 2**0.5 if losses[0] else False
+
+    def rows(self) -> None:
+        """What it has written to files since the last pass."""
+        self.is_script, self._trains, trained = False, False, self._trains
+        self.wrote("".join(self.files.new_rows()))
+        self.is_script, self._trains = True, trained
 
     iterate: Any = None
     files: FilesApart
@@ -94,7 +125,7 @@ class _Look:
     def _note(self, loader: DataLoader[Any]) -> None:
         """What there is before the first step."""
         first = self._made.of(Optimizer)[0]
-        self.looked.batch, self.looked.optimizer = loader.batch_size or 0, type(first).__name__
+        self.looked.batch, self.looked.optimizer = batch_of(loader) or 0, type(first).__name__
         self.looked.rates = [rate_of(group) for group in first.param_groups]
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
@@ -102,15 +133,25 @@ class _Look:
     def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
         self.is_script = False
         try:
-            return self.files.place_of(file, writes=writes, removes=removes)
+            place = self.files.place_of(file, writes=writes, removes=removes)
+        finally:
+            self.is_script = True
+        if not writes and place is file and isinstance(file, str | os.PathLike) and str(file).endswith(SETTINGS):
+            self.read[Path(os.path.abspath(file))] = None  # noqa: PTH100
+        return place
+
+    def beside(self, folder: Any) -> str | None:
+        self.is_script = False
+        try:
+            return self.files.beside(folder)
         finally:
             self.is_script = True
 
     def scheduled(self) -> None:
         """Of no interest."""
 
-    def back_propagates(self) -> None:
-        """Of no interest."""
+    def back_propagates(self, loss: torch.Tensor) -> None:
+        self._loss += float(loss.detach().sum())
 
     def back_propagated(self) -> None:
         """Of no interest."""
@@ -122,57 +163,95 @@ class _Look:
         first, *others = text.split("\n")
         self._line += first
         for line in others:
-            if self._line.strip() and not self._trains and self.looked.passes and len(self.looked.lines) < _LINES:
-                self.looked.lines.append(self._line)
+            shown = as_shown(self._line)
+            if shown.strip() and not self._trains and self.looked.passes and len(self.looked.lines) < _LINES:
+                self.looked.lines.append(shown)
             self._line = line
 
 
 def looked_at(path: Path, arguments: list[str]) -> Looked:
     """Run a script here and see what it does."""
-    looked, made = Looked(values=_constants(path), counts=counting_lines(path.read_text(encoding="utf-8"))), Made()
+    looked, made, flags = Looked(counts=counting_lines(path.read_text(encoding="utf-8"))), Made(), dict[str, float]()
     look = _Look(looked, made)
-    look.iterate, here = DataLoader.__iter__, Path.cwd()
-    parse, seed = argparse.ArgumentParser.parse_known_args, torch.manual_seed
-
-    def parsed(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
-        namespace, rest = parse(parser, *given, **named)
-        for action in parser._actions:
-            value, flags = getattr(namespace, action.dest, None), [one for one in action.option_strings if one.startswith("--")]
-            if flags and isinstance(value, int | float) and not isinstance(value, bool):
-                looked.values[flags[0]] = value
-        return namespace, rest
+    look.iterate, here, seed = DataLoader.__iter__, Path.cwd(), torch.manual_seed
 
     def seeded(number: Any) -> Any:
         looked.seed = int(number) if looked.seed is None else looked.seed
         return seed(number)
 
-    argparse.ArgumentParser.parse_known_args, torch.manual_seed = parsed, seeded  # type: ignore[method-assign, assignment]
+    torch.manual_seed = seeded  # type: ignore[assignment]
     try:
-        with tempfile.TemporaryDirectory() as apart:
+        with tempfile.TemporaryDirectory() as apart, _noted_flags(flags):
             look.files = FilesApart(here, Path(apart))
-            with taken_over(look, made), as_main(path, arguments, {}, here):
+            with taken_over(look, made), as_main(path, arguments, {}, here, look.files):
                 looked.whole = True
+            look.rows()
     except _Enough:
         pass
     except SystemExit as end:
-        looked.whole, looked.error = (
-            end.code in (None, 0),
-            "" if end.code in (None, 0) else f"it ended with exit code {end.code}",
-        )
+        looked.whole = end.code in (None, 0)
+        looked.error = "" if looked.whole else f"it ended with exit code {end.code}"
     except Exception as error:
         looked.error = error_line(error)
+    finally:
+        torch.manual_seed = seed
+    looked.values = flags | _told_by(arguments) | _in_text(path) | _in_files(look.read, here)
     return looked
 
 
-def _constants(path: Path) -> dict[str, float]:
-    """Numbers that a script's module assigns to names."""
-    found: dict[str, float] = {}
-    for node in ast.parse(path.read_bytes()).body:
-        value = node.value.value if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) else None
-        if isinstance(node, ast.Assign) and isinstance(value, int | float) and not isinstance(value, bool):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            found |= dict.fromkeys(names, float(value))
+@contextmanager
+def _noted_flags(flags: dict[str, float]) -> Iterator[None]:
+    """Context in which the numbers of flags are noted, of argparse and of Click."""
+    parse, parse_of_click = argparse.ArgumentParser.parse_known_args, click.Command.parse_args
+
+    def note(names: Sequence[str], value: Any) -> None:
+        if is_number(value) and (long := [one for one in names if one.startswith("--")]):
+            flags[long[0]] = value
+
+    def parsed(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+        namespace, rest = parse(parser, *given, **named)
+        for action in parser._actions:
+            note(action.option_strings, getattr(namespace, action.dest, None))
+        return namespace, rest
+
+    def parsed_by_click(command: click.Command, context: click.Context, given: list[str]) -> list[str]:
+        rest = parse_of_click(command, context, given)
+        for parameter in command.params:
+            note(parameter.opts, context.params.get(parameter.name or ""))
+        return rest
+
+    argparse.ArgumentParser.parse_known_args = parsed  # type: ignore[method-assign, assignment]
+    click.Command.parse_args = parsed_by_click  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
+        click.Command.parse_args = parse_of_click  # type: ignore[method-assign]
+
+
+def _told_by(arguments: Sequence[str]) -> dict[str, float]:
+    """Numbers on a command line: `--lr=0.1`, `--lr 0.1`, and `lr=0.1`, whatever reads them."""
+    words, found = " ".join(arguments), dict[str, float]()
+    for flag, key, value in re.findall(r"(?:^|\s)(?:(--[\w.-]+)[=\s]|([\w.]+=))([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?=\s|$)", words):
+        with suppress(ValueError):
+            found[flag or key] = float(value)
     return found
+
+
+def _in_text(path: Path) -> dict[str, float]:
+    """The numbers in a script's text."""
+    found: dict[str, float] = {}
+    for name, place, offset in numbers_in(ast.parse(path.read_bytes())):
+        if is_number(place.value):
+            found.setdefault(name, place.value - offset)  # type: ignore[operator, arg-type]
+    return found
+
+
+def _in_files(paths: Iterable[Path], here: Path) -> dict[str, float]:
+    """The numbers in files of settings that it has read."""
+    below = [path for path in paths if path.is_relative_to(here)]
+    found = ((f"{path.relative_to(here)}:{name}", value) for path in below for name, value in entries(settings_in(path)))
+    return {name: value for name, value in found if is_number(value)}
 
 
 # Calls that show something.
@@ -180,10 +259,12 @@ _SHOWS = re.compile(r"print|log|write|info|debug|set_|add_|append|update|report"
 
 
 def counting_lines(source: str) -> list[int]:
-    """Lines of loops with a backward pass at which a count of batches is used, but to print something.
+    r"""Lines of loops with a backward pass at which a count of batches is used, but to print something.
 
-    >>> counting_lines("for i, x in enumerate(loader):\\n  loss(x).backward()\\n  if i % 9 == 0: print(i)\\n  if i > 9: f()")
+    >>> counting_lines("for i, x in enumerate(loader):\n  loss(x).backward()\n  if i % 9 == 0: print(i)\n  if i > 9: f()")
     [4]
+    >>> counting_lines("for i, x in enumerate(data):\n  l = f(x)\n  l.backward()\n  if i % 9 == 0:\n    l = i\n    print(l)")
+    []
     """
     lines = set[int]()
     for loop in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For | ast.While)):
@@ -200,7 +281,7 @@ def counting_lines(source: str) -> list[int]:
         waiting = list[ast.AST](loop.body)
         while waiting:
             node = waiting.pop()
-            if _only_shows(node):
+            if _only_shows(node, loop):
                 continue
             if isinstance(node, ast.Name) and node.id in counted and isinstance(node.ctx, ast.Load):
                 lines.add(node.lineno)
@@ -208,11 +289,29 @@ def counting_lines(source: str) -> list[int]:
     return sorted(lines)
 
 
-def _only_shows(node: ast.AST) -> bool:
-    """Whether a statement does no more than show something."""
+def _only_shows(node: ast.AST, loop: ast.For | ast.While) -> bool:
+    """Whether a statement of a loop does no more than show something, or make what is only shown."""
     if isinstance(node, ast.If):
-        return all(map(_only_shows, (*node.body, *node.orelse)))
+        return all(_only_shows(one, loop) for one in (*node.body, *node.orelse))
+    if isinstance(node, ast.Assign):
+        made = {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        return bool(made) and all(_is_local(name, node, loop) for name in made)
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(_SHOWS.search(ast.unparse(node.value.func)))
+
+
+def _is_local(name: str, made: ast.Assign, loop: ast.For | ast.While) -> bool:
+    """Whether only what is shown reads a name after it was made here: nothing else does before it is made anew."""
+    uses = [(one.lineno, type(one.ctx)) for one in ast.walk(loop) if isinstance(one, ast.Name) and one.id == name]
+    shown = {
+        line
+        for one in ast.walk(loop)
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and _SHOWS.search(ast.unparse(one.value.func))
+        for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
+    }
+    later = [line for line, kind in uses if kind is ast.Load and line > made.lineno and line not in shown]
+    first = min(line for line, _ in uses)
+    made_first = first == made.lineno or not any(line == first and kind is ast.Load for line, kind in uses)
+    return not later and made_first
 
 
 if __name__ == "__main__":

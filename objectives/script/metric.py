@@ -31,3 +31,12 @@ def value_of(found: re.Match[str]) -> float:
     """
     value, of, percent = found.groups()[-3:]
     return float(value) / float(of) if of and float(of) else float(value) / 100 if percent else float(value)
+
+
+def as_shown(line: str) -> str:
+    r"""A line as a terminal shows it: what follows the last return to its beginning, as progress bars have them.
+
+    >>> as_shown("10% acc=0.1\r100% acc=0.9")
+    '100% acc=0.9'
+    """
+    return line.rpartition("\r")[2]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import os
 import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,8 +27,9 @@ from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
 from ..task import Data
 from .files import FilesApart
-from .metric import metric_pattern, value_of
+from .metric import as_shown, metric_pattern, value_of
 from .takeover import Made, taken_over
+from .told import Told, as_main
 
 # A number of parts that is not reached where a script is asked for single steps, all of one pass.
 _ENDLESS = 1_000_000
@@ -60,9 +59,9 @@ def run_script(
     Args:
         script: its path, relative to the study file's folder.
         arguments: as on a command line.
-        batch, rate, epochs, steps, seed: how it is told these: a flag (`--lr`), a key (`lr=`), or a constant of the script
-            (`LR`). `steps` is a number of batches, instead of epochs.
-        metric: the text on its standard output that the metric follows, such as `Accuracy:`; a regular expression.
+        batch, rate, epochs, steps, seed: how it is told these, see `Told`; `steps` is a number of batches, instead of epochs.
+        metric: the text before the metric, in what it prints, logs and writes to CSV and JSON files, such as `Accuracy:`; a
+            regular expression.
         loss: whether what it back-propagates is a mean over the batch's samples, or their sum.
         splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
 
@@ -86,29 +85,19 @@ def run_script(
     yield from as_generator(train)
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """How a script is told what a trial sets."""
-
-    batch: str
-    rate: str
-    epochs: str = ""
-    steps: str = ""
-    seed: str = ""
-
-    def values(self, setup: TrialSetup, *, endless: bool) -> dict[str, int | float]:
-        """What it is told in a trial, by flag, key or constant."""
-        parts = _ENDLESS  # of single steps, such as of one sample, there is no plan of a budget
-        if self.steps and not endless:
-            parts = sum(run.count * len(run.plan.micro_batches()) for run in setup.steps())
-        values: dict[str, int | float] = {
-            self.batch: setup.effective_batch,
-            self.rate: setup.learning_rate,
-            self.epochs: math.ceil(setup.epochs),
-            self.steps: parts,
-            self.seed: setup.seed % 2**32,
-        }
-        return {name: value for name, value in values.items() if name}
+def values_of(told: Told, setup: TrialSetup, *, endless: bool) -> dict[str, int | float]:
+    """What a script is told in a trial, by name."""
+    parts = _ENDLESS  # of single steps, such as of one sample, there is no plan of a budget
+    if told.steps and not endless:
+        parts = sum(run.count * len(run.plan.micro_batches()) for run in setup.steps())
+    values: dict[str, int | float] = {
+        told.batch: setup.effective_batch,
+        told.rate: setup.learning_rate,
+        told.epochs: math.ceil(setup.epochs),
+        told.steps: parts,
+        told.seed: setup.seed % 2**32,
+    }
+    return {name: value for name, value in values.items() if name}
 
 
 class ScriptLoop(Loop):
@@ -216,12 +205,30 @@ class _Run:
     _loop: ScriptLoop | None
 
     def run(self) -> None:
-        values, folder = self._told.values(self.setup, endless=being_served()), Path(self.setup.folder or ".")
+        with tempfile.TemporaryDirectory(prefix="bsearch-") as apart:
+            self.files = FilesApart(Path(self.setup.folder or "."), Path(apart))
+            self._run_script()
+            self._measure()
+        loop = self._loop
+        if loop is None:
+            raise TaskError(
+                f"{self._where}: expected a training loop over a torch DataLoader, with a model in training mode and an "
+                f"optimizer; got none{self._said()}"
+            )
+        if next(self._steps, None) is not None:
+            if self._resumes_at and not self._reported:
+                raise _CannotPassOver
+            told = "Say how it is told its length: epochs=, or steps=."
+            if self._told.epochs or self._told.steps:
+                told = "It stops by itself, such as early: leave that to the study (`stopping:`)."
+            samples = self.setup.samples_budget
+            raise TaskError(f"{self._where}: expected to train on {samples} samples, but it ended after {loop.seen}. {told}")
+
+    def _run_script(self) -> None:
+        values, folder = values_of(self._told, self.setup, endless=being_served()), Path(self.setup.folder or ".")
         try:
-            with tempfile.TemporaryDirectory(prefix="bsearch-") as apart:
-                self.files = FilesApart(folder, Path(apart))
-                with taken_over(self, self._made), as_main(self.path, self._arguments, values, folder):
-                    pass
+            with taken_over(self, self._made), as_main(self.path, self._arguments, values, folder, self.files):
+                pass
         except _Over:
             pass
         except Exception as error:
@@ -234,21 +241,6 @@ class _Run:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise TaskError(f"{self._where}: it ended with exit code {end.code}{self._said()}") from end
-        loop = self._loop
-        if loop is None:
-            raise TaskError(
-                f"{self._where}: expected a training loop over a torch DataLoader, with a model in training mode and an "
-                f"optimizer; got none{self._said()}"
-            )
-        self._measure()
-        if next(self._steps, None) is not None:
-            if self._resumes_at and not self._reported:
-                raise _CannotPassOver
-            told = "Say how it is told its length: epochs=, or steps=."
-            if self._told.epochs or self._told.steps:
-                told = "It stops by itself, such as early: leave that to the study (`stopping:`)."
-            samples = self.setup.samples_budget
-            raise TaskError(f"{self._where}: expected to train on {samples} samples, but it ended after {loop.seen}. {told}")
 
     def _stop(self) -> None:
         """End the loop here, in the script's thread."""
@@ -302,10 +294,10 @@ class _Run:
 
     def _begin_pass(self, loader: DataLoader[Any]) -> None:
         if self._loop is None:
-            if loader.batch_size != self.setup.effective_batch:
+            if (size := batch_of(loader)) != self.setup.effective_batch:
                 raise TaskError(
                     f"{self._where}: expected a training loader with the batch it is told, {self.setup.effective_batch}; got "
-                    f"{loader.batch_size}. Say by batch= how it is told."
+                    f"{size}. Say by batch= how it is told."
                 )
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=_weights(self._where, loader))
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
@@ -367,13 +359,17 @@ class _Run:
         with self.ourselves():
             return self.files.place_of(file, writes=writes, removes=removes)
 
+    def beside(self, folder: Any) -> str | None:
+        with self.ourselves():
+            return self.files.beside(folder)
+
     def scheduled(self) -> None:
         self._rates = self._rates_now()
 
     def _rates_now(self) -> list[float]:
         return [float(group["lr"]) for one in self._made.of(Optimizer) for group in one.param_groups]
 
-    def back_propagates(self) -> None:
+    def back_propagates(self, loss: Tensor) -> None:
         """Check that what the script does after each part leaves the gradients of the parts before alone.
 
         Raises:
@@ -407,7 +403,7 @@ class _Run:
         self._lines[-1] += first
         for line in others:
             if self._step is None:  # what it writes within a pass is of its training data
-                self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(self._lines[-1])))
+                self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(as_shown(self._lines[-1]))))
             self._lines = [*self._lines[-_LAST_LINES:], line]
 
     def _measure(self) -> None:
@@ -416,7 +412,8 @@ class _Run:
         Raises:
             TaskError: it has written several numbers after the metric's text.
         """
-        self.wrote("\n")  # what is not ended yet
+        with self.ourselves():
+            self.wrote("".join(["\n", *self.files.new_rows()]))  # after a line that is not ended yet
         loop, scores, self._scores = self._loop, [*self._scores], {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
             return
@@ -447,6 +444,11 @@ def trains(made: Made) -> bool:
     return torch.is_grad_enabled() and bool(models) and all(model.training for model in models)
 
 
+def batch_of(loader: DataLoader[Any]) -> Any:
+    """The size of a loader's batches; where a sampler of batches makes them, its."""
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
 class _Pass(Iterator[Any]):
     """The iterator that a script gets of its loader; it may drop it at any time, and ask for another."""
 
@@ -467,59 +469,10 @@ def _weights(where: str, loader: DataLoader[Any]) -> Any:
     sampler, batch_sampler = loader.sampler, loader.batch_sampler
     size = len(loader.dataset) if not isinstance(loader.dataset, IterableDataset) else -1  # type: ignore[arg-type]
     if type(batch_sampler) is BatchSampler and size == len(sampler):  # type: ignore[arg-type]
-        if type(sampler) in (RandomSampler, SequentialSampler):
+        # Accelerate's is torch's with a seed of its own.
+        if type(sampler) in (RandomSampler, SequentialSampler) or type(sampler).__module__ == "accelerate.data_loader":
             return None
         if type(sampler) is WeightedRandomSampler:
             return sampler.weights
     got = type(sampler if type(batch_sampler) is BatchSampler else batch_sampler).__name__
     raise TaskError(f"{where}: expected a DataLoader with torch's own samplers over the whole dataset, got {got}")
-
-
-@contextmanager
-def as_main(path: Path, arguments: Sequence[str], values: dict[str, int | float], folder: Path) -> Iterator[None]:
-    """Run a script as `__main__` with these arguments and values, in a folder; modules beside it are unloaded afterwards."""
-    flags = [
-        f"{name}={value}" if name.startswith("-") else f"{name}{value}"
-        for name, value in values.items()
-        if not _is_constant(name)
-    ]
-    tree = ast.parse(path.read_bytes(), str(path))
-    _set_constants(tree, path, {name: value for name, value in values.items() if _is_constant(name)})
-    module = ModuleType("__main__")
-    module.__file__, modules = str(path), dict(sys.modules)
-    before, came_from = (sys.argv, sys.path[:]), Path.cwd()
-    sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags], module
-    sys.path.insert(0, str(path.parent))
-    try:
-        os.chdir(folder)
-        exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the user's own script
-        yield
-    finally:
-        os.chdir(came_from)
-        sys.argv, sys.path[:] = before
-        for name, imported in list(sys.modules.items()):
-            file = getattr(imported, "__file__", None)
-            if name not in modules and file and Path(file).is_relative_to(path.parent) and "site-packages" not in file:
-                del sys.modules[name]
-        sys.modules["__main__"] = modules["__main__"]
-        module.__dict__.clear()
-
-
-def _is_constant(name: str) -> bool:
-    return name.isidentifier()
-
-
-def _set_constants(tree: ast.Module, path: Path, values: dict[str, int | float]) -> None:
-    """Change a script's constants: assignments of a number to a name.
-
-    Raises:
-        TaskError: it has no such constant.
-    """
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for name in (target.id for target in targets if isinstance(target, ast.Name)):
-            if name in values and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                node.value = ast.copy_location(ast.Constant(values[name]), node.value)
-                values = {other: value for other, value in values.items() if other != name}
-    if values:
-        raise TaskError(f"{path.name}: expected it to assign a number to {', '.join(values)}; it does not")

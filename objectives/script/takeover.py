@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from itertools import chain
 from types import MethodType
@@ -62,8 +62,8 @@ class Driver(Protocol):
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The parts of a pass over a loader that trains."""
 
-    def back_propagates(self) -> None:
-        """A part is about to add gradients."""
+    def back_propagates(self, loss: Tensor) -> None:
+        """A part is about to add gradients, of this loss."""
 
     def back_propagated(self) -> None:
         """It has."""
@@ -72,7 +72,7 @@ class Driver(Protocol):
         """An optimizer has stepped."""
 
     def wrote(self, text: str) -> None:
-        """The script has written to its standard output."""
+        """The script has written to its output, or reported a metric."""
 
     def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
         """Where a file is that the script opens; a descriptor or another object as it is.
@@ -80,6 +80,9 @@ class Driver(Protocol):
         Raises:
             PermissionError: it is the user's, and would be removed.
         """
+
+    def beside(self, folder: Any) -> str | None:
+        """Where files are that it has written below a folder of the user's."""
 
     def scheduled(self) -> None:
         """A scheduler has set rates."""
@@ -167,15 +170,17 @@ def _take_over() -> None:
     _replace(torch, "save", _saved)
     _replace(torch, "load", _loaded)
     _replace(os, "mkdir", _folder_made)
-    for name in ("stat", "listdir", "scandir"):
-        _replace(os, name, _looked_up)
+    _replace(os, "stat", _looked_up)
+    _replace(os, "listdir", _listed)
+    _replace(os, "scandir", _scanned)
     for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
         _replace(owner, name, _removed)
     for name in ("rename", "replace"):
         _replace(os, name, _renamed)
     _replace(threading.Thread, "start", _thread_begun)
-    _replaced.callback(setattr, sys, "stdout", sys.stdout)
-    sys.stdout = _Written(sys.stdout)
+    for name in ("stdout", "stderr"):
+        _replaced.callback(setattr, sys, name, getattr(sys, name))
+        setattr(sys, name, _Written(getattr(sys, name), passes_on=name == "stderr"))
 
 
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
@@ -219,7 +224,7 @@ def _back_propagated(
         return
     if driver.share != 1.0:
         gradient = driver.share * (torch.ones_like(self) if gradient is None else gradient)
-    driver.back_propagates()
+    driver.back_propagates(self)
     made.in_backward = True
     try:
         original(self, gradient, *arguments, **named)
@@ -251,7 +256,9 @@ def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **nam
 
 def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
     writes = any(letter in mode for letter in "wax+")
-    return original(driver.place_of(file, writes=writes), mode, *arguments, **named)
+    place = driver.place_of(file, writes=writes)
+    opened = original(place, mode, *arguments, **named)
+    return driver.files.opened(opened) if writes and place is not file else opened
 
 
 def _saved(original: Any, driver: Driver, made: Made, obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
@@ -266,6 +273,39 @@ def _looked_up(original: Any, driver: Driver, made: Made, path: Any = ".", *argu
     return original(driver.place_of(path, writes=False), *arguments, **named)
 
 
+def _listed(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
+    names = original(driver.place_of(path, writes=False))
+    beside = driver.beside(path)
+    return names if beside is None else sorted({*names, *original(beside)})
+
+
+def _scanned(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
+    found, beside = original(driver.place_of(path, writes=False)), driver.beside(path)
+    return found if beside is None else _Scanned(original(beside), found)
+
+
+class _Scanned:
+    """The entries of two folders, of the same name those of the first, as `os.scandir` gives them."""
+
+    def __init__(self, *both: Any) -> None:
+        self._entries = iter({entry.name: entry for one in reversed(both) for entry in one}.values())
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
 def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
     original(driver.place_of(path, writes=True), *arguments, **named)
 
@@ -278,7 +318,7 @@ def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arg
     original(driver.place_of(src, writes=False, removes=True), driver.place_of(dst, writes=True), *arguments, **named)
 
 
-_OF_FILES = (_opened, _saved, _loaded, _looked_up, _folder_made, _removed, _renamed)
+_OF_FILES = (_opened, _saved, _loaded, _looked_up, _listed, _scanned, _folder_made, _removed, _renamed)
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:
@@ -299,12 +339,19 @@ class _OfThread:
     """Where the files of a script's thread go."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver, self.is_script = driver, True
+        self._driver, self.files, self.is_script = driver, driver.files, True
 
     def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
         self.is_script = False
         try:
             return self._driver.files.place_of(file, writes=writes, removes=removes)
+        finally:
+            self.is_script = True
+
+    def beside(self, folder: Any) -> str | None:
+        self.is_script = False
+        try:
+            return self._driver.files.beside(folder)
         finally:
             self.is_script = True
 
@@ -318,15 +365,18 @@ def _schedulers() -> list[Any]:
 
 
 class _Written:
-    """A standard output that gives a script's text to its driver, and all else to where it went before."""
+    """An output that gives a script's text to its driver, and all else to where it went before; warnings go there too."""
 
-    def __init__(self, before: Any) -> None:
-        self._before = before
+    def __init__(self, before: Any, *, passes_on: bool) -> None:
+        self._before, self._passes_on = before, passes_on
 
     def write(self, text: str) -> int:
-        if (script := _running.get(threading.get_ident())) is None or not script[0].is_script:
-            return int(self._before.write(text))
-        script[0].wrote(text)
+        script = _running.get(threading.get_ident())
+        is_script = script is not None and script[0].is_script
+        if script is not None and is_script:
+            script[0].wrote(text)
+        if self._passes_on or not is_script:
+            self._before.write(text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -335,3 +385,38 @@ class _Written:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)
+
+
+def report(**metrics: Any) -> None:
+    """Report metrics of a script, after a pass over its training data: `bsearch.report(accuracy=0.9)`.
+
+    Without effect where the script runs by itself.
+    """
+    if (script := _running.get(threading.get_ident())) is not None:
+        for name, value in metrics.items():
+            with suppress(TypeError, ValueError):  # images and texts are for a tracker
+                script[0].wrote(f"\n{name}: {float(value)!r}\n")
+
+
+def take_over_accelerate() -> None:
+    """The loaders of Accelerate, which fetch a batch ahead of the one that they give."""
+    from accelerate import data_loader
+
+    with _lock:
+        _replace(data_loader.DataLoaderShard, "__iter__", _shard_iterated)
+
+
+def _shard_iterated(original: Any, driver: Driver, made: Made, loader: Any) -> Iterator[Any]:
+    if not driver.trains(loader):
+        yield from original(loader)
+        return
+    loader.begin()
+    for batch in driver.batches(loader.base_dataloader):
+        yield batch if loader.device is None else _sent(batch, loader.device)
+    loader.end()
+
+
+def _sent(batch: Any, device: Any) -> Any:
+    from accelerate.utils import send_to_device
+
+    return send_to_device(batch, device)

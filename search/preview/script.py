@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...objectives.script.metric import metric_pattern, value_of
+from ...objectives.script.told import KINDS, kind_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import number
 
@@ -48,6 +49,7 @@ class Script:
     optimizer: str
     metric: tuple[str, str, str]
     counts: tuple[int, ...] = ()
+    sums: bool = False
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -57,7 +59,8 @@ class Script:
         text, _, direction = self.metric
         better = "higher" if direction == "maximize" else "lower"
         better += " is better" if re.search(_HELD_OUT, text.lower()) else " is better; it does not say of which data it is"
-        return f"found: {', '.join(parts)}, metric {text!r} on its output ({better}), {self.samples} samples"
+        parts += ["a loss that is a sum"] * self.sums
+        return f"found: {', '.join(parts)}, metric {text!r} ({better}), {self.samples} samples"
 
 
 def script_of(command: Sequence[str], folder: Path) -> Script:
@@ -93,7 +96,7 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
     except (ValueError, IndexError):
         last = " ".join(done.stderr.strip().splitlines()[-1:])
         raise StudyFileError(f"{words[0]}: it does not run: {last or f'exit code {done.returncode}'}") from None
-    return _found(words[0], words[1:], seen)
+    return found_in(words[0], words[1:], seen)
 
 
 def is_of(command: Sequence[str], tasks: str) -> bool:
@@ -107,7 +110,12 @@ def _words(command: Sequence[str]) -> list[str]:
     return list(command[1:] if Path(command[0]).name.startswith("python") and len(command) > 1 else command)
 
 
-def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Script:
+def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Script:
+    """What a study sets of a script, in what was seen of it.
+
+    Raises:
+        StudyFileError: it was not seen.
+    """
     if not seen["passes"]:
         why = seen["error"] or "it iterates no torch DataLoader with an optimizer and a model in training mode"
         raise StudyFileError(f"{path}: no training was found: {why}")
@@ -115,7 +123,7 @@ def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Scri
     told = {
         "batch": _named(values, _BATCH, seen["batch"], _OTHERS),
         "rate": _named(values, _RATE, seen["rates"][0], r"min|final|warm"),
-        "epochs": _named(values, _LENGTH, seen["passes"], r"warm|start|eval|save") if seen["whole"] else "",
+        "epochs": _length(values, seen["passes"]) if seen["whole"] else "",
         "seed": _named(values, "seed", seen["seed"], "data|split") if seen["seed"] is not None else "",
     }
     metric = metric_in(seen["lines"])
@@ -123,7 +131,7 @@ def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Scri
     for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
         if not told[what]:
             numbers = ", ".join(f"{name} {number(value)}" for name, value in values.items()) or "none"
-            expected = f"{path}: expected a flag or a constant of its {what}, {got}"
+            expected = f"{path}: expected a flag, a number in its text, or a file that tells its {what}, {got}"
             faults.append(Fault(what, f"{expected}; it has {numbers}"))
     if metric is None:
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
@@ -134,17 +142,22 @@ def _found(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Scri
     assert metric is not None
     kept = {what: how for what, how in told.items() if how}
     settings = seen["batch"], seen["rates"][0], seen["passes"], seen["samples"], seen["optimizer"]
-    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]))
+    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]), seen["sums"])
 
 
 def _named(values: Mapping[str, float], words: str, value: float, not_words: str) -> str:
-    """The flag or constant of this value with such a name; the shortest name of several, empty where there is none."""
+    """The flag or number of this value with such a name; of several the first kind's shortest; empty where there is none."""
     found = [
         name
         for name, has in values.items()
         if math.isclose(has, value, rel_tol=1e-9) and re.search(words, name.lower()) and not re.search(not_words, name.lower())
     ]
-    return min(found, key=len, default="")
+    return min(found, key=lambda name: (KINDS.index(kind_of(name)), len(name)), default="")
+
+
+def _length(values: Mapping[str, float], passes: int) -> str:
+    """The number of epochs; or what else a loop over so many passes has in its text."""
+    return _named(values, _LENGTH, passes, r"warm|start|eval|save") or _named(values, r" in range\(", passes, "^$")
 
 
 def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
@@ -168,7 +181,7 @@ def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
 def _labels(line: str, words: str) -> Iterator[tuple[str, str]]:
     """Texts before numbers in a line that are called so, each with the line; longer where there are several."""
     labels = list(
-        re.finditer(rf"(?i)(?:[a-z]+[_ ])?\b\w*?(?:{words})(?![\w@])['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)", line)
+        re.finditer(rf"(?i)(?:[a-z]+[_ /])?\b\w*?(?:{words})(?![\w@])['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)", line)
     )
     labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
     for label in labels:
@@ -192,8 +205,8 @@ def train(setup):
         {path!r},
         {arguments!r},
 {told}
-        metric={metric!r},  # on its output; the number that follows is the metric
-        loss="mean",  # over a batch's samples; or "sum"
+        metric={metric!r},  # in what it prints or logs; the number that follows is the metric
+        loss={loss!r},  # over a batch's samples: their "mean" or "sum"
         splits={splits},  # {why}
     )
 '''
@@ -243,6 +256,12 @@ def files_of(script: Script) -> dict[str, str]:
     if script.counts:
         why = f"line {script.counts[0]} uses a count of batches, which would count parts; True, if that changes nothing"
     tasks = TASKS.format(
-        path=script.path, arguments=script.arguments, told=told, metric=text, splits=not script.counts, why=why
+        path=script.path,
+        arguments=script.arguments,
+        told=told,
+        metric=text,
+        splits=not script.counts,
+        why=why,
+        loss="sum" if script.sums else "mean",
     )
     return {"study.yaml": study, "tasks.py": tasks}

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,10 +23,11 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.loop import newest_loop
 from bsearch.objectives.profiling.loop_session import examined_session
+from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.metric import metric_pattern, value_of
 from bsearch.objectives.script.script import run_script
 from bsearch.objectives.task_code import sources_of, task_code_hash
-from bsearch.search.preview.script import metric_in, script_of
+from bsearch.search.preview.script import found_in, metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.trial import Measurement, TrialSetup
 from click.testing import CliRunner
@@ -151,7 +152,7 @@ def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
         (partial(plain, rate="--seed", seed=""), "exit code 2"),
         (partial(plain, batch="--test-batch-size"), "expected a training loader with the batch it is told, 20; got 16"),
         (partial(constants, rate="CLIP"), "expected a script that gives its optimizer the rate it is told, 0.1; got 0.01"),
-        (partial(constants, rate="RATE"), "expected it to assign a number to RATE"),
+        (partial(constants, rate="RATE"), "expected a number at RATE"),
         (partial(plain, epochs=""), r"ended after 800|expected to train on 1200 samples"),
         (partial(plain, script="patient.py"), "It stops by itself"),
         (partial(plain, script="nowhere.py"), "nowhere.py: no such script"),
@@ -259,6 +260,145 @@ def test_numbers_after_a_text() -> None:
     assert metric_in(["nothing here"]) is None
 
 
+# How other scripts are told their numbers, and say their metric: what differs from quickstart.py, and what is found.
+TELL = {
+    "in its text": ([], {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)"}, "Test Accuracy:"),
+    "in a file": (
+        [
+            ("import torch\n", "import torch, yaml\nsettings = yaml.safe_load(open('conf/a.yaml'))\n"),
+            ("batch_size=16", "batch_size=settings['batch']"),
+            ("lr=1e-1", "lr=settings['optim']['lr']"),
+            ("range(5)", "range(settings['epochs'])"),
+        ],
+        {"batch": "conf/a.yaml:batch", "rate": "conf/a.yaml:optim.lr", "epochs": "conf/a.yaml:epochs"},
+        "Test Accuracy:",
+    ),
+    "by click": (
+        [
+            ("optimizer = torch.optim.SGD(model.parameters(), lr=1e-1)\n", ""),
+            (
+                "for t in range(5):",
+                "import click\n@click.command()\n@click.option('--lr', default=0.1)\ndef main(lr):\n  global optimizer\n"
+                "  optimizer = torch.optim.SGD(model.parameters(), lr=lr)\n  for t in range(5):",
+            ),
+            ("    evaluate(test_loader)", "    evaluate(test_loader)\n\nmain()"),
+        ],
+        {"batch": "batch_size=16", "rate": "--lr", "epochs": "t in range(5)"},
+        "Test Accuracy:",
+    ),
+    "to W&B": (
+        [
+            ("import torch\n", "import torch, wandb\nwandb.init(config={'a': 1}).watch(wandb.config.a)\n"),
+            ('print(f"Test', "wandb.log({'val/acc': correct, 'x': wandb.Image(1)}); str(f\"Test"),
+        ],
+        {"batch": "batch_size=16"},
+        "val/acc:",
+    ),
+    "to TensorBoard": (
+        [
+            (
+                "import torch\n",
+                "import torch\nfrom torch.utils.tensorboard import SummaryWriter\nwriter = SummaryWriter('runs')\n",
+            ),
+            ('print(f"Test', "writer.add_scalar('acc/val', torch.tensor(correct), t); str(f\"Test"),
+        ],
+        {"batch": "batch_size=16"},
+        "acc/val:",
+    ),
+    "to a CSV file": (
+        [
+            ("import torch\n", "import torch, csv\nlog = open('log.csv', 'w')\nprint('epoch,val_acc', file=log)\n"),
+            ('print(f"Test', "print(f'{t},{correct}', file=log); str(f\"Test"),
+        ],
+        {"batch": "batch_size=16"},
+        "val_acc:",
+    ),
+    "to a JSON file": (
+        [
+            ("import torch\n", "import torch, json\nhistory = {'val_acc': []}\n"),
+            ('print(f"Test', "history['val_acc'].append(correct); json.dump(history, open('log.json', 'w')); str(f\"Test"),
+        ],
+        {"batch": "batch_size=16"},
+        "val_acc:",
+    ),
+    "by its logger": (
+        [
+            ("import torch\n", "import torch, logging\nlogging.basicConfig(level='INFO')\n"),
+            ('print(f"Test', 'logging.info(f"Test'),
+        ],
+        {"batch": "batch_size=16"},
+        "Test Accuracy:",
+    ),
+    "to bsearch": (
+        [("import torch\n", "import torch, bsearch\n"), ('print(f"Test', 'bsearch.report(val_acc=correct); str(f"Test')],
+        {},
+        "val_acc:",
+    ),
+    "by Accelerate": (
+        [
+            ("import torch\n", "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"),
+            (
+                "\n\n\ndef train(",
+                "\nmodel, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)\n\n\ndef train(",
+            ),
+            ("loss.backward()", "accelerator.backward(loss)"),
+        ],
+        {"batch": "batch_size=16", "rate": "lr=0.1"},
+        "Test Accuracy:",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that they leave open
+@pytest.mark.parametrize("how", TELL)
+def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folder: Path, how: str) -> None:
+    changes, told, metric = TELL[how]
+    text = (SCRIPTS / "quickstart.py").read_text()
+    for one, other in changes:
+        assert one in text
+        text = text.replace(one, other)
+    (folder / "changed.py").write_text(text)
+    (folder / "conf").mkdir()
+    (folder / "conf" / "a.yaml").write_text("batch: 16\noptim: {lr: 0.1}\nepochs: 5\n")
+    found = found_in("changed.py", [], asdict(looked_at(folder / "changed.py", [])))
+    assert told.items() <= found.told.items()
+    assert found.metric[0] == metric
+    assert not found.counts
+    before = {path.name for path in folder.iterdir()}
+    measured = list(run_script(own(folder, 20, 2, epochs=3), "changed.py", metric=metric, **found.told))
+    assert {path.name for path in folder.iterdir()} == before
+    plainly = run_script(
+        own(folder, 20, 2, epochs=3),
+        "quickstart.py",
+        metric="Accuracy:",
+        batch="batch_size=16",
+        rate="lr=1e-1",
+        epochs="t in range(5)",
+    )
+    expected = [one.accuracy for one in plainly]
+    assert [one.accuracy for one in measured] == pytest.approx(expected, abs=1e-6), how
+    assert len(set(expected)) > 1
+
+
+def test_a_sum_is_told_from_a_mean(folder: Path) -> None:
+    assert [looked_at(folder / f"{name}.py", []).sums for name in ("plain", "summed")] == [False, True]
+
+
+def test_a_folder_that_a_script_writes_into_keeps_its_files(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "image.png").write_text("mine")
+    looks = """
+    import os, glob
+    with open("data/cache", "w") as cache: cache.write("x")
+    assert sorted(os.listdir("data")) == sorted(entry.name for entry in os.scandir("data")) == ["cache", "image.png"]
+    assert len(glob.glob("data/*")) == 2 and len(list(os.walk("data"))[0][2]) == 2
+    assert "plain.py" in os.listdir()
+"""
+    (folder / "lists.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():\n{looks}"))
+    assert len(list(partial(plain, script="lists.py")(own(folder)))) == 2
+    assert os.listdir(folder / "data") == ["image.png"]
+
+
 def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "my-train.py").write_text("import helper\nLR = 1\n")
@@ -309,7 +449,9 @@ def test_what_is_not_found_is_asked_for(folder: Path) -> None:
         script_of(["python", "no_loader.py"], folder)
     hidden = (folder / "constants.py").read_text().replace("BATCH_SIZE = 20", "size = int(20)")
     (folder / "hidden.py").write_text(hidden.replace("BATCH_SIZE", "size"))
-    with pytest.raises(StudyFileError, match=r"expected a flag or a constant of its batch, 20; it has LR 0.01"):
+    with pytest.raises(
+        StudyFileError, match=r"expected a flag, a number in its text, or a file that tells its batch, 20; it has LR 0.01"
+    ):
         script_of(["python", "hidden.py"], folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -17,6 +17,7 @@ from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_s
 from ...objectives.profiling.memory.live_bytes import LiveBytes
 from ...objectives.profiling.memory.tracing import MemoryProbe
 from ...objectives.profiling.task_profile import profile_task
+from ...objectives.task import Task
 from ...objectives.training import TrainingRun
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.plan import BatchPlan
@@ -43,30 +44,41 @@ def predictions(stage: Stage) -> Iterator[Found]:
             continue
         release_memory(stage.device)
         setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
-        probe = MemoryProbe(task_of(reference), replace(setup, smallest_micro_batch=sizes[0]))
-        found = []
-        for size in sizes:
-            predicted = probe.train_peak(size)
-            if probe.note:
-                break
-            try:
-                measured = probe.counted("train", size)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                release_memory(stage.device)
-                continue
-            found.append((size, predicted.live, predicted.total, measured.live, measured.total))
-        values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": probe.note}
+        found, untraced = peaks_of(task_of(reference), setup, sizes)
+        values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": untraced}
         yield Data("peaks", f"{name}, {precision}", values)
+
+
+def peaks_of(task: Task, setup: TrialSetup, sizes: Sequence[int]) -> tuple[list[tuple[int, ...]], str]:
+    """Traced and measured live and total bytes of each micro-batch that fits, and why a step could not be traced."""
+    probe = MemoryProbe(task, replace(setup, smallest_micro_batch=sizes[0]))
+    found: list[tuple[int, ...]] = []
+    for size in sizes:
+        predicted = probe.train_peak(size)
+        if probe.note:
+            break
+        try:
+            measured = probe.counted("train", size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(setup.device)
+            continue
+        found.append((size, predicted.live, predicted.total, measured.live, measured.total))
+    return found, probe.note
 
 
 def largest(stage: Stage) -> Iterator[Found]:
     """The largest micro-batch that a profile finds under a limit: it trains, and not much more would."""
-    shortfalls, failures = [], []
-    chosen, gpu = models(stage.device), stage.device == "gpu"
     # A convolutional net and a transformer, the lower limit of each first.
-    limits = ((0, 2048), (4, 4096), (0, 6144), (4, 8192)) if gpu else ((0, 48), (4, 48), (0, 96), (4, 96))
+    gpu_limits = ((0, 2048), (4, 4096), (0, 6144), (4, 8192))
+    yield from largest_under(stage, gpu_limits if stage.device == "gpu" else ((0, 48), (4, 48), (0, 96), (4, 96)))
+
+
+def largest_under(stage: Stage, limits: Sequence[tuple[int, int]]) -> Iterator[Found]:
+    """The same under limits of MiB, each of a model by its place."""
+    shortfalls, failures = [], []
+    chosen = models(stage.device)
     clipped = dict.fromkeys((place, _at_most(_MIB * mebibytes, stage.device)) for place, mebibytes in limits)
     for place, limit in clipped:
         name, (reference, parameters), _ = chosen[place]

@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from ...objectives.task import Task
 from ...objectives.training import TrainingRun
 from ...spaces.laws.step_time import timing_plans
 from ...spaces.plan import BatchPlan
+from ...spaces.trial import TrialSetup
 from ..claims import Claim, Data, Fact
 from ..measured import law_of, rounded
 from ..stage import Found, Stage
@@ -32,9 +33,9 @@ _BURST_S = 0.15
 Steps = Callable[[int], float]
 
 
-def our_loop(task: Task, plan: BatchPlan, device: str, parameters: dict[str, Any]) -> Steps:
+def our_loop(task: Task, setup: TrialSetup) -> Steps:
     """A function that runs a number of steps of our loop and returns their seconds."""
-    run = TrainingRun(task, setup_of(plan, device, parameters))
+    run, plan, device = TrainingRun(task, setup), setup.plan, setup.device
     run.model.train()
     loader = run.loader(itertools.repeat(plan))
     summed = torch.zeros((), dtype=torch.float64, device=run.device)
@@ -124,7 +125,7 @@ def loop(stage: Stage) -> Iterator[Found]:
         if stage.expired:
             yield Fact(f"{name}, batch {batch}", "not measured: out of time")
             continue
-        build_ours = partial(our_loop, task, BatchPlan(batch), stage.device, parameters)
+        build_ours = partial(our_loop, task, setup_of(BatchPlan(batch), stage.device, parameters))
         build_plain = partial(plain_loop, task, batch, stage.device, parameters)
         bursts = compared(build_ours, build_plain, rounds, builds=3 if stage.quick else 7)
         yield Data("overhead", f"{name}, batch {batch}", {"bursts": rounded(bursts)})
@@ -170,41 +171,48 @@ def _busy_share(steps: Steps, count: int) -> float:
 def known_times(stage: Stage) -> Iterator[Found]:
     """The law of step time on plans that it was not fitted to, timed in the same rounds; then in steady training."""
     small, parameters_of_small = small_model(stage.device)
-    highest = 512
     cases: list[tuple[str, str, dict[str, Any]]] = [(small, IMAGES, parameters_of_small)]
     if not stage.quick:
         cases.append(("small GPT", TOKENS, SMALL_GPT if stage.device == "gpu" else TINY_GPT))
     for name, reference, parameters in cases:
-        setup = replace(setup_of(BatchPlan(2), stage.device, parameters), smallest_micro_batch=2)
-        plans = timing_plans(2, highest, dense=stage.device == "gpu")
-        rng = random.Random(1)
-        unseen: list[BatchPlan] = []
-        while len(unseen) < 12:
-            plan = BatchPlan(round(4 * (highest / 4) ** rng.random()), rng.choice((1, 1, 2, 3)))
-            if plan.effective_batch // plan.accumulation >= 2 and plan not in [*plans, *unseen]:
-                unseen.append(plan)
         limit_s = stage.left_s / 2 if name != cases[-1][0] else stage.left_s * 0.7
-        rounds: list[Round] = []
-        started = time.monotonic()
-        with closing(timed_rounds(reference, setup, [*plans, *unseen])) as timed:  # type: ignore[type-var]  # a generator
-            for timed_round in timed:
-                rounds.append(timed_round)
-                if time.monotonic() - started > limit_s and len(rounds) > 3:
-                    break
-        timings = Data(
-            "step times",
-            name,
-            {
-                "plans": [(plan.effective_batch, plan.accumulation) for plan in (*plans, *unseen)],
-                "fitted": len(plans),
-                "rounds": [rounded(timed_round.steps) for timed_round in rounds],
-            },
-        )
-        yield timings
-        predicted_s = law_of(timings).step_s(unseen[0])
-        bursts = _sustained(stage, our_loop(task_of(reference), unseen[0], stage.device, parameters), predicted_s)
-        short = [timed_round.steps[len(plans)][0] for timed_round in rounds[1:]]
-        yield Data("sustained", name, rounded({"predicted_s": predicted_s, "short": short, "bursts": bursts}))
+        yield from law_against(stage, name, reference, setup_of(BatchPlan(2), stage.device, parameters), 512, limit_s)
+
+
+def law_against(stage: Stage, name: str, reference: str, setup: TrialSetup, highest: int, limit_s: float) -> Iterator[Found]:
+    """The law of a model's step time, fitted up to `highest`, on plans that it was not fitted to; then in steady training."""
+    plans = timing_plans(2, highest, dense=stage.device == "gpu")
+    rng = random.Random(1)
+    unseen: list[BatchPlan] = []
+    while len(unseen) < 12:
+        plan = BatchPlan(round(4 * (highest / 4) ** rng.random()), rng.choice((1, 1, 2, 3)))
+        if plan.effective_batch // plan.accumulation >= 2 and plan not in [*plans, *unseen]:
+            unseen.append(plan)
+    rounds = rounds_within(reference, replace(setup, smallest_micro_batch=2), [*plans, *unseen], limit_s)
+    timings = Data("step times", name, {**timed_values([*plans, *unseen], rounds), "fitted": len(plans)})
+    yield timings
+    predicted_s = law_of(timings).step_s(unseen[0])
+    bursts = _sustained(stage, our_loop(task_of(reference), replace(setup, plan=unseen[0])), predicted_s)
+    short = [timed_round.steps[len(plans)][0] for timed_round in rounds[1:]]
+    yield Data("sustained", name, rounded({"predicted_s": predicted_s, "short": short, "bursts": bursts}))
+
+
+def rounds_within(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], limit_s: float) -> list[Round]:
+    """Rounds over these plans for so many seconds; four at least, the first a warm-up."""
+    rounds: list[Round] = []
+    started = time.monotonic()
+    with closing(timed_rounds(reference, setup, plans)) as timed:  # type: ignore[type-var]  # a generator
+        for timed_round in timed:
+            rounds.append(timed_round)
+            if time.monotonic() - started > limit_s and len(rounds) > 3:
+                return rounds
+    return rounds
+
+
+def timed_values(plans: Sequence[BatchPlan], rounds: Sequence[Round]) -> dict[str, Any]:
+    """Plans and their rounds, as a report holds them."""
+    batches = [(plan.effective_batch, plan.accumulation) for plan in plans]
+    return {"plans": batches, "rounds": [rounded(timed_round.steps) for timed_round in rounds]}
 
 
 def _sustained(stage: Stage, steps: Steps, step_s: float) -> list[float]:

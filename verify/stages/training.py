@@ -86,9 +86,9 @@ def study(stage: Stage) -> Iterator[Found]:
         }
         path = folder / "study.yaml"
         path.write_text(yaml.safe_dump(values, sort_keys=False))
-        before = _killed_after(path, stage, finished=3)
+        before = killed_after(path, stage, finished=3)
         with (folder / "log").open("a") as log:
-            done = subprocess.run(_command(path, stage), cwd=folder, stdout=log, stderr=log, check=False)  # noqa: S603
+            done = subprocess.run(command(path, stage), cwd=folder, stdout=log, stderr=log, check=False)  # noqa: S603
         after = _trials(path)
         if done.returncode:
             last = ((folder / "log").read_text().strip().splitlines() or [""])[-1]
@@ -129,17 +129,18 @@ def train_loss(reference: str, setup: TrialSetup) -> float:
     return losses[-1]
 
 
-def _command(path: Path, stage: Stage) -> list[str]:
+def command(path: Path, stage: Stage) -> list[str]:
+    """That runs a study here."""
     package = __package__.partition(".")[0]
     return [sys.executable, "-m", package, "run", str(path), *(["--serial"] if stage.serial else [])]
 
 
-def _killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str, Any]]:
+def killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str, Any]]:
     """Start the study and kill it once `finished` trials have ended; what the database then holds of those."""
     with (
         (path.parent / "log").open("a") as log,
         subprocess.Popen(  # noqa: S603
-            _command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0
+            command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0
         ) as driver,
     ):
         try:
