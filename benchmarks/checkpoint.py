@@ -33,7 +33,7 @@ def cost(name: str, optimizer: str, folder: Path, repeats: int) -> tuple[float, 
         rng_state = [random_state(torch.device("cpu"))]
         checkpoint.save({"model": model.state_dict(), "optimizer": steps.state_dict(), "rng_state": rng_state})
         writes.append(time.perf_counter() - started)
-        assert not checkpoint.write_error, checkpoint.write_error
+        assert not checkpoint._write_error, checkpoint._write_error
         started = time.perf_counter()
         assert Checkpoint(url, 0.0, "benchmark").load() is not None
         reads.append(time.perf_counter() - started)

@@ -127,9 +127,9 @@ def wrong_laws(trials: int) -> None:
                 known = Tables(f"sqlite:///{folder}/limited.db").profiles()[0][1]
         finally:
             limit.memory_law, MemoryProbe.counted = honest_law, honest_count  # type: ignore[method-assign]
-        found = known["largest_micro_batch"]
+        found = known.largest_micro_batch
         true = true or found
-        brink = sum(size > known["smallest_micro_batch"] for size in runs)
+        brink = sum(size > known.smallest_micro_batch for size in runs)
         print(f"{factor:<10g}{brink:>10}{failures:>12}{lost:>13}{found:>15}{true:>7}", flush=True)
 
 

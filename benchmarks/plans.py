@@ -91,7 +91,7 @@ def main() -> None:
             started = time.perf_counter()
             try:
                 card = None if given.here else card_named(given.like)
-                profiled = profile_study(spec, given.seconds, card)
+                profiled = profile_study(spec.changed({"budget": {"profile_s": given.seconds}}), card)
             except StudyFileError as error:
                 print(f"{limit:>3g} GiB  {error}")
                 continue
@@ -100,7 +100,7 @@ def main() -> None:
             for row in profiled.memory:
                 if row.measured is not None:
                     print(
-                        f"    {row.activation_checkpointing} {row.micro_batch}: predicted {readable_bytes(row.predicted)}, "
+                        f"    {row.recomputed} {row.micro_batch}: predicted {readable_bytes(row.predicted)}, "
                         f"measured {readable_bytes(row.measured)}, {row.predicted / row.measured - 1:+.1%}"
                     )
 

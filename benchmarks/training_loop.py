@@ -24,6 +24,7 @@ from bsearch.spaces.trial import TrialSetup
 from bsearch.verify.claims import of_repeats
 from bsearch.verify.measured import medians
 from bsearch.verify.stages.speed import compared, our_loop, plain_loop
+from bsearch.verify.stages.tasks import setup_of
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -50,7 +51,10 @@ def main() -> None:
     tasks: dict[str, Any] = {"digits net": Digits(), "small_cnn 16x16": Images()}
     print("our loop against the plain one               ours ms   plain ms   ours/plain")
     for (name, task), batch in itertools.product(tasks.items(), (64, 256, 1000)):
-        build_ours, build_plain = partial(our_loop, task, BatchPlan(batch), device), partial(plain_loop, task, batch, device)
+        build_ours, build_plain = (
+            partial(our_loop, task, setup_of(BatchPlan(batch), device)),
+            partial(plain_loop, task, batch, device, {}),
+        )
         mine, theirs, ratios = medians(compared(build_ours, build_plain, rounds))
         ratio = of_repeats("", 0.0, ratios)
         print(
@@ -62,7 +66,9 @@ def main() -> None:
     for name, task in tasks.items():
         for uneven, even in ((501, 500), (999, 1000), (257, 256)):
             plans = [BatchPlan(batch, 4) for batch in (uneven, even)]
-            a, b, ratios = medians(compared(*(partial(our_loop, task, plan, device) for plan in plans), rounds=rounds))
+            a, b, ratios = medians(
+                compared(*(partial(our_loop, task, setup_of(plan, device)) for plan in plans), rounds=rounds)
+            )
             ratio = 1 + of_repeats("", 0.0, ratios).measured
             print(
                 f"{name:<18} {uneven} = {plans[0].micro_batches()!s:<26} {a * 1e3:8.3f}  {b * 1e3:8.3f}  "

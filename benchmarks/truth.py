@@ -138,7 +138,7 @@ def table(runs: list[dict[str, Any]]) -> None:
     for run in runs:
         objectives = Objectives.model_validate(run["objectives"])
         records = [TrialRecord(**{**one, "facts": TrialFacts.of(one["facts"])}) for one in run["records"]]
-        front, sign = study_front(records, objectives), objectives.metric.sign
+        front, sign = study_front(records, objectives), 1 if objectives.metric.direction == "maximize" else -1
         fresh: dict[int, list[float]] = {}
         for number, score in run["fresh"]:
             fresh.setdefault(number, []).append(score)

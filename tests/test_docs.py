@@ -90,6 +90,35 @@ def test_the_reference_is_that_of_this_code() -> None:
         assert page.read_text() == content, f"{page.name} is out of date: python docs/hooks.py"
 
 
+def typed(page: Path) -> Iterator[tuple[click.Command, str]]:
+    """Each command of ours that a page has in code, with the options that it is given."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
+    for found in (re.match(r"\s*(?:\$ )?bsearch ((?:[a-z]+ ?)+)(.*)", line) for line in lines):
+        command: click.Command | None = main if found else None
+        for word in found[1].split() if found else ():
+            command = command.commands.get(word, command) if isinstance(command, click.Group) else command
+        if found and command is not None and command is not main:
+            yield from (
+                (command, option)
+                for option in re.findall(r"(?:^| )(--[a-z][\w-]+)", re.split(r"(?:^| )-- | [#|>] ?|&&", found[2])[0])
+            )
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - {DOCS / "log.md"} - set(DOCS.glob("decisions/*")))],
+    ids=lambda page: page.stem,
+)
+def test_options_that_a_page_names_are_there(page: Path) -> None:
+    for command, option in typed(page):
+        assert option in {name for one in command.params for name in (*one.opts, *one.secondary_opts, "--help")}, (
+            command.name,
+            option,
+        )
+
+
 def commands(command: click.Command, path: str = "bsearch") -> Iterator[str]:
     for name, one in getattr(command, "commands", {}).items():
         yield f"{path}-{name}"

@@ -19,6 +19,7 @@ class FilesApart:
 
     def __init__(self, folder: Path, apart: Path) -> None:
         self._folder, self._apart = folder.resolve(), apart
+        self.read: dict[Path, None] = {}
         self._open, self._known = weakref.WeakSet[Any](), dict[Path, tuple[int, int]]()
 
     def opened(self, file: Any) -> Any:
@@ -50,6 +51,7 @@ class FilesApart:
         if not path.is_relative_to(self._folder):
             return file
         there = self._apart / path.relative_to(self._folder)
+        self.read |= {} if writes or there.exists() else {path: None}
         if writes:
             os.makedirs(there.parent, exist_ok=True)  # noqa: PTH103
         elif removes and not there.exists() and os.path.lexists(path):

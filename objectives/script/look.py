@@ -29,7 +29,7 @@ from ..loading import error_line
 from .files import FilesApart
 from .metric import as_shown
 from .script import batch_of, rate_of, trains
-from .takeover import Made, taken_over
+from .takeover import Made, aside, taken_over
 from .told import SETTINGS, as_main, entries, is_number, numbers_in, settings_in
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
@@ -77,11 +77,10 @@ class _Look:
     The first pass of training has that batch once, and once with each sample twice, both without a step: a mean stays the same.
     """
 
-    share, is_last, has_gradients, skips, is_script = 1.0, True, False, False, True
+    share, is_last, has_gradients, skips = 1.0, True, False, False
 
     def __init__(self, looked: Looked, made: Made) -> None:
         self.looked, self._made, self._line, self._trains, self._ends = looked, made, "", False, time.monotonic() + _LOOKS_S
-        self.read: dict[Path, None] = {}
         self._loss = 0.0
 
     def trains(self, loader: DataLoader[Any]) -> bool:
@@ -115,9 +114,10 @@ class _Look:
 
     def rows(self) -> None:
         """What it has written to files since the last pass."""
-        self.is_script, self._trains, trained = False, False, self._trains
-        self.wrote("".join(self.files.new_rows()))
-        self.is_script, self._trains = True, trained
+        trained, self._trains = self._trains, False
+        with aside():
+            self.wrote("".join(self.files.new_rows()))
+        self._trains = trained
 
     iterate: Any = None
     files: FilesApart
@@ -129,23 +129,6 @@ class _Look:
         self.looked.rates = [rate_of(group) for group in first.param_groups]
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
-
-    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
-        self.is_script = False
-        try:
-            place = self.files.place_of(file, writes=writes, removes=removes)
-        finally:
-            self.is_script = True
-        if not writes and place is file and isinstance(file, str | os.PathLike) and str(file).endswith(SETTINGS):
-            self.read[Path(os.path.abspath(file))] = None  # noqa: PTH100
-        return place
-
-    def beside(self, folder: Any) -> str | None:
-        self.is_script = False
-        try:
-            return self.files.beside(folder)
-        finally:
-            self.is_script = True
 
     def scheduled(self) -> None:
         """Of no interest."""
@@ -195,7 +178,7 @@ def looked_at(path: Path, arguments: list[str]) -> Looked:
         looked.error = error_line(error)
     finally:
         torch.manual_seed = seed
-    looked.values = flags | _told_by(arguments) | _in_text(path) | _in_files(look.read, here)
+    looked.values = flags | _told_by(arguments) | _in_text(path) | _in_files(look.files.read, here)
     return looked
 
 
@@ -249,7 +232,7 @@ def _in_text(path: Path) -> dict[str, float]:
 
 def _in_files(paths: Iterable[Path], here: Path) -> dict[str, float]:
     """The numbers in files of settings that it has read."""
-    below = [path for path in paths if path.is_relative_to(here)]
+    below = [path for path in paths if path.suffix in SETTINGS and path.is_relative_to(here)]
     found = ((f"{path.relative_to(here)}:{name}", value) for path in below for name, value in entries(settings_in(path)))
     return {name: value for name, value in found if is_number(value)}
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from ..state.checkpoint import Checkpoint
 from ..task import Data
 from .files import FilesApart
 from .metric import as_shown, metric_pattern, value_of
-from .takeover import Made, taken_over
+from .takeover import Made, aside, taken_over
 from .told import Told, as_main
 
 # A number of parts that is not reached where a script is asked for single steps, all of one pass.
@@ -277,20 +276,9 @@ class _Run:
         return trains(self._made)
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        with self.ourselves():
+        with aside():
             self._begin_pass(loader)
         return _Pass(self)
-
-    is_script = True
-
-    @contextmanager
-    def ourselves(self) -> Iterator[None]:
-        """Context in which it is not the script that runs."""
-        before, self.is_script = self.is_script, False
-        try:
-            yield
-        finally:
-            self.is_script = before
 
     def _begin_pass(self, loader: DataLoader[Any]) -> None:
         if self._loop is None:
@@ -355,14 +343,6 @@ class _Run:
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
 
-    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
-        with self.ourselves():
-            return self.files.place_of(file, writes=writes, removes=removes)
-
-    def beside(self, folder: Any) -> str | None:
-        with self.ourselves():
-            return self.files.beside(folder)
-
     def scheduled(self) -> None:
         self._rates = self._rates_now()
 
@@ -412,7 +392,7 @@ class _Run:
         Raises:
             TaskError: it has written several numbers after the metric's text.
         """
-        with self.ourselves():
+        with aside():
             self.wrote("".join(["\n", *self.files.new_rows()]))  # after a line that is not ended yet
         loop, scores, self._scores = self._loop, [*self._scores], {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
@@ -456,7 +436,7 @@ class _Pass(Iterator[Any]):
         self._run = run
 
     def __next__(self) -> Any:
-        with self._run.ourselves():
+        with aside():
             return self._run.next_part()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from itertools import chain
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -31,10 +31,6 @@ from .files import FilesApart
 
 class Driver(Protocol):
     """What decides which batches a script gets."""
-
-    @property
-    def is_script(self) -> bool:
-        """Whether it is the script that runs, and not what gives it its batches."""
 
     @property
     def files(self) -> FilesApart:
@@ -74,16 +70,6 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its output, or reported a metric."""
 
-    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
-        """Where a file is that the script opens; a descriptor or another object as it is.
-
-        Raises:
-            PermissionError: it is the user's, and would be removed.
-        """
-
-    def beside(self, folder: Any) -> str | None:
-        """Where files are that it has written below a folder of the user's."""
-
     def scheduled(self) -> None:
         """A scheduler has set rates."""
 
@@ -112,7 +98,25 @@ class Made:
 _running: dict[int, tuple[Driver, Made]] = {}
 # Threads that scripts have started, such as a logger's: their files are the script's.
 _started: dict[int, tuple[Any, Made]] = {}
-_lock, _replaced = threading.Lock(), ExitStack()
+_lock, _replaced, _here = threading.Lock(), ExitStack(), threading.local()
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Context in which it is not the script that runs in this thread, but what gives it its batches and files."""
+    before, _here.aside = getattr(_here, "aside", False), True
+    try:
+        yield
+    finally:
+        _here.aside = before
+
+
+def _script(*, of_files: bool = False) -> tuple[Any, Made] | None:
+    """The script that runs in this thread; None where there is none, or it is not it that runs."""
+    if getattr(_here, "aside", False):
+        return None
+    thread = threading.get_ident()
+    return _running.get(thread) or (_started.get(thread) if of_files else None)
 
 
 @contextmanager
@@ -138,9 +142,7 @@ def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
     @wraps(original)
     def chosen(*arguments: Any, **named: Any) -> Any:
-        thread = threading.get_ident()
-        script = _running.get(thread) or (_started.get(thread) if ours in _OF_FILES else None)
-        if script is None or not script[0].is_script:
+        if (script := _script(of_files=ours in _OF_FILES)) is None:
             return original(*arguments, **named)
         return ours(original, *script, *arguments, **named)
 
@@ -171,8 +173,8 @@ def _take_over() -> None:
     _replace(torch, "load", _loaded)
     _replace(os, "mkdir", _folder_made)
     _replace(os, "stat", _looked_up)
-    _replace(os, "listdir", _listed)
-    _replace(os, "scandir", _scanned)
+    for name in ("listdir", "scandir"):
+        _replace(os, name, _listed)
     for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
         _replace(owner, name, _removed)
     for name in ("rename", "replace"):
@@ -254,34 +256,37 @@ def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **nam
         driver.scheduled()
 
 
+def _place(driver: Driver, file: Any, *, writes: bool, removes: bool = False) -> Any:
+    with aside():
+        return driver.files.place_of(file, writes=writes, removes=removes)
+
+
 def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
     writes = any(letter in mode for letter in "wax+")
-    place = driver.place_of(file, writes=writes)
+    place = _place(driver, file, writes=writes)
     opened = original(place, mode, *arguments, **named)
     return driver.files.opened(opened) if writes and place is not file else opened
 
 
 def _saved(original: Any, driver: Driver, made: Made, obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
-    original(obj, driver.place_of(f, writes=True), *arguments, **named)
+    original(obj, _place(driver, f, writes=True), *arguments, **named)
 
 
 def _loaded(original: Any, driver: Driver, made: Made, f: Any, *arguments: Any, **named: Any) -> Any:
-    return original(driver.place_of(f, writes=False), *arguments, **named)
+    return original(_place(driver, f, writes=False), *arguments, **named)
 
 
 def _looked_up(original: Any, driver: Driver, made: Made, path: Any = ".", *arguments: Any, **named: Any) -> Any:
-    return original(driver.place_of(path, writes=False), *arguments, **named)
+    return original(_place(driver, path, writes=False), *arguments, **named)
 
 
 def _listed(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
-    names = original(driver.place_of(path, writes=False))
-    beside = driver.beside(path)
-    return names if beside is None else sorted({*names, *original(beside)})
-
-
-def _scanned(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
-    found, beside = original(driver.place_of(path, writes=False)), driver.beside(path)
-    return found if beside is None else _Scanned(original(beside), found)
+    with aside():
+        beside = driver.files.beside(path)
+    found = original(_place(driver, path, writes=False))
+    if beside is None:
+        return found
+    return sorted({*found, *original(beside)}) if isinstance(found, list) else _Scanned(original(beside), found)
 
 
 class _Scanned:
@@ -307,22 +312,22 @@ class _Scanned:
 
 
 def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    original(driver.place_of(path, writes=True), *arguments, **named)
+    original(_place(driver, path, writes=True), *arguments, **named)
 
 
 def _removed(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    original(driver.place_of(path, writes=False, removes="dir_fd" not in named), *arguments, **named)
+    original(_place(driver, path, writes=False, removes="dir_fd" not in named), *arguments, **named)
 
 
 def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
-    original(driver.place_of(src, writes=False, removes=True), driver.place_of(dst, writes=True), *arguments, **named)
+    original(_place(driver, src, writes=False, removes=True), _place(driver, dst, writes=True), *arguments, **named)
 
 
-_OF_FILES = (_opened, _saved, _loaded, _looked_up, _listed, _scanned, _folder_made, _removed, _renamed)
+_OF_FILES = (_opened, _saved, _loaded, _looked_up, _listed, _folder_made, _removed, _renamed)
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:
-    run, files = self.run, _OfThread(driver)
+    run, files = self.run, SimpleNamespace(files=driver.files)
 
     def inherited() -> None:
         _started[threading.get_ident()] = files, made
@@ -333,27 +338,6 @@ def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thr
 
     self.run = inherited  # type: ignore[method-assign]
     original(self)
-
-
-class _OfThread:
-    """Where the files of a script's thread go."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver, self.files, self.is_script = driver, driver.files, True
-
-    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
-        self.is_script = False
-        try:
-            return self._driver.files.place_of(file, writes=writes, removes=removes)
-        finally:
-            self.is_script = True
-
-    def beside(self, folder: Any) -> str | None:
-        self.is_script = False
-        try:
-            return self._driver.files.beside(folder)
-        finally:
-            self.is_script = True
 
 
 def _schedulers() -> list[Any]:
@@ -371,11 +355,9 @@ class _Written:
         self._before, self._passes_on = before, passes_on
 
     def write(self, text: str) -> int:
-        script = _running.get(threading.get_ident())
-        is_script = script is not None and script[0].is_script
-        if script is not None and is_script:
+        if (script := _script()) is not None:
             script[0].wrote(text)
-        if self._passes_on or not is_script:
+        if self._passes_on or script is None:
             self._before.write(text)
         return len(text)
 
@@ -392,7 +374,7 @@ def report(**metrics: Any) -> None:
 
     Without effect where the script runs by itself.
     """
-    if (script := _running.get(threading.get_ident())) is not None:
+    if (script := _script()) is not None:
         for name, value in metrics.items():
             with suppress(TypeError, ValueError):  # images and texts are for a tracker
                 script[0].wrote(f"\n{name}: {float(value)!r}\n")
