@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from .results import print_front
 
 if TYPE_CHECKING:
     from ..search.run.driver import StudyResult
+    from ..spaces.record import TrialRecord
 
 
 @main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"))
@@ -234,7 +235,7 @@ def _print_result(
         f"bsearch report {shown}": "an HTML page to explore and choose from",
         f"bsearch show {shown} --all": "every trial",
         f"bsearch train {shown} --pick within:1%": "train the fastest point within 1% of the best, and keep the model",
-        f"bsearch export {shown} --to hf": "that point's settings for a trainer",
+        **_taken_elsewhere(stored.front.trials, shown),
         f"bsearch dashboard {shown}": "in the browser",
     }
     if stored.front.trials:
@@ -243,6 +244,14 @@ def _print_result(
         console.print(f"  {command:<{max(map(len, following))}}  {what}")
     if as_json:
         give(json_text(document))
+
+
+def _taken_elsewhere(members: Sequence[TrialRecord], study: str) -> dict[str, str]:
+    """The command that has a front's best point without bsearch: of a script its own."""
+    script = members[-1].facts.extra.get("command") if members else None
+    if script:
+        return {str(script): "the best point without bsearch"}
+    return {f"bsearch export {study} --to hf": "that point's settings for a trainer"}
 
 
 def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str) -> Iterator[str]:

@@ -28,7 +28,7 @@ from ..task import Data
 from .files import FilesApart
 from .metric import as_shown, metric_pattern, value_of
 from .takeover import Made, aside, taken_over
-from .told import Told, as_main
+from .told import Told, as_main, flags_of, kind_of
 
 # A number of parts that is not reached where a script is asked for single steps, all of one pass.
 _ENDLESS = 1_000_000
@@ -241,6 +241,14 @@ class _Run:
             if end.code not in (None, 0):
                 raise TaskError(f"{self._where}: it ended with exit code {end.code}{self._said()}") from end
 
+    def _command(self) -> str:
+        """What trains so without bsearch."""
+        values = values_of(self._told, self.setup, endless=False)
+        written = [f"{name} = {value:.6g}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
+        script = os.path.relpath(self.path, self.setup.folder or ".")
+        command = shlex.join(["python", script, *self._arguments, *flags_of(values)])
+        return f"{command} with {', '.join(written)}" if written else command
+
     def _stop(self) -> None:
         """End the loop here, in the script's thread."""
         if self._loop is not None:
@@ -407,7 +415,8 @@ class _Run:
             )
         here = Path.cwd()
         os.chdir(self._came_from)  # whoever gets the measurement is there
-        self._report(loop.measure(**{self.setup.metric: scores[0]}))
+        measured = loop.measure(**{self.setup.metric: scores[0]})
+        self._report(replace(measured, facts={**measured.facts, "command": self._command()}))
         self._reported = True
         os.chdir(here)
 

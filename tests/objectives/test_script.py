@@ -377,6 +377,7 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
     )
     expected = [one.accuracy for one in plainly]
     assert [one.accuracy for one in measured] == pytest.approx(expected, abs=1e-6), how
+    assert ("batch_size=16 = 20" in str(measured[-1].facts["command"])) == (found.told["batch"] == "batch_size=16")
     assert len(set(expected)) > 1
 
 
