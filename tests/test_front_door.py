@@ -14,7 +14,7 @@ from bsearch.spaces.errors import BsearchError
 
 # The public interface: adding a name here is a promise to keep it.
 PUBLIC = {
-    *("run", "Study", "Search", "FrontSampler", "plan_batch"),
+    *("run", "report", "Study", "Search", "FrontSampler", "plan_batch"),
     *("Task", "Data", "Loss", "Score", "WholeSet", "balanced", "Loop", "Measurement", "TrialSetup", "Checkpoint"),
     *("BsearchError", "StudyFileError", "TaskError", "ProfilingError", "InfeasiblePlanError"),
     *("StorageError", "ClusterError", "NoStudyError", "OutputError", "LeftOutWarning"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Records of a training, of which the last row is read after a pass.
+# Records of a training, whose new rows are read after a pass.
 _RECORDS = (".csv", ".json", ".jsonl")
 
 
@@ -21,26 +22,65 @@ class FilesApart:
         self._folder, self._apart = folder.resolve(), apart
         self.read: dict[Path, None] = {}
         self._open, self._known = weakref.WeakSet[Any](), dict[Path, tuple[int, int]]()
+        self._rows, self._lengths = dict[Path, int](), dict[tuple[Path, str], int]()
 
-    def opened(self, file: Any) -> Any:
-        """Take note of a file that the script has opened to write."""
-        self._open.add(file)
+    def opened(self, file: Any, name: Any, *, writes: bool) -> Any:
+        """Take note of a file that the script has opened, by which name."""
+        if writes:
+            self._open.add(file)
+        elif isinstance(name, str | os.PathLike):
+            self.read[Path(os.path.abspath(name))] = None  # noqa: PTH100
         return file
 
-    def new_rows(self) -> Iterator[str]:
-        """The numbers in the last row of each record that has changed, as lines `name: value`."""
+    def new_rows(self) -> list[str]:
+        """The numbers in rows that records have had added since the last call, as lines `name: value`.
+
+        Of JSON that is written anew, all numbers, but of lists the last where the list is longer now.
+        """
         for file in [one for one in self._open if not one.closed]:
             file.flush()
+        lines: list[str] = []
         for path in sorted(self._apart.rglob("*")):
             if path.suffix in _RECORDS and path.is_file():
                 seen = path.stat()
                 state = seen.st_mtime_ns, seen.st_size
                 if self._known.get(path) != state:
                     self._known[path] = state
-                    yield from (f"{name}: {value!r}\n" for name, value in _numbers(_last_row(path)))
+                    lines += [f"{name}: {value!r}\n" for name, value in self._new_numbers(path)]
+        return lines
 
-    def place_of(self, file: Any, *, writes: bool, removes: bool = False) -> Any:
+    def _new_numbers(self, path: Path) -> Iterator[tuple[str, float]]:
+        try:
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".json":
+                yield from self._numbers(path, json.loads(text))
+                return
+            rows = [*csv.DictReader(text.splitlines())] if path.suffix == ".csv" else [*map(json.loads, text.splitlines())]
+        except (ValueError, csv.Error, RecursionError):
+            return
+        before, self._rows[path] = self._rows.get(path, 0), len(rows)
+        for row in rows[before if before <= len(rows) else 0 :]:
+            texts = [value for value in row.values() if isinstance(value, str) and _number_of(value) is None]
+            prefix = "/".join([*texts, ""]) if len(texts) < len(row) else ""
+            yield from ((f"{prefix}{name}", value) for name, value in self._numbers(path, row))
+
+    def _numbers(self, path: Path, row: Any, name: str = "") -> Iterator[tuple[str, float]]:
+        """The numbers of a row by name."""
+        if isinstance(row, dict):
+            for key, value in row.items():
+                yield from self._numbers(path, value, f"{name}/{key}".strip("/"))
+        elif isinstance(row, list) and row:
+            before, self._lengths[path, name] = self._lengths.get((path, name), 0), len(row)
+            if len(row) != before:
+                yield from self._numbers(path, row[-1], name)
+        elif (number := _number_of(row)) is not None and name:
+            yield name, number
+
+    def place_of(self, file: Any, *, writes: bool, removes: bool = False, keeps: bool = False) -> Any:
         """Where a file is; what is no path, or lies elsewhere, as it is.
+
+        Args:
+            keeps: what is written is added to what the user's file has.
 
         Raises:
             PermissionError: it would be removed, and is none that was written here.
@@ -51,9 +91,10 @@ class FilesApart:
         if not path.is_relative_to(self._folder):
             return file
         there = self._apart / path.relative_to(self._folder)
-        self.read |= {} if writes or there.exists() else {path: None}
         if writes:
             os.makedirs(there.parent, exist_ok=True)  # noqa: PTH103
+            if keeps and path.is_file() and not there.exists():
+                shutil.copyfile(path, there)
         elif removes and not there.exists() and os.path.lexists(path):
             raise PermissionError(f"{path}: a trial does not remove files of the script's folder")
         if there.is_dir() and path.is_dir() and not removes:
@@ -67,26 +108,11 @@ class FilesApart:
         return str(there) if there.is_dir() and path.is_dir() else None
 
 
-def _last_row(path: Path) -> Any:
-    """The last row of a record; None where it has none that can be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".csv":
-            return [*csv.DictReader(text.splitlines())][-1]
-        return json.loads(text.strip().splitlines()[-1] if path.suffix == ".jsonl" else text)
-    except (ValueError, IndexError, csv.Error):
+def _number_of(value: Any) -> float | None:
+    """A number, or a text that is one."""
+    if not isinstance(value, int | float | str):
         return None
-
-
-def _numbers(row: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row by name, of lists the last."""
-    if isinstance(row, dict):
-        for key, value in row.items():
-            yield from _numbers(value, f"{name}/{key}".strip("/"))
-    elif isinstance(row, list) and row:
-        yield from _numbers(row[-1], name)
-    elif isinstance(row, int | float | str) and name:
-        try:
-            yield name, float(row)
-        except ValueError:
-            return
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None

@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -34,6 +34,8 @@ from .told import SETTINGS, as_main, entries, is_number, numbers_in, settings_in
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
 _LOOKS_S, _LINES = 60.0, 200
+# How near to two the loss has to grow to where each sample comes twice.
+_NEAR_TWO = 0.1
 
 
 @dataclass
@@ -79,7 +81,11 @@ class _Look:
 
     share, is_last, has_gradients, skips = 1.0, True, False, False
 
-    def __init__(self, looked: Looked, made: Made) -> None:
+    _of_pass = False  # whether the line that it is writing was begun within a pass
+
+    def __init__(self, looked: Looked, made: Made, path: Path, *, weighs: bool) -> None:
+        self._weighs, self._path = weighs, path
+        self.lines: set[int] = set()  # at which it was when the first pass began
         self.looked, self._made, self._line, self._trains, self._ends = looked, made, "", False, time.monotonic() + _LOOKS_S
         self._loss = 0.0
 
@@ -92,31 +98,38 @@ class _Look:
             if time.monotonic() > self._ends:
                 raise _Enough
             self.rows()
-            if not self.looked.passes:
+            self.looked.passes += 1
+            if self.looked.passes == 1:
                 self._note(loader)
                 yield from self._weighed(loader)
-            self.looked.passes += 1
         yield from islice(self.iterate(loader), 1)
+        if self._trains:
+            with aside():
+                self.files.new_rows()  # of within the pass
         self._trains = False
 
     def _weighed(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Two batches that tell a mean from a sum."""
-        if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
+        if not self._weighs or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             return
-        indices, losses = next(iter(loader.batch_sampler)), list[float]()
+        indices, losses = next(iter(loader.batch_sampler), None), list[float]()
+        if indices is None:
+            return
         self.is_last = False
-        for times in (1, 2):
-            self._loss = 0.0
-            yield loader.collate_fn([loader.dataset[index] for index in indices * times])
-            losses.append(self._loss)
-        self.is_last = True
-        self.looked.sums = losses[1] / losses[0] > 2**0.5 if losses[0] else False
+        try:
+            for times in (1, 2):
+                self._loss = 0.0
+                yield loader.collate_fn([loader.dataset[index] for index in [*indices] * times])
+                losses.append(self._loss)
+        finally:
+            self.is_last = True
+        self.looked.sums = bool(losses[0]) and abs(losses[1] / losses[0] - 2) < _NEAR_TWO
 
     def rows(self) -> None:
         """What it has written to files since the last pass."""
         trained, self._trains = self._trains, False
         with aside():
-            self.wrote("".join(self.files.new_rows()))
+            self.wrote("".join(["\n", *self.files.new_rows()]))
         self._trains = trained
 
     iterate: Any = None
@@ -124,6 +137,10 @@ class _Look:
 
     def _note(self, loader: DataLoader[Any]) -> None:
         """What there is before the first step."""
+        frame = sys._getframe()
+        while (outer := frame.f_back) is not None:
+            frame = outer
+            self.lines |= {frame.f_lineno} if frame.f_code.co_filename == str(self._path) else set()
         first = self._made.of(Optimizer)[0]
         self.looked.batch, self.looked.optimizer = batch_of(loader) or 0, type(first).__name__
         self.looked.rates = [rate_of(group) for group in first.param_groups]
@@ -147,15 +164,27 @@ class _Look:
         self._line += first
         for line in others:
             shown = as_shown(self._line)
-            if shown.strip() and not self._trains and self.looked.passes and len(self.looked.lines) < _LINES:
+            if (
+                shown.strip()
+                and not self._trains
+                and not self._of_pass
+                and self.looked.passes
+                and len(self.looked.lines) < _LINES
+            ):
                 self.looked.lines.append(shown)
-            self._line = line
+            self._line, self._of_pass = line, False
+        self._of_pass |= bool(self._line) and self._trains
 
 
 def looked_at(path: Path, arguments: list[str]) -> Looked:
-    """Run a script here and see what it does."""
+    """Run a script here and see what it does; once more without batches of its own, where it does not work with them."""
+    looked = _looked_at(path, arguments, weighs=True)
+    return looked if looked.passes and not looked.error else _looked_at(path, arguments, weighs=False)
+
+
+def _looked_at(path: Path, arguments: list[str], *, weighs: bool) -> Looked:
     looked, made, flags = Looked(counts=counting_lines(path.read_text(encoding="utf-8"))), Made(), dict[str, float]()
-    look = _Look(looked, made)
+    look = _Look(looked, made, path, weighs=weighs)
     look.iterate, here, seed = DataLoader.__iter__, Path.cwd(), torch.manual_seed
 
     def seeded(number: Any) -> Any:
@@ -166,9 +195,11 @@ def looked_at(path: Path, arguments: list[str]) -> Looked:
     try:
         with tempfile.TemporaryDirectory() as apart, _noted_flags(flags):
             look.files = FilesApart(here, Path(apart))
-            with taken_over(look, made), as_main(path, arguments, {}, here, look.files):
-                looked.whole = True
-            look.rows()
+            try:
+                with taken_over(look, made), as_main(path, arguments, {}, here, look.files):
+                    looked.whole = True
+            finally:
+                look.rows()
     except _Enough:
         pass
     except SystemExit as end:
@@ -178,7 +209,7 @@ def looked_at(path: Path, arguments: list[str]) -> Looked:
         looked.error = error_line(error)
     finally:
         torch.manual_seed = seed
-    looked.values = flags | _told_by(arguments) | _in_text(path) | _in_files(look.files.read, here)
+    looked.values = flags | _told_by(arguments) | _in_text(path, look.lines) | _in_files(look.files.read, here)
     return looked
 
 
@@ -221,12 +252,14 @@ def _told_by(arguments: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _in_text(path: Path) -> dict[str, float]:
-    """The numbers in a script's text."""
-    found: dict[str, float] = {}
-    for name, place, offset in numbers_in(ast.parse(path.read_bytes())):
-        if is_number(place.value):
-            found.setdefault(name, place.value - offset)  # type: ignore[operator, arg-type]
+def _in_text(path: Path, lines: Collection[int]) -> dict[str, float]:
+    """The numbers in a script's text; of ends of loops those of loops that it was in at these lines."""
+    tree, found = ast.parse(path.read_bytes()), dict[str, float]()
+    loops = {node.lineno: node.end_lineno or node.lineno for node in ast.walk(tree) if isinstance(node, ast.For)}
+    for name, place, offset in numbers_in(tree):
+        is_around = " in range(" not in name or any(place.lineno <= line <= loops.get(place.lineno, 0) for line in lines)
+        if is_around and is_number(place.value):
+            found[name] = place.value - offset  # type: ignore[operator, assignment]
     return found
 
 

@@ -6,7 +6,10 @@ import re
 
 from ...spaces.errors import TaskError
 
-_NUMBER = r"['\"]?(?:\s*\(%\))?\s*[:=(]?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)(?:\s*/\s*(\d+))?\s*(%?)"
+_NUMBER = (
+    r"['\"]?(?:\s*\(%\))?\s*[:=(]?\s*([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
+    r"(?:\s*/\s*(\d+))?\s*(%?)"
+)
 
 
 def metric_pattern(text: str) -> re.Pattern[str]:
@@ -30,6 +33,7 @@ def value_of(found: re.Match[str]) -> float:
     [0.9, 0.125, 0.3]
     """
     value, of, percent = found.groups()[-3:]
+    value = value.replace(",", "")
     return float(value) / float(of) if of and float(of) else float(value) / 100 if percent else float(value)
 
 

@@ -207,7 +207,11 @@ class _Run:
         with tempfile.TemporaryDirectory(prefix="bsearch-") as apart:
             self.files = FilesApart(Path(self.setup.folder or "."), Path(apart))
             self._run_script()
-            self._measure()
+            try:
+                self._measure()
+            except TaskError:
+                self._stop()
+                raise
         loop = self._loop
         if loop is None:
             raise TaskError(
@@ -244,10 +248,10 @@ class _Run:
     def _command(self) -> str:
         """What trains so without bsearch."""
         values = values_of(self._told, self.setup, endless=False)
-        written = [f"{name} = {value:.6g}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
+        written = [f"{name} set to {value!r}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
         script = os.path.relpath(self.path, self.setup.folder or ".")
         command = shlex.join(["python", script, *self._arguments, *flags_of(values)])
-        return f"{command} with {', '.join(written)}" if written else command
+        return f"{command}  # with {', '.join(written)}" if written else command
 
     def _stop(self) -> None:
         """End the loop here, in the script's thread."""
@@ -290,6 +294,7 @@ class _Run:
 
     def _begin_pass(self, loader: DataLoader[Any]) -> None:
         if self._loop is None:
+            self.files.new_rows()  # of before the training
             if (size := batch_of(loader)) != self.setup.effective_batch:
                 raise TaskError(
                     f"{self._where}: expected a training loader with the batch it is told, {self.setup.effective_batch}; got "
@@ -311,6 +316,8 @@ class _Run:
         self.skips, self._scores = self._passes < self._resumes_at, {}
         self._begins_pass = True
 
+    # Whether the line that it is writing was begun within a pass, as a progress bar's is: it tells of the training data.
+    _of_pass = False
     _reported = _begins_pass = False
     _rates: Sequence[float] = ()
     _versions: Sequence[int] = ()
@@ -332,6 +339,11 @@ class _Run:
                 raise StopIteration
             self._step = next(self._steps, None)
             if self._step is None:
+                if self._begins_pass and self._told.epochs and not being_served():
+                    raise TaskError(
+                        f"{self._where}: expected {self._told.epochs} to set the number of its epochs; it was told "
+                        f"{math.ceil(self.setup.epochs)} and begins another. Say by epochs= how it is told."
+                    )
                 raise _Over
             if self._begins_pass:
                 self.scheduled()  # between passes a script may set rates itself
@@ -348,6 +360,8 @@ class _Run:
     def _ends_pass(self) -> bool:
         """Whether the step that is over was its pass's last; then its time has ended."""
         step, self._step = self._step, None
+        if step is not None and step.evaluates:
+            self.files.new_rows()  # of within the pass
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
 
@@ -390,9 +404,10 @@ class _Run:
         first, *others = text.split("\n")
         self._lines[-1] += first
         for line in others:
-            if self._step is None:  # what it writes within a pass is of its training data
+            if self._step is None and not self._of_pass:
                 self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(as_shown(self._lines[-1]))))
-            self._lines = [*self._lines[-_LAST_LINES:], line]
+            self._lines, self._of_pass = [*self._lines[-_LAST_LINES:], line], False
+        self._of_pass |= bool(self._lines[-1]) and self._step is not None
 
     def _measure(self) -> None:
         """Report what the script has measured after the pass that is over.

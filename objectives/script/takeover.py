@@ -111,7 +111,7 @@ def aside() -> Iterator[None]:
         _here.aside = before
 
 
-def _script(*, of_files: bool = False) -> tuple[Any, Made] | None:
+def running_script(*, of_files: bool = False) -> tuple[Any, Made] | None:
     """The script that runs in this thread; None where there is none, or it is not it that runs."""
     if getattr(_here, "aside", False):
         return None
@@ -142,7 +142,7 @@ def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
     @wraps(original)
     def chosen(*arguments: Any, **named: Any) -> Any:
-        if (script := _script(of_files=ours in _OF_FILES)) is None:
+        if (script := running_script(of_files=ours in _OF_FILES)) is None:
             return original(*arguments, **named)
         return ours(original, *script, *arguments, **named)
 
@@ -172,7 +172,9 @@ def _take_over() -> None:
     _replace(torch, "save", _saved)
     _replace(torch, "load", _loaded)
     _replace(os, "mkdir", _folder_made)
-    _replace(os, "stat", _looked_up)
+    _replace(os, "open", _opened_by_flags)
+    for name in ("stat", "lstat", "access", "chmod", "utime"):
+        _replace(os, name, _looked_up)
     for name in ("listdir", "scandir"):
         _replace(os, name, _listed)
     for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
@@ -199,7 +201,7 @@ def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, 
     @wraps(own)
     def step(self: Optimizer, *arguments: Any, **named: Any) -> Any:
         if not driver.is_last:
-            return None
+            return arguments[0]() if arguments and callable(arguments[0]) else None
         loss = own(self, *arguments, **named)
         driver.stepped()
         return loss
@@ -256,16 +258,24 @@ def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **nam
         driver.scheduled()
 
 
-def _place(driver: Driver, file: Any, *, writes: bool, removes: bool = False) -> Any:
+def _place(driver: Driver, file: Any, *, writes: bool, removes: bool = False, keeps: bool = False) -> Any:
     with aside():
-        return driver.files.place_of(file, writes=writes, removes=removes)
+        return driver.files.place_of(file, writes=writes, removes=removes, keeps=keeps)
 
 
 def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
     writes = any(letter in mode for letter in "wax+")
-    place = _place(driver, file, writes=writes)
+    place = _place(driver, file, writes=writes, keeps=not any(letter in mode for letter in "wx"))
     opened = original(place, mode, *arguments, **named)
-    return driver.files.opened(opened) if writes and place is not file else opened
+    with aside():
+        return driver.files.opened(opened, file, writes=writes)
+
+
+def _opened_by_flags(original: Any, driver: Driver, made: Made, path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+    if named.get("dir_fd") is None:
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        path = _place(driver, path, writes=writes, keeps=not flags & os.O_TRUNC)
+    return int(original(path, flags, *arguments, **named))
 
 
 def _saved(original: Any, driver: Driver, made: Made, obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
@@ -277,7 +287,8 @@ def _loaded(original: Any, driver: Driver, made: Made, f: Any, *arguments: Any, 
 
 
 def _looked_up(original: Any, driver: Driver, made: Made, path: Any = ".", *arguments: Any, **named: Any) -> Any:
-    return original(_place(driver, path, writes=False), *arguments, **named)
+    there = path if named.get("dir_fd") is not None else _place(driver, path, writes=False)
+    return original(there, *arguments, **named)
 
 
 def _listed(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
@@ -316,14 +327,15 @@ def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *argument
 
 
 def _removed(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    original(_place(driver, path, writes=False, removes="dir_fd" not in named), *arguments, **named)
+    there = path if named.get("dir_fd") is not None else _place(driver, path, writes=False, removes=True)
+    original(there, *arguments, **named)
 
 
 def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
     original(_place(driver, src, writes=False, removes=True), _place(driver, dst, writes=True), *arguments, **named)
 
 
-_OF_FILES = (_opened, _saved, _loaded, _looked_up, _listed, _folder_made, _removed, _renamed)
+_OF_FILES = (_opened, _opened_by_flags, _saved, _loaded, _looked_up, _listed, _folder_made, _removed, _renamed)
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:
@@ -355,7 +367,7 @@ class _Written:
         self._before, self._passes_on = before, passes_on
 
     def write(self, text: str) -> int:
-        if (script := _script()) is not None:
+        if (script := running_script()) is not None:
             script[0].wrote(text)
         if self._passes_on or script is None:
             self._before.write(text)
@@ -374,7 +386,7 @@ def report(**metrics: Any) -> None:
 
     Without effect where the script runs by itself.
     """
-    if (script := _script()) is not None:
+    if (script := running_script()) is not None:
         for name, value in metrics.items():
             with suppress(TypeError, ValueError):  # images and texts are for a tracker
                 script[0].wrote(f"\n{name}: {float(value)!r}\n")

@@ -6,10 +6,13 @@ import ast
 import json
 import logging
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -19,7 +22,7 @@ import yaml
 from ...spaces.errors import TaskError
 from .files import FilesApart
 from .takeover import take_over_accelerate
-from .trackers import imports, stand_ins
+from .trackers import trackers_replaced
 
 Number = int | float
 # Settings that a script reads: files up to so many bytes.
@@ -65,7 +68,18 @@ def flags_of(values: Mapping[str, Number]) -> list[str]:
 
 
 def numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
-    """Numbers in a script's text, outermost first: how each is named, where it stands, and what is to be added to it."""
+    """Numbers in a script's text, outermost first: how each is named, where it stands, and what is to be added to it.
+
+    The second of the same text is `lr=0.1 #2`; of a name, only where it is first assigned counts.
+    """
+    times = Counter[str]()
+    for name, place, offset in _numbers_in(tree):
+        times[name] += 1
+        if times[name] == 1 or not name.isidentifier():
+            yield name if times[name] == 1 else f"{name} #{times[name]}", place, offset
+
+
+def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=targets, value=ast.Constant() as value):
@@ -92,18 +106,19 @@ def is_number(value: object) -> bool:
 
 
 def entries(settings: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of nested settings, with dots between their names."""
-    pairs = settings.items() if isinstance(settings, dict) else enumerate(settings) if isinstance(settings, list) else ()
-    for name, value in pairs:
-        yield f"{before}{name}", value
-        yield from entries(value, f"{before}{name}.")
+    """The entries of nested settings, with dots between their names; of those whose names have none."""
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        if isinstance(name, str) and "." not in name:
+            yield f"{before}{name}", value
+            yield from entries(value, f"{before}{name}.")
 
 
 def settings_in(path: Path) -> Any:
     """What a file of settings holds; None where it is none."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MOST_BYTES else None
-    except (OSError, ValueError, yaml.YAMLError):
+        text = path.read_text(encoding="utf-8") if path.stat().st_size <= _MOST_BYTES else ""
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
 
 
@@ -121,44 +136,66 @@ def as_main(
     in_files = {name: value for name, value in values.items() if kind_of(name) == "file"}
     if left := _written_into(tree, in_text) | _written_into_files(in_files, folder, files):
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in its text or the file; there is none")
-    if imports(path, "accelerate"):
-        take_over_accelerate()
-    module, stood = ModuleType("__main__"), stand_ins(path)
+    if any(_ACCELERATE.search(one.read_text("utf-8", "replace")) for one in islice(path.parent.rglob("*.py"), _MOST_MODULES)):
+        with suppress(ImportError):
+            take_over_accelerate()
+    module = ModuleType("__main__")
     module.__file__, modules = str(path), dict(sys.modules)
     before, came_from = (sys.argv, sys.path[:]), Path.cwd()
-    handlers, level = logging.root.handlers, logging.root.level
-    sys.argv = [str(path), *arguments, *flags_of(values)]
-    sys.modules |= {**stood, "__main__": module}
+    sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags_of(values)], module
     sys.path.insert(0, str(path.parent))
-    logging.root.handlers = []  # as a script finds it, whose `basicConfig` does nothing where there are some
-    logging.root.setLevel(logging.WARNING)
     try:
         os.chdir(folder)
-        exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the user's own script
+        with trackers_replaced(), _loggers_of_its_own():
+            exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the user's own script
         yield
     finally:
         os.chdir(came_from)
         sys.argv, sys.path[:] = before
-        logging.root.handlers = handlers
-        logging.root.setLevel(level)
-        for name, imported in list(sys.modules.items()):
-            file = getattr(imported, "__file__", None)
-            if name not in modules and file and Path(file).is_relative_to(path.parent) and "site-packages" not in file:
-                del sys.modules[name]
-        for name in (*stood, "__main__"):
-            sys.modules.pop(name, None)
-            sys.modules.update({name: modules[name]} if name in modules else {})
+        for name in [name for name, one in sys.modules.items() if name not in modules and _lies_below(one, path.parent)]:
+            del sys.modules[name]
+        sys.modules["__main__"] = modules["__main__"]
         module.__dict__.clear()
 
 
-def _written_into(tree: ast.Module, values: Mapping[str, Number]) -> dict[str, Number]:
-    """Set numbers in a script's text: of a name, where it is first assigned; of what stands there, everywhere.
+_ACCELERATE, _MOST_MODULES = re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE), 200
 
-    Returns those that do not stand there.
-    """
+
+def _lies_below(module: Any, folder: Path) -> bool:
+    """Whether a module, or a package without a file, is one of this folder's."""
+    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
+    return any(place and Path(place).is_relative_to(folder) and "site-packages" not in place for place in places)
+
+
+@contextmanager
+def _loggers_of_its_own() -> Iterator[None]:
+    """Context in which the root logger has no handlers, without which `basicConfig` works; all are as before afterwards."""
+
+    def loggers() -> list[logging.Logger]:
+        return [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+
+    kept, disabled = {one: (one.handlers, one.level) for one in loggers()}, logging.root.manager.disable
+    logging.root.handlers = []
+    logging.root.setLevel(logging.WARNING)
+    for one in loggers():
+        one.handlers = one.handlers[:]
+    try:
+        yield
+    finally:
+        for one in loggers():
+            handlers, level = kept.get(one, ([], logging.NOTSET))
+            for handler in [handler for handler in one.handlers if handler not in handlers]:
+                handler.close()
+            one.handlers = handlers
+            one.setLevel(level)
+        logging.disable(disabled)
+
+
+def _written_into(tree: ast.Module, values: Mapping[str, Number]) -> dict[str, Number]:
+    """Set numbers in a script's text; returns those that do not stand there."""
     wanted, found = {_as_unparsed(name): name for name in values}, set[str]()
     for name, place, offset in list(numbers_in(tree)):
-        if (told := wanted.get(name)) is not None and not (name.isidentifier() and told in found) and is_number(place.value):
+        if (told := wanted.get(name)) is not None and is_number(place.value):
             place.value = values[told] + offset
             found.add(told)
     return {name: value for name, value in values.items() if name not in found}
@@ -167,8 +204,9 @@ def _written_into(tree: ast.Module, values: Mapping[str, Number]) -> dict[str, N
 def _as_unparsed(name: str) -> str:
     """`lr=1e-3` as it would be read: `lr=0.001`."""
     before, equals, value = name.partition("=")
+    value, number, place = value.partition(" #")
     try:
-        return f"{before}={ast.unparse(ast.parse(value, mode='eval'))}" if equals and ":" not in before else name
+        return f"{before}={ast.unparse(ast.parse(value, mode='eval'))}{number}{place}" if equals and ":" not in before else name
     except SyntaxError:
         return name
 

@@ -21,7 +21,8 @@ from ...spaces.readable import number
 
 # Seconds until a script that is looked at is given up.
 _PATIENCE_S = 300.0
-_BATCH, _RATE, _LENGTH, _STEPS = r"batch|^-*bs$", r"lr|rate", r"epoch", r"step|iter"
+_BATCH, _RATE, _LENGTH = r"batch|^-*bs$", r"lr|learn", r"epoch"
+_NO_RATE = r"min|final|warm|drop|decay|mask|noise"
 _OTHERS = r"test|eval|val|micro|accum"
 # Words of metrics, best first; those after the first are minimized.
 _BETTER_HIGH = r"(?:acc|prec)@\d|acc\w*|top.?1\w*|psnr|ssim|f1\w*|auc\w*|bleu\w*|iou\w*|map\w*|score\w*|r2"
@@ -122,7 +123,7 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
     values: Mapping[str, float] = seen["values"]
     told = {
         "batch": _named(values, _BATCH, seen["batch"], _OTHERS),
-        "rate": _named(values, _RATE, seen["rates"][0], r"min|final|warm"),
+        "rate": _named(values, _RATE, seen["rates"][0], _NO_RATE) or _named(values, "rate", seen["rates"][0], _NO_RATE),
         "epochs": _length(values, seen["passes"]) if seen["whole"] else "",
         "seed": _named(values, "seed", seen["seed"], "data|split") if seen["seed"] is not None else "",
     }
@@ -157,7 +158,9 @@ def _named(values: Mapping[str, float], words: str, value: float, not_words: str
 
 def _length(values: Mapping[str, float], passes: int) -> str:
     """The number of epochs; or what else a loop over so many passes has in its text."""
-    return _named(values, _LENGTH, passes, r"warm|start|eval|save") or _named(values, r" in range\(", passes, "^$")
+    return _named(values, _LENGTH, passes, r"warm|start|eval|save|decay|step|drop|log|ckpt|check|patien") or _named(
+        values, r" in range\(", passes, "^$"
+    )
 
 
 def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
@@ -186,6 +189,7 @@ def _labels(line: str, words: str) -> Iterator[tuple[str, str]]:
     labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
     for label in labels:
         text = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", label[0].strip())
+        text = re.sub(r"(?<= )\d+(?= ?[:=])", r"\\d+", text)  # of an epoch
         if sum(one[0].strip() == label[0].strip() for one in labels) > 1:
             before = [*re.finditer(rf"(?i)\b(?:{_HELD_OUT})\w*", line[: label.start()])]
             if not before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import runpy
@@ -377,8 +378,156 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
     )
     expected = [one.accuracy for one in plainly]
     assert [one.accuracy for one in measured] == pytest.approx(expected, abs=1e-6), how
-    assert ("batch_size=16 = 20" in str(measured[-1].facts["command"])) == (found.told["batch"] == "batch_size=16")
+    assert ("batch_size=16 set to 20" in str(measured[-1].facts["command"])) == (found.told["batch"] == "batch_size=16")
     assert len(set(expected)) > 1
+
+
+# What must not be taken for the metric, or for the number of epochs: what differs from quickstart.py, and how it ends.
+NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
+    "a record's number of before the training": (
+        [
+            ("import torch\n", "import json\nimport torch\njson.dump({'acc': 0.95}, open('config.json', 'w'))\nhistory = []\n"),
+            ('print(f"Test', "history.append({'acc': correct}); json.dump(history, open('h.json', 'w')); str(f\"Test"),
+        ],
+        {"metric": "acc:"},
+        [0.47, 0.58],
+    ),
+    "a record's rows of within the pass": (
+        [
+            ("import torch\n", "import torch\nlog = open('log.csv', 'w')\nprint('step,acc', file=log)\n"),
+            ("        loss.backward()", "        print(f'{batch},0.1', file=log)\n        loss.backward()"),
+            ('print(f"Test', "print(f'{t},{correct}', file=log); str(f\"Test"),
+        ],
+        {"metric": "acc:"},
+        [0.47, 0.58],
+    ),
+    "what a history has from an earlier pass": (
+        [
+            ("import torch\n", "import json\nimport torch\nhistory = {'acc': [], 'x': []}\n"),
+            (
+                'print(f"Test',
+                "history['acc'] += [correct] * (t == 1); history['x'] += [t]; "
+                "json.dump(history, open('h.json', 'w')); str(f\"Test",
+            ),
+        ],
+        {"metric": "acc:"},
+        [0.58],
+    ),
+    "another split's row": (
+        [
+            ("import torch\n", "import torch\nlog = open('log.csv', 'w')\nprint('epoch,split,acc', file=log)\n"),
+            ('print(f"Test', "print(f'{t},val,{correct}\\n{t},train,0.123', file=log); str(f\"Test"),
+        ],
+        {"metric": "val/acc:"},
+        [0.47, 0.58],
+    ),
+    "a progress bar's line of the pass": (
+        [
+            ("in enumerate(dataloader):", "in enumerate(bar := tqdm(dataloader)):\n        bar.set_postfix(Accuracy=0.99)"),
+            ("import torch\n", "import torch\nfrom tqdm import tqdm\n"),
+        ],
+        {"metric": "Accuracy[:=]"},
+        [0.47, 0.58],
+    ),
+    "a W&B run that was resumed": (
+        [
+            ("import torch\n", "import torch, wandb\nassert wandb.run is None\nrun = wandb.init()\n"),
+            ("loss.backward()", "((0.01 if run.resumed or wandb.run.disabled else 1.0) * loss).backward()"),
+        ],
+        {},
+        [0.47, 0.58],
+    ),
+    "a number that does not set the epochs": (
+        [("import torch\n", "import torch\nDECAY = 5\n")],
+        {"epochs": "DECAY"},
+        "expected DECAY to set the number of its epochs; it was told 2 and begins another",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that they leave open
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
+    changes, told, expected = NOT_TAKEN[name]
+    text = (SCRIPTS / "quickstart.py").read_text()
+    for one, other in changes:
+        assert one in text
+        text = text.replace(one, other)
+    (folder / "changed.py").write_text(text)
+    told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Test Accuracy:"} | told
+    trained = run_script(own(folder, 20, 2, epochs=2), "changed.py", **told)
+    if isinstance(expected, str):
+        with pytest.raises(TaskError, match=expected):
+            list(trained)
+    else:
+        assert [one.accuracy for one in trained] == pytest.approx(expected)
+
+
+def test_the_loop_that_trains_is_found_and_no_other_number_changes(folder: Path) -> None:
+    text = (SCRIPTS / "quickstart.py").read_text()
+    deep = """layers = [nn.Linear(4, 8)]
+for t in range(5): layers += [nn.ReLU(), nn.Linear(8, 8)]
+model = nn.Sequential(*layers, nn.Linear(8, 2))"""
+    text = text.replace("model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))", deep).replace(
+        "batch_size=64", "batch_size=16"
+    )
+    (folder / "deep.py").write_text(text)
+    found = found_in("deep.py", [], asdict(looked_at(folder / "deep.py", [])))
+    assert found.told == {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5) #2"} | found.told
+    list(run_script(own(folder, 20, epochs=2), "deep.py", metric="Accuracy:", **found.told))
+    assert sum(one.numel() for one in weights()) == 40 + 5 * 72 + 18
+
+
+def test_what_a_script_leaves_in_the_process_is_gone(folder: Path) -> None:
+    (folder / "utils").mkdir()
+    (folder / "utils" / "state.py").write_text("n = 0\n")
+    lines = """
+import logging, torch
+from utils import state
+state.n += 1
+log = logging.getLogger("of a script")
+if not log.handlers:
+    log.addHandler(logging.FileHandler("out.csv"))
+    log.setLevel("INFO")
+    log.info("epoch,acc")
+logging.disable(logging.DEBUG)
+"""
+    text = (SCRIPTS / "quickstart.py").read_text().replace("import torch\n", lines, 1)
+    text = text.replace('print(f"Test', 'log.info(f"{t},{correct}"); print(state.n); str(f"Test')
+    (folder / "leaves.py").write_text(text)
+    told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "acc:"}
+    for _ in range(2):
+        assert [one.accuracy for one in run_script(own(folder, 20, epochs=2), "leaves.py", **told)] == pytest.approx(
+            [0.45, 0.58], abs=0.1
+        )
+        assert "utils" not in sys.modules and "utils.state" not in sys.modules
+        assert not logging.getLogger("of a script").handlers and not logging.root.manager.disable
+
+
+def test_files_are_taken_over_whole(folder: Path) -> None:
+    (folder / "mine.txt").write_text("before\n")
+    does = """
+    import shutil, tempfile
+    from pathlib import Path
+    Path("log.txt").write_text("top")
+    os.makedirs("old")
+    Path("old/log.txt").write_text("inner")
+    shutil.rmtree("old")
+    assert Path("log.txt").read_text() == "top" and not os.path.exists("old")
+    os.makedirs("ckpt")
+    Path("ckpt/a.pt").write_text("a")
+    shutil.copy("ckpt/a.pt", "ckpt/best.pt")
+    assert os.access("ckpt/best.pt", os.R_OK) and os.path.lexists("ckpt/best.pt")
+    Path("done").touch()
+    with open("mine.txt", "a") as more: more.write("after")
+    assert Path("mine.txt").read_text() == "before\\nafter"
+"""
+    text = (SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():\n    import os{does}")
+    (folder / "files.py").write_text(text)
+    before = {path.name for path in folder.iterdir()}
+    assert len(list(partial(plain, script="files.py")(own(folder)))) == 2
+    assert {path.name for path in folder.iterdir()} == before
+    assert (folder / "mine.txt").read_text() == "before\n"
 
 
 def test_a_sum_is_told_from_a_mean(folder: Path) -> None:
