@@ -258,7 +258,7 @@ KNOWN = {
         "objectives/parallel/rank_main.py",
         "pickle.loads",
     ): "tries out whether an error of our own survives the way to another process",
-    ("objectives/script/script.py", "exec("): "runs the user's own script, which the task names",
+    ("objectives/script/told.py", "exec("): "runs the user's own script, which the task names",
     ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("tests/exported_settings.py", "exec("): "runs what an export prints, as a user would",
     ("tests/objectives/test_task_code.py", "pickle.loads"): "reads what it has just written, as a loader's process does",

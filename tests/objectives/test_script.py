@@ -261,6 +261,11 @@ def test_numbers_after_a_text() -> None:
     assert metric_in(["nothing here"]) is None
 
 
+def in_tiers(names: Any, *quick: str) -> list[Any]:
+    """Parameters, of which these are tried in the quick tier."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 # How other scripts are told their numbers, and say their metric: what differs from quickstart.py, and what is found.
 TELL = {
     "in its text": ([], {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)"}, "Test Accuracy:"),
@@ -351,7 +356,7 @@ TELL = {
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that they leave open
-@pytest.mark.parametrize("how", TELL)
+@pytest.mark.parametrize("how", in_tiers(TELL, "in its text", "in a file", "to W&B", "to a CSV file"))
 def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folder: Path, how: str) -> None:
     changes, told, metric = TELL[how]
     text = (SCRIPTS / "quickstart.py").read_text()
@@ -446,7 +451,7 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that they leave open
-@pytest.mark.parametrize("name", NOT_TAKEN)
+@pytest.mark.parametrize("name", in_tiers(NOT_TAKEN, *[*NOT_TAKEN][:4], [*NOT_TAKEN][-1]))
 def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
     changes, told, expected = NOT_TAKEN[name]
     text = (SCRIPTS / "quickstart.py").read_text()
