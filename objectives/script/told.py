@@ -152,7 +152,7 @@ def as_main(
     finally:
         os.chdir(came_from)
         sys.argv, sys.path[:] = before
-        for name in [name for name, one in sys.modules.items() if name not in modules and _lies_below(one, path.parent)]:
+        for name in [name for name, one in list(sys.modules.items()) if name not in modules and _lies_below(one, path.parent)]:
             del sys.modules[name]
         sys.modules["__main__"] = modules["__main__"]
         module.__dict__.clear()

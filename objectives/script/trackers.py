@@ -23,7 +23,7 @@ _NAMES = ("wandb", "mlflow", "tensorboardX", "torch.utils.tensorboard")
 def trackers_replaced() -> Iterator[None]:
     """Context in which this thread's script imports stand-ins for those of these modules that are installed."""
     ours, missing = _Finder([name for name in _NAMES if _is_installed(name)]), object()
-    before = {name: module for name, module in sys.modules.items() if ours.has(name)}
+    before = {name: module for name, module in list(sys.modules.items()) if ours.has(name)}
     attribute = vars(torch.utils).pop("tensorboard", missing)
     for name in before:
         del sys.modules[name]
@@ -32,7 +32,7 @@ def trackers_replaced() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(ours)
-        for name in [name for name in sys.modules if ours.has(name)]:
+        for name in [name for name in list(sys.modules) if ours.has(name)]:
             del sys.modules[name]
         sys.modules.update(before)
         vars(torch.utils).pop("tensorboard", None)
