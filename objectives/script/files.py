@@ -85,12 +85,9 @@ class FilesApart:
         Raises:
             PermissionError: it would be removed, and is none that was written here.
         """
-        if not isinstance(file, str | bytes | os.PathLike):
+        if (both := self._both(file)) is None:
             return file
-        path = Path(os.path.abspath(os.fsdecode(file)))  # noqa: PTH100  # links are followed where they lead
-        if not path.is_relative_to(self._folder):
-            return file
-        there = self._apart / path.relative_to(self._folder)
+        path, there = both
         if writes:
             os.makedirs(there.parent, exist_ok=True)  # noqa: PTH103
             if keeps and path.is_file() and not there.exists():
@@ -103,9 +100,15 @@ class FilesApart:
 
     def beside(self, folder: Any) -> str | None:
         """Where files are that were written below a folder of the user's; None where there are none."""
-        path = Path(os.path.abspath(os.fsdecode(folder))) if isinstance(folder, str | bytes | os.PathLike) else Path("/")  # noqa: PTH100
-        there = self._apart / path.relative_to(self._folder) if path.is_relative_to(self._folder) else self._apart / "none"
-        return str(there) if there.is_dir() and path.is_dir() else None
+        path, there = self._both(folder) or (Path(), Path())
+        return str(there) if path != there and there.is_dir() and path.is_dir() else None
+
+    def _both(self, file: Any) -> tuple[Path, Path] | None:
+        """A file below the folder, and where it lies apart; None for another."""
+        if not isinstance(file, str | bytes | os.PathLike):
+            return None
+        path = Path(os.path.abspath(os.fsdecode(file)))  # noqa: PTH100  # links are followed where they lead
+        return (path, self._apart / path.relative_to(self._folder)) if path.is_relative_to(self._folder) else None
 
 
 def _number_of(value: Any) -> float | None:

@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..loading import error_line
 from .files import FilesApart
-from .metric import as_shown
+from .metric import Output
 from .script import batch_of, rate_of, trains
 from .takeover import Made, aside, taken_over
-from .told import SETTINGS, as_main, entries, is_number, numbers_in, settings_in
+from .told import SETTINGS, as_main, entries, is_number, number_in, numbers_in, settings_in
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
 _LOOKS_S, _LINES = 60.0, 200
@@ -46,12 +46,12 @@ class Looked:
         values: its numbers, by how a trial would set them: of flags first.
         batch: of the loader that it trains on; `samples` of its data.
         rates: of its optimizers' groups; `optimizer`, the first's name.
-        passes, steps: over the training data, and optimizer steps a pass had of one batch each.
+        passes: over the training data.
         seed: that it gave to torch; None where it gave none.
         lines: that it wrote after a pass.
         sums: its loss grows with the batch.
         counts: lines at which its training loop uses a count of batches for more than printing.
-        whole: it came to its end.
+        whole: it came to its end; `cut`: it was stopped after a minute.
         error: that it ended with.
     """
 
@@ -66,6 +66,7 @@ class Looked:
     sums: bool = False
     counts: list[int] = field(default_factory=list)
     whole: bool = False
+    cut: bool = False
     error: str = ""
 
 
@@ -81,13 +82,11 @@ class _Look:
 
     share, is_last, has_gradients, skips = 1.0, True, False, False
 
-    _of_pass = False  # whether the line that it is writing was begun within a pass
-
     def __init__(self, looked: Looked, made: Made, path: Path, *, weighs: bool) -> None:
         self._weighs, self._path = weighs, path
         self.lines: set[int] = set()  # at which it was when the first pass began
-        self.looked, self._made, self._line, self._trains, self._ends = looked, made, "", False, time.monotonic() + _LOOKS_S
-        self._loss = 0.0
+        self.looked, self._made, self._output, self._trains = looked, made, Output(), False
+        self._ends, self._loss = time.monotonic() + _LOOKS_S, 0.0
 
     def trains(self, loader: DataLoader[Any]) -> bool:
         return True  # every loader has one batch
@@ -160,20 +159,8 @@ class _Look:
         """Of no interest."""
 
     def wrote(self, text: str) -> None:
-        first, *others = text.split("\n")
-        self._line += first
-        for line in others:
-            shown = as_shown(self._line)
-            if (
-                shown.strip()
-                and not self._trains
-                and not self._of_pass
-                and self.looked.passes
-                and len(self.looked.lines) < _LINES
-            ):
-                self.looked.lines.append(shown)
-            self._line, self._of_pass = line, False
-        self._of_pass |= bool(self._line) and self._trains
+        lines = [line for line in self._output.ended(text, in_pass=self._trains) if line.strip() and self.looked.passes]
+        self.looked.lines += lines[: _LINES - len(self.looked.lines)]
 
 
 def looked_at(path: Path, arguments: list[str]) -> Looked:
@@ -201,7 +188,7 @@ def _looked_at(path: Path, arguments: list[str], *, weighs: bool) -> Looked:
             finally:
                 look.rows()
     except _Enough:
-        pass
+        looked.cut = True
     except SystemExit as end:
         looked.whole = end.code in (None, 0)
         looked.error = "" if looked.whole else f"it ended with exit code {end.code}"
@@ -219,8 +206,8 @@ def _noted_flags(flags: dict[str, float]) -> Iterator[None]:
     parse, parse_of_click = argparse.ArgumentParser.parse_known_args, click.Command.parse_args
 
     def note(names: Sequence[str], value: Any) -> None:
-        if is_number(value) and (long := [one for one in names if one.startswith("--")]):
-            flags[long[0]] = value
+        if is_number(value) and names:
+            flags[next((one for one in names if one.startswith("--")), names[0])] = value
 
     def parsed(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
         namespace, rest = parse(parser, *given, **named)
@@ -231,7 +218,7 @@ def _noted_flags(flags: dict[str, float]) -> Iterator[None]:
     def parsed_by_click(command: click.Command, context: click.Context, given: list[str]) -> list[str]:
         rest = parse_of_click(command, context, given)
         for parameter in command.params:
-            note(parameter.opts, context.params.get(parameter.name or ""))
+            note([one for one in parameter.opts if one.startswith("--")], context.params.get(parameter.name or ""))
         return rest
 
     argparse.ArgumentParser.parse_known_args = parsed  # type: ignore[method-assign, assignment]
@@ -266,8 +253,8 @@ def _in_text(path: Path, lines: Collection[int]) -> dict[str, float]:
 def _in_files(paths: Iterable[Path], here: Path) -> dict[str, float]:
     """The numbers in files of settings that it has read."""
     below = [path for path in paths if path.suffix in SETTINGS and path.is_relative_to(here)]
-    found = ((f"{path.relative_to(here)}:{name}", value) for path in below for name, value in entries(settings_in(path)))
-    return {name: value for name, value in found if is_number(value)}
+    found = ((f"{path.relative_to(here)}:{name}", setting) for path in below for name, setting in entries(settings_in(path)))
+    return {name: value for name, setting in found if (value := number_in(setting)) is not None}
 
 
 # Calls that show something.

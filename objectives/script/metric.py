@@ -8,7 +8,7 @@ from ...spaces.errors import TaskError
 
 _NUMBER = (
     r"['\"]?(?:\s*\(%\))?\s*[:=(]?\s*([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
-    r"(?:\s*/\s*(\d+))?\s*(%?)"
+    r"(?:\s*/\s*(\d+)(?![\d.]))?\s*(%?)"
 )
 
 
@@ -37,10 +37,28 @@ def value_of(found: re.Match[str]) -> float:
     return float(value) / float(of) if of and float(of) else float(value) / 100 if percent else float(value)
 
 
-def as_shown(line: str) -> str:
-    r"""A line as a terminal shows it: what follows the last return to its beginning, as progress bars have them.
+class Output:
+    r"""What a script writes, as lines that a terminal would show; what it writes within a pass is of its training data.
 
-    >>> as_shown("10% acc=0.1\r100% acc=0.9")
-    '100% acc=0.9'
+    >>> output = Output()
+    >>> output.ended("10% acc=0.1\r20% acc=0.2", in_pass=True), output.ended("\r99% acc=0.3\nval acc 0.9\n", in_pass=False)
+    ([], ['', 'val acc 0.9'])
     """
-    return line.rpartition("\r")[2]
+
+    def __init__(self) -> None:
+        self._line, self._of_pass = "", 0  # the line that has not ended, and how much of it was written within a pass
+
+    def ended(self, text: str, *, in_pass: bool) -> list[str]:
+        """The lines that this text ends, without what was written within a pass."""
+        first, *others = text.split("\n")
+        lines: list[str] = []
+        self._line += first
+        for line in others:
+            after = self._line[self._of_pass :]
+            # A progress bar that was begun within a pass is drawn anew afterwards.
+            shown = after.partition("\r")[0] if self._of_pass else after.rstrip("\r").rpartition("\r")[2]
+            lines.append("" if in_pass else shown)
+            self._line, self._of_pass = line, 0
+        if in_pass:
+            self._of_pass = len(self._line)
+        return lines

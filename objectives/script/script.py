@@ -26,14 +26,14 @@ from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
 from ..task import Data
 from .files import FilesApart
-from .metric import as_shown, metric_pattern, value_of
+from .metric import Output, metric_pattern, value_of
 from .takeover import Made, aside, taken_over
 from .told import Told, as_main, flags_of, kind_of
 
 # A number of parts that is not reached where a script is asked for single steps, all of one pass.
 _ENDLESS = 1_000_000
-# The last lines of a script's output in a message.
-_LAST_LINES = 5
+# What is kept of a script's output for messages, and how many lines of it they have.
+_LAST_CHARACTERS, _LAST_LINES = 2000, 5
 
 
 def run_script(
@@ -195,7 +195,7 @@ class _Run:
         self._metric_text, self._metric = metric, metric_pattern(metric)
         self._weighs, self._splits = loss == "mean", splits
         self._made, self._loop = Made(), None
-        self._lines, self._scores = [""], dict[float, None]()
+        self._output, self._written, self._scores = Output(), "", dict[float, None]()
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -208,6 +208,7 @@ class _Run:
             self.files = FilesApart(Path(self.setup.folder or "."), Path(apart))
             self._run_script()
             try:
+                self._leave_pass()
                 self._measure()
             except TaskError:
                 self._stop()
@@ -279,13 +280,23 @@ class _Run:
         return self.path.name
 
     def _said(self) -> str:
-        last = [line for line in self._lines if line.strip()][-_LAST_LINES:]
+        last = [line for line in self._written.splitlines() if line.strip()][-_LAST_LINES:]
         return f". It last wrote: {' / '.join(last)}" if last else ""
 
     # What the script calls
 
     def trains(self, loader: DataLoader[Any]) -> bool:
-        return trains(self._made)
+        if training := trains(self._made):
+            return training
+        with aside():
+            self._leave_pass()
+        return training
+
+    def _leave_pass(self) -> None:
+        """End a pass that the script has left, such as by `break`, after its last step."""
+        if self._step is not None and self._has_stepped and self._step.evaluates:
+            self._has_left = self._ends_pass()
+            self._passes += 1
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         with aside():
@@ -312,13 +323,13 @@ class _Run:
                 "its models are training. Evaluate in model.eval() and torch.no_grad()."
             )
         else:
+            self._leave_pass()
             self._measure()
+        self._has_left = False
         self.skips, self._scores = self._passes < self._resumes_at, {}
         self._begins_pass = True
 
-    # Whether the line that it is writing was begun within a pass, as a progress bar's is: it tells of the training data.
-    _of_pass = False
-    _reported = _begins_pass = False
+    _reported = _begins_pass = _has_stepped = _has_left = False
     _rates: Sequence[float] = ()
     _versions: Sequence[int] = ()
     _steps: Iterator[Step]
@@ -332,6 +343,8 @@ class _Run:
         """
         if self.skips:
             self._passes += 1
+            raise StopIteration
+        if self._has_left:
             raise StopIteration
         if (part := next(self._parts, None)) is None:
             if self._ends_pass():
@@ -351,7 +364,7 @@ class _Run:
             self._parts, self._place = iter(self._step), -1
             part = next(self._parts)
         assert self._step is not None
-        self._place += 1
+        self._place, self._has_stepped = self._place + 1, False
         self.share, self.is_last = part.weight if self._weighs else 1.0, self._place == len(self._step.sizes) - 1
         if self.is_last:
             next(self._parts, None)  # no more: with this one the script steps
@@ -392,7 +405,7 @@ class _Run:
         self._versions = self._gradients() if self.has_gradients else []
 
     def stepped(self) -> None:
-        self.has_gradients = False
+        self.has_gradients, self._has_stepped = False, True
         in_parts = self._step is not None and len(self._step.sizes) > 1 and not being_served()
         if in_parts and not self.setup.training.accept_inexact and self._rates_now() != self._rates:
             raise TaskError(
@@ -401,13 +414,9 @@ class _Run:
             )
 
     def wrote(self, text: str) -> None:
-        first, *others = text.split("\n")
-        self._lines[-1] += first
-        for line in others:
-            if self._step is None and not self._of_pass:
-                self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(as_shown(self._lines[-1]))))
-            self._lines, self._of_pass = [*self._lines[-_LAST_LINES:], line], False
-        self._of_pass |= bool(self._lines[-1]) and self._step is not None
+        self._written = (self._written + text)[-_LAST_CHARACTERS:]
+        for line in self._output.ended(text, in_pass=self._step is not None):
+            self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(line)))
 
     def _measure(self) -> None:
         """Report what the script has measured after the pass that is over.

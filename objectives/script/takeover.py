@@ -169,7 +169,8 @@ def _take_over() -> None:
             _replace(owner, name, _at_last)
     for owner in (builtins, io):
         _replace(owner, "open", _opened)
-    _replace(torch, "save", _saved)
+    for owner in (torch, torch.jit):
+        _replace(owner, "save", _saved)
     _replace(torch, "load", _loaded)
     _replace(os, "mkdir", _folder_made)
     _replace(os, "open", _opened_by_flags)
@@ -181,6 +182,7 @@ def _take_over() -> None:
         _replace(owner, name, _removed)
     for name in ("rename", "replace"):
         _replace(os, name, _renamed)
+    _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
     for name in ("stdout", "stderr"):
         _replaced.callback(setattr, sys, name, getattr(sys, name))
@@ -195,6 +197,7 @@ def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any
 def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:
     original(self, *arguments, **named)
     made.add(self)
+    _take_over_accelerate()
     # On the instance, since subclasses have their own; a method, since schedulers wrap it.
     own = type(self).step
 
@@ -335,7 +338,11 @@ def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arg
     original(_place(driver, src, writes=False, removes=True), _place(driver, dst, writes=True), *arguments, **named)
 
 
-_OF_FILES = (_opened, _opened_by_flags, _saved, _loaded, _looked_up, _listed, _folder_made, _removed, _renamed)
+def _linked(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
+    original(src, _place(driver, dst, writes=True), *arguments, **named)
+
+
+_OF_FILES = (_opened, _opened_by_flags, _saved, _loaded, _looked_up, _listed, _folder_made, _removed, _renamed, _linked)
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:
@@ -392,25 +399,21 @@ def report(**metrics: Any) -> None:
                 script[0].wrote(f"\n{name}: {float(value)!r}\n")
 
 
-def take_over_accelerate() -> None:
-    """The loaders of Accelerate, which fetch a batch ahead of the one that they give."""
-    from accelerate import data_loader
-
+def _take_over_accelerate() -> None:
+    """Accelerate's loader, which fetches a batch ahead of the one that it gives, where it is in use."""
+    loaders = sys.modules.get("accelerate.data_loader")
     with _lock:
-        _replace(data_loader.DataLoaderShard, "__iter__", _shard_iterated)
+        if loaders is not None and not hasattr(loaders.DataLoaderShard.__iter__, "__wrapped__"):
+            _replace(loaders.DataLoaderShard, "__iter__", _shard_iterated)
 
 
 def _shard_iterated(original: Any, driver: Driver, made: Made, loader: Any) -> Iterator[Any]:
     if not driver.trains(loader):
         yield from original(loader)
         return
-    loader.begin()
-    for batch in driver.batches(loader.base_dataloader):
-        yield batch if loader.device is None else _sent(batch, loader.device)
-    loader.end()
-
-
-def _sent(batch: Any, device: Any) -> Any:
     from accelerate.utils import send_to_device
 
-    return send_to_device(batch, device)
+    loader.begin()
+    for batch in driver.batches(loader.base_dataloader):
+        yield batch if loader.device is None else send_to_device(batch, loader.device)
+    loader.end()

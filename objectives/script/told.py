@@ -10,9 +10,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -21,7 +20,6 @@ import yaml
 
 from ...spaces.errors import TaskError
 from .files import FilesApart
-from .takeover import take_over_accelerate
 from .trackers import trackers_replaced
 
 Number = int | float
@@ -105,6 +103,16 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def number_in(setting: object) -> Number | None:
+    """The number that a setting is; YAML has `1e-3` as a text."""
+    if isinstance(setting, str) and _EXPONENTIAL.fullmatch(setting):
+        return float(setting)
+    return setting if is_number(setting) else None  # type: ignore[return-value]
+
+
+_EXPONENTIAL = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
 def entries(settings: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     """The entries of nested settings, with dots between their names; of those whose names have none."""
     for name, value in settings.items() if isinstance(settings, dict) else ():
@@ -136,9 +144,6 @@ def as_main(
     in_files = {name: value for name, value in values.items() if kind_of(name) == "file"}
     if left := _written_into(tree, in_text) | _written_into_files(in_files, folder, files):
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in its text or the file; there is none")
-    if any(_ACCELERATE.search(one.read_text("utf-8", "replace")) for one in islice(path.parent.rglob("*.py"), _MOST_MODULES)):
-        with suppress(ImportError):
-            take_over_accelerate()
     module = ModuleType("__main__")
     module.__file__, modules = str(path), dict(sys.modules)
     before, came_from = (sys.argv, sys.path[:]), Path.cwd()
@@ -158,9 +163,6 @@ def as_main(
         module.__dict__.clear()
 
 
-_ACCELERATE, _MOST_MODULES = re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE), 200
-
-
 def _lies_below(module: Any, folder: Path) -> bool:
     """Whether a module, or a package without a file, is one of this folder's."""
     places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
@@ -169,7 +171,7 @@ def _lies_below(module: Any, folder: Path) -> bool:
 
 @contextmanager
 def _loggers_of_its_own() -> Iterator[None]:
-    """Context in which the root logger has no handlers, without which `basicConfig` works; all are as before afterwards."""
+    """Context in which the root logger has no handlers, so that `basicConfig` works; all loggers are as before afterwards."""
 
     def loggers() -> list[logging.Logger]:
         return [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
@@ -221,7 +223,7 @@ def _written_into_files(values: Mapping[str, Number], folder: Path, files: Files
         inner = settings = settings_in(place) if entry else None
         for key in outer:
             inner = inner.get(key) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or not is_number(inner.get(last)):
+        if not isinstance(inner, dict) or number_in(inner.get(last)) is None:
             continue
         inner[last] = value
         text = json.dumps(settings) if place.suffix == ".json" else yaml.safe_dump(settings, sort_keys=False)

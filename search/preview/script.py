@@ -23,11 +23,13 @@ from ...spaces.readable import number
 _PATIENCE_S = 300.0
 _BATCH, _RATE, _LENGTH = r"batch|^-*bs$", r"lr|learn", r"epoch"
 _NO_RATE = r"min|final|warm|drop|decay|mask|noise"
+_NO_LENGTH = r"warm|start|eval|save|decay|step|drop|log|ckpt|check|patien"
 _OTHERS = r"test|eval|val|micro|accum"
-# Words of metrics, best first; those after the first are minimized.
-_BETTER_HIGH = r"(?:acc|prec)@\d|acc\w*|top.?1\w*|psnr|ssim|f1\w*|auc\w*|bleu\w*|iou\w*|map\w*|score\w*|r2"
-_BETTER_LOW = r"perplexity|ppl|loss\w*|error\w*|mse|rmse|mae|nll|bpc|bpb"
-_HELD_OUT = r"val|test|eval|dev"
+# Words of metrics; what sounds like a loss or an error is minimized, whatever else it sounds like.
+_LOW = r"perplexity|ppl|loss|error|err|mse|rmse|mae|mape|nll|bpc|bpb|wer|cer|eer|fid"
+_HIGH = r"(?:acc|prec)@\d|acc(?:uracy)?|top.?1|psnr|ssim|f1|auc|bleu|iou|map|score|r2|dice"
+_HELD_OUT = r"(?<![a-z])(?:val(?:id(?:ation)?)?|test|eval(?:uation)?|dev)(?![a-z])"
+_BEST = r"best|patience|threshold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
     told = {
         "batch": _named(values, _BATCH, seen["batch"], _OTHERS),
         "rate": _named(values, _RATE, seen["rates"][0], _NO_RATE) or _named(values, "rate", seen["rates"][0], _NO_RATE),
-        "epochs": _length(values, seen["passes"]) if seen["whole"] else "",
+        "epochs": _longest(values, seen["passes"]) if seen["cut"] else _length(values, seen["passes"]),
         "seed": _named(values, "seed", seen["seed"], "data|split") if seen["seed"] is not None else "",
     }
     metric = metric_in(seen["lines"])
@@ -138,6 +140,8 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
         expected = f"{path}: expected a number after a word such as accuracy or loss, printed after a pass"
         faults.append(Fault("metric", f"{expected}; got {lines}"))
+    if faults and seen["error"]:
+        faults.append(Fault("error", f"{path}: it ended with {seen['error']}"))
     if faults:
         raise StudyFileError(faults)
     assert metric is not None
@@ -158,9 +162,15 @@ def _named(values: Mapping[str, float], words: str, value: float, not_words: str
 
 def _length(values: Mapping[str, float], passes: int) -> str:
     """The number of epochs; or what else a loop over so many passes has in its text."""
-    return _named(values, _LENGTH, passes, r"warm|start|eval|save|decay|step|drop|log|ckpt|check|patien") or _named(
-        values, r" in range\(", passes, "^$"
-    )
+    return _named(values, _LENGTH, passes, _NO_LENGTH) or _named(values, r" in range\(", passes, "^$")
+
+
+def _longest(values: Mapping[str, float], passes: int) -> str:
+    """The number of epochs of a script that was not seen to its end."""
+    found = {
+        name: value for name, value in values.items() if value >= passes and _named({name: value}, _LENGTH, value, _NO_LENGTH)
+    }
+    return _named(found, _LENGTH, max(found.values(), default=0), _NO_LENGTH)
 
 
 def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
@@ -171,27 +181,40 @@ def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
     >>> metric_in(["epoch 3", "train loss 0.3 acc 0.9 | val loss 0.4 acc 0.8"])
     ('val.*?acc', 'val_acc', 'maximize')
     """
-    for words, direction in ((_BETTER_HIGH, "maximize"), (_BETTER_LOW, "minimize")):
-        found = [one for line in reversed(lines) for one in _labels(line, words)]
-        told = [one for one in found if re.search(_HELD_OUT, one[0].lower())] or found
-        for text, line in told:
-            name = re.sub(r"\W+", "_", re.sub(r"\.\*\?", " ", text).strip(" :=").lower()).strip("_")
-            if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
-                return text, "accuracy" if name in ("acc", "accuracy") else name, direction
+    labels = [one for line in reversed(lines) for one in _labels(line)]
+
+    def rank(text: str) -> tuple[int, bool]:
+        held_out = bool(re.search(_HELD_OUT, text.lower()))
+        return (0 if held_out else 2 if "train" in text.lower() else 1), _is_low(text)
+
+    for text, line in sorted(labels, key=lambda one: rank(one[0])):
+        name = re.sub(r"\W+", "_", re.sub(r"\.\*\?|\(.*?\)", " ", text).strip(" :=").lower()).strip("_")
+        # A running maximum, said beside it, is of another pass.
+        text = f"(?<![Bb]est[ _]){text}" if any(re.search(f"[Bb]est[ _]{text}", one) for one in lines) else text
+        if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
+            direction = "minimize" if _is_low(name) else "maximize"
+            return text, "accuracy" if name in ("acc", "accuracy") else name, direction
     return None
 
 
-def _labels(line: str, words: str) -> Iterator[tuple[str, str]]:
-    """Texts before numbers in a line that are called so, each with the line; longer where there are several."""
-    labels = list(
-        re.finditer(rf"(?i)(?:[a-z]+[_ /])?\b\w*?(?:{words})(?![\w@])['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)", line)
-    )
+def _is_low(text: str) -> bool:
+    return bool(re.search(rf"(?<![a-z])(?:{_LOW})(?![a-z])", text.lower()))
+
+
+def _labels(line: str) -> Iterator[tuple[str, str]]:
+    """Texts before numbers in a line that are called as metrics are, each with the line; longer where there are several."""
+    words, ends = f"{_LOW}|{_HIGH}", r"['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)"
+    named = rf"(?<![a-z])(?:{words})(?:[_ -](?:{words}|train|val|test)(?![a-z]))*(?![\w@])"
+    labels = list(re.finditer(rf"(?i)(?:[a-z]+\.?[_ /-]){{0,2}}{named}{ends}", line))
     labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
     for label in labels:
+        around = line[max(0, label.start() - 6) : label.end()].lower()
+        if re.search(_BEST, around) or ("train" in around and re.search(_HELD_OUT, around)):  # or two numbers, of both
+            continue
         text = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", label[0].strip())
         text = re.sub(r"(?<= )\d+(?= ?[:=])", r"\\d+", text)  # of an epoch
         if sum(one[0].strip() == label[0].strip() for one in labels) > 1:
-            before = [*re.finditer(rf"(?i)\b(?:{_HELD_OUT})\w*", line[: label.start()])]
+            before = [*re.finditer(rf"(?i){_HELD_OUT}\w*", line[: label.start()])]
             if not before:
                 continue
             text = f"{before[-1][0]}.*?{text.split()[-1]}"

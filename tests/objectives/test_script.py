@@ -434,6 +434,20 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
         {"metric": "Accuracy[:=]"},
         [0.47, 0.58],
     ),
+    "an evaluation after a pass that was left by break": (
+        [("        optimizer.step()\n", "        optimizer.step()\n        if (batch + 1) * len(inputs) >= 200: break\n")],
+        {},
+        [0.47, 0.58],
+    ),
+    "what follows a progress bar's line": (
+        [
+            ("import torch\n", "import sys\nimport torch\nfrom tqdm import tqdm\nbar = tqdm(total=999, mininterval=0)\n"),
+            ("        optimizer.step()\n", "        optimizer.step()\n        bar.update(1)\n"),
+            ('print(f"Test Accuracy: {100 * correct:>0.1f}%")', 'print(f"Test Accuracy: {correct}", file=sys.stderr)'),
+        ],
+        {},
+        [0.47, 0.58],
+    ),
     "a W&B run that was resumed": (
         [
             ("import torch\n", "import torch, wandb\nassert wandb.run is None\nrun = wandb.init()\n"),
@@ -552,6 +566,38 @@ def test_a_folder_that_a_script_writes_into_keeps_its_files(folder: Path) -> Non
     (folder / "lists.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():\n{looks}"))
     assert len(list(partial(plain, script="lists.py")(own(folder)))) == 2
     assert os.listdir(folder / "data") == ["image.png"]
+
+
+# What somebody's line is: the name and the direction of its metric, of the data that were held out where it says so.
+LINES = {
+    ("val_mape: 3.2",): ("val_mape", "minimize"),
+    ("top1_err: 25.3",): ("top1_err", "minimize"),
+    ("Top 1 error: 25.3",): ("top_1_error", "minimize"),
+    ("val f1_loss: 0.3",): ("val_f1_loss", "minimize"),
+    ("Accumulated loss: 12.0",): ("accumulated_loss", "minimize"),
+    ("test WER: 12.0",): ("test_wer", "minimize"),
+    ("Train acc 0.9 | val loss 0.4",): ("val_loss", "minimize"),
+    ("Epoch: 0001 loss_train: 1.9 acc_train: 0.3 loss_val: 1.8",): ("loss_val", "minimize"),
+    ("val_loss=0.4 (score_threshold 0.5)",): ("val_loss", "minimize"),
+    ("val acc 0.85", "best_val_acc: 0.9"): ("val_acc", "maximize"),
+    ("val acc 0.85", "Best val acc: 0.9"): ("val_acc", "maximize"),
+    ("mapping 4 map size: 30", "val loss 0.2"): ("val_loss", "minimize"),
+    ("evaluation time 3.0 s, latest accuracy 0.4",): ("latest_accuracy", "maximize"),
+    ("loss: 0.5 - accuracy: 0.9 - val_loss: 0.6 - val_accuracy: 0.8",): ("val_accuracy", "maximize"),
+}
+
+
+@pytest.mark.parametrize("lines", LINES)
+def test_a_metric_is_of_held_out_data_and_goes_the_right_way(lines: tuple[str, ...]) -> None:
+    found = metric_in(lines)
+    assert found is not None
+    assert found[1:] == LINES[lines]
+    values = {value_of(one) for line in lines for one in metric_pattern(found[0]).finditer(line)}
+    assert len(values) == 1
+
+
+def test_a_number_of_training_and_held_out_data_is_none() -> None:
+    assert metric_in(["train/val acc: 0.95 / 0.81"]) is None
 
 
 def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:

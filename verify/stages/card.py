@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...objectives.machine.device_memory import release_memory
+from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, release_memory
 from ...objectives.machine.energy import EnergyCounter
 from ...objectives.trial import start_attempt
 from ...search.store.stored import StoredStudy
@@ -35,7 +35,7 @@ from ..stage import Found, Stage
 from .memory import largest_under, peaks_of
 from .speed import law_against, our_loop, plain_loop, rounds_within, timed_values
 from .tasks import GPU_MODELS, IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Tokens, setup_of, task_of
-from .training import command, killed_after, train_loss
+from .training import command, killed_after, train_loss, trials_of
 
 # Batches at and beside powers of two and the edges of tiles.
 _SIZES = (120, 127, 128, 129, 136, 192, 248, 255, 256, 257, 264, 384, 500, 511, 512, 513)
@@ -105,7 +105,8 @@ def race(stage: Stage) -> Iterator[Found]:
         yield Fact("trials that had ended when it was killed", str(len(before)))
         done = subprocess.run(command(path, stage), cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
         records = StoredStudy.open(str(path)).records
-        lost = [number for number, found in before.items() if _ended(records).get(number) != found]
+        after = trials_of(path)
+        lost = [number for number, found in before.items() if after.get(number) != found]
         yield Claim("finished trials lost to SIGKILL, race", 0, float(len(lost)), unit="", note=f"of {len(before)}")
         yield Fact("end of the study", f"exit code {done.returncode}")
         keep = ["train", str(path), "--pick", "within:1%", "--keep", str(folder / "model"), "--serial"]
@@ -130,7 +131,7 @@ def features(stage: Stage) -> Iterator[Found]:
         yield Claim(f"training loss, {precision} against fp32", 0.02, abs(losses[precision] / losses["fp32"] - 1))
     large = GPU_MODELS[4][1][1] if stage.device == "gpu" else gpt
     found, untraced = peaks_of(Checkpointed(), setup_of(BatchPlan(1), stage.device, large), (1, 4, 12))
-    values = {"device": stage.device, "expandable": True, "sizes": found, "untraced": untraced}
+    values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": untraced}
     yield Data("peaks", "GPT with activation checkpointing", values)
     steps = our_loop(task_of(TOKENS), setup)
     try:
@@ -192,10 +193,6 @@ def _images(folder: Path, gpu: bool) -> dict[str, Any]:
     if gpu:
         return values | {"model": "resnet18", "image_size": 32}
     return values | {"model": "small_cnn", "image_size": 16, "train_samples": 2000, "evaluation_samples": 1000}
-
-
-def _ended(records: Sequence[Any]) -> dict[int, tuple[str, Any]]:
-    return {record.number: (record.outcome, (record.train_s, record.accuracy)) for record in records if record.has_ended}
 
 
 def _by_hand(task: str, setup: TrialSetup, space: dict[str, Any], seconds: float) -> tuple[list[tuple[float, float]], int]:

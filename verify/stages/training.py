@@ -89,7 +89,7 @@ def study(stage: Stage) -> Iterator[Found]:
         before = killed_after(path, stage, finished=3)
         with (folder / "log").open("a") as log:
             done = subprocess.run(command(path, stage), cwd=folder, stdout=log, stderr=log, check=False)  # noqa: S603
-        after = _trials(path)
+        after = trials_of(path)
         if done.returncode:
             last = ((folder / "log").read_text().strip().splitlines() or [""])[-1]
             raise RuntimeError(f"the study ended with exit code {done.returncode}: {last}")
@@ -144,7 +144,7 @@ def killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str
         ) as driver,
     ):
         try:
-            while driver.poll() is None and len(_trials(path)) < finished and not stage.expired:
+            while driver.poll() is None and len(trials_of(path)) < finished and not stage.expired:
                 time.sleep(0.2)
             if driver.returncode is not None:
                 last = ((path.parent / "log").read_text().strip().splitlines() or [""])[-1]
@@ -152,10 +152,10 @@ def killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)
-    return _trials(path)
+    return trials_of(path)
 
 
-def _trials(path: Path) -> dict[int, tuple[str, Any]]:
+def trials_of(path: Path) -> dict[int, tuple[str, Any]]:
     """Finished trials by number: outcome, and (seconds, metric)."""
     try:
         records = StoredStudy.open(str(path)).records
