@@ -35,7 +35,7 @@ from .told import SETTINGS, as_main, entries, is_number, number_in, numbers_in, 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
 _LOOKS_S, _LINES = 60.0, 200
 # How near to two the loss has to grow to where each sample comes twice.
-_NEAR_TWO = 0.1
+_NEAR_TWO = 0.3
 
 
 @dataclass

@@ -30,8 +30,8 @@ from .metric import Output, metric_pattern, value_of
 from .takeover import Made, aside, taken_over
 from .told import Told, as_main, flags_of, kind_of
 
-# A number of parts that is not reached where a script is asked for single steps, all of one pass.
-_ENDLESS = 1_000_000
+# Numbers of parts and of epochs that are not reached where a script is asked for single steps, all of one pass.
+_ENDLESS, _ENDLESS_EPOCHS = 1_000_000, 1000
 # What is kept of a script's output for messages, and how many lines of it they have.
 _LAST_CHARACTERS, _LAST_LINES = 2000, 5
 
@@ -92,7 +92,7 @@ def values_of(told: Told, setup: TrialSetup, *, endless: bool) -> dict[str, int 
     values: dict[str, int | float] = {
         told.batch: setup.effective_batch,
         told.rate: setup.learning_rate,
-        told.epochs: math.ceil(setup.epochs),
+        told.epochs: max(math.ceil(setup.epochs), _ENDLESS_EPOCHS * endless),
         told.steps: parts,
         told.seed: setup.seed % 2**32,
     }

@@ -28,7 +28,7 @@ _OTHERS = r"test|eval|val|micro|accum"
 # Words of metrics; what sounds like a loss or an error is minimized, whatever else it sounds like.
 _LOW = r"perplexity|ppl|loss|error|err|mse|rmse|mae|mape|nll|bpc|bpb|wer|cer|eer|fid"
 _HIGH = r"(?:acc|prec)@\d|acc(?:uracy)?|top.?1|psnr|ssim|f1|auc|bleu|iou|map|score|r2|dice"
-_HELD_OUT = r"(?<![a-z])(?:val(?:id(?:ation)?)?|test|eval(?:uation)?|dev)(?![a-z])"
+_HELD_OUT = r"(?<![a-z])(?:val|valid|validation|test|evaluation|eval|dev)(?![a-z])"
 _BEST = r"best|patience|threshold"
 
 

@@ -435,7 +435,12 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
         [0.47, 0.58],
     ),
     "an evaluation after a pass that was left by break": (
-        [("        optimizer.step()\n", "        optimizer.step()\n        if (batch + 1) * len(inputs) >= 200: break\n")],
+        [
+            (
+                "        optimizer.zero_grad()\n",
+                "        optimizer.zero_grad()\n        if (batch + 1) * len(inputs) >= 200: break\n",
+            )
+        ],
         {},
         [0.47, 0.58],
     ),
