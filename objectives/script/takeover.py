@@ -261,7 +261,11 @@ def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **nam
         driver.scheduled()
 
 
-def _place(driver: Driver, file: Any, *, writes: bool, removes: bool = False, keeps: bool = False) -> Any:
+def _place(
+    driver: Driver, file: Any, *, writes: bool, removes: bool = False, keeps: bool = False, dir_fd: int | None = None
+) -> Any:
+    if dir_fd is not None:  # of a folder that was opened where it lies
+        return file
     with aside():
         return driver.files.place_of(file, writes=writes, removes=removes, keeps=keeps)
 
@@ -275,10 +279,9 @@ def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r
 
 
 def _opened_by_flags(original: Any, driver: Driver, made: Made, path: Any, flags: int, *arguments: Any, **named: Any) -> int:
-    if named.get("dir_fd") is None:
-        writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-        path = _place(driver, path, writes=writes, keeps=not flags & os.O_TRUNC)
-    return int(original(path, flags, *arguments, **named))
+    writes, keeps = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)), not flags & os.O_TRUNC
+    place = _place(driver, path, writes=writes, keeps=keeps, dir_fd=named.get("dir_fd"))
+    return int(original(place, flags, *arguments, **named))
 
 
 def _saved(original: Any, driver: Driver, made: Made, obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
@@ -290,8 +293,7 @@ def _loaded(original: Any, driver: Driver, made: Made, f: Any, *arguments: Any, 
 
 
 def _looked_up(original: Any, driver: Driver, made: Made, path: Any = ".", *arguments: Any, **named: Any) -> Any:
-    there = path if named.get("dir_fd") is not None else _place(driver, path, writes=False)
-    return original(there, *arguments, **named)
+    return original(_place(driver, path, writes=False, dir_fd=named.get("dir_fd")), *arguments, **named)
 
 
 def _listed(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
@@ -330,8 +332,7 @@ def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *argument
 
 
 def _removed(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    there = path if named.get("dir_fd") is not None else _place(driver, path, writes=False, removes=True)
-    original(there, *arguments, **named)
+    original(_place(driver, path, writes=False, removes=True, dir_fd=named.get("dir_fd")), *arguments, **named)
 
 
 def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:

@@ -78,7 +78,7 @@ def numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
 
 
 def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
-    for node in ast.walk(tree):
+    for node in sorted(ast.walk(tree), key=lambda node: isinstance(node, ast.arguments)):  # a call goes before a default
         match node:
             case ast.Assign(targets=targets, value=ast.Constant() as value):
                 yield from ((target.id, value, 0) for target in targets if isinstance(target, ast.Name))

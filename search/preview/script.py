@@ -29,7 +29,7 @@ _OTHERS = r"test|eval|val|micro|accum"
 _LOW = r"perplexity|ppl|loss|error|err|mse|rmse|mae|mape|nll|bpc|bpb|wer|cer|eer|fid"
 _HIGH = r"(?:acc|prec)@\d|acc(?:uracy)?|top.?1|psnr|ssim|f1|auc|bleu|iou|map|score|r2|dice"
 _HELD_OUT = r"(?<![a-z])(?:val|valid|validation|test|evaluation|eval|dev)(?![a-z])"
-_BEST = r"best|patience|threshold"
+_VALIDATION, _BEST = r"(?<![a-z])(?:val|dev|eval)", r"(?<![a-z])(?:best|max|min|highest|lowest|patience|threshold)(?![a-z])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +184,14 @@ def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
     labels = [one for line in reversed(lines) for one in _labels(line)]
 
     def rank(text: str) -> tuple[int, bool]:
-        held_out = bool(re.search(_HELD_OUT, text.lower()))
-        return (0 if held_out else 2 if "train" in text.lower() else 1), _is_low(text)
+        kinds = _VALIDATION, _HELD_OUT, "^(?!.*train)", ""  # of training data last of all
+        return next(place for place, kind in enumerate(kinds) if re.search(kind, text.lower())), _is_low(text)
 
     for text, line in sorted(labels, key=lambda one: rank(one[0])):
         name = re.sub(r"\W+", "_", re.sub(r"\.\*\?|\(.*?\)", " ", text).strip(" :=").lower()).strip("_")
         # A running maximum, said beside it, is of another pass.
-        text = f"(?<![Bb]est[ _]){text}" if any(re.search(f"[Bb]est[ _]{text}", one) for one in lines) else text
+        if any(re.search(rf"(?:[Bb]est|[Mm]ax)[ _]{text}", one) for one in lines):
+            text = rf"(?<![Bb]est[ _])(?<![Mm]ax[ _]){text}"
         if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
             direction = "minimize" if _is_low(name) else "maximize"
             return text, "accuracy" if name in ("acc", "accuracy") else name, direction

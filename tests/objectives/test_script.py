@@ -587,6 +587,8 @@ LINES = {
     ("val acc 0.85", "best_val_acc: 0.9"): ("val_acc", "maximize"),
     ("val acc 0.85", "Best val acc: 0.9"): ("val_acc", "maximize"),
     ("mapping 4 map size: 30", "val loss 0.2"): ("val_loss", "minimize"),
+    ("val accuracy: 0.7 max val accuracy: 0.8",): ("val_accuracy", "maximize"),
+    ("Val. Loss: 0.4 | Val. Acc: 80.00%", "Test Loss: 0.3 | Test Acc: 81.00%"): ("val_acc", "maximize"),
     ("evaluation time 3.0 s, latest accuracy 0.4",): ("latest_accuracy", "maximize"),
     ("loss: 0.5 - accuracy: 0.9 - val_loss: 0.6 - val_accuracy: 0.8",): ("val_accuracy", "maximize"),
 }
