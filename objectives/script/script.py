@@ -354,8 +354,8 @@ class _Run:
             if self._step is None:
                 if self._begins_pass and self._told.epochs and not being_served():
                     raise TaskError(
-                        f"{self._where}: expected {self._told.epochs} to set the number of its epochs; it was told "
-                        f"{math.ceil(self.setup.epochs)} and begins another. Say by epochs= how it is told."
+                        f"{self._where}: expected {self._told.epochs} to set the number of epochs; it was set to "
+                        f"{math.ceil(self.setup.epochs)}, but the script started another epoch. Set epochs= to what does."
                     )
                 raise _Over
             if self._begins_pass:

@@ -392,7 +392,7 @@ class _Written:
 def report(**metrics: Any) -> None:
     """Report metrics of a script, after a pass over its training data: `bsearch.report(accuracy=0.9)`.
 
-    Without effect where the script runs by itself.
+    Has no effect when the script runs by itself.
     """
     if (script := running_script()) is not None:
         for name, value in metrics.items():

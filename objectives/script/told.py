@@ -143,7 +143,7 @@ def as_main(
     in_text = {name: value for name, value in values.items() if kind_of(name) in ("name", "text")}
     in_files = {name: value for name, value in values.items() if kind_of(name) == "file"}
     if left := _written_into(tree, in_text) | _written_into_files(in_files, folder, files):
-        raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in its text or the file; there is none")
+        raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
     module = ModuleType("__main__")
     module.__file__, modules = str(path), dict(sys.modules)
     before, came_from = (sys.argv, sys.path[:]), Path.cwd()

@@ -464,7 +464,7 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     "a number that does not set the epochs": (
         [("import torch\n", "import torch\nDECAY = 5\n")],
         {"epochs": "DECAY"},
-        "expected DECAY to set the number of its epochs; it was told 2 and begins another",
+        "expected DECAY to set the number of epochs; it was set to 2, but the script started another epoch",
     ),
 }
 
