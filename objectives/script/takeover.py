@@ -197,7 +197,7 @@ def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any
 def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:
     original(self, *arguments, **named)
     made.add(self)
-    _take_over_accelerate()
+    _take_over_loaded()
     # On the instance, since subclasses have their own; a method, since schedulers wrap it.
     own = type(self).step
 
@@ -400,12 +400,14 @@ def report(**metrics: Any) -> None:
                 script[0].wrote(f"\n{name}: {float(value)!r}\n")
 
 
-def _take_over_accelerate() -> None:
-    """Accelerate's loader, which fetches a batch ahead of the one that it gives, where it is in use."""
-    loaders = sys.modules.get("accelerate.data_loader")
+def _take_over_loaded() -> None:
+    """Of what the script has loaded: Accelerate's loader, which fetches a batch ahead, and what safetensors writes."""
+    loaders, tensors = sys.modules.get("accelerate.data_loader"), sys.modules.get("safetensors.torch")
     with _lock:
         if loaders is not None and not hasattr(loaders.DataLoaderShard.__iter__, "__wrapped__"):
             _replace(loaders.DataLoaderShard, "__iter__", _shard_iterated)
+        if tensors is not None and not hasattr(tensors.serialize_file, "__wrapped__"):
+            _replace(tensors, "serialize_file", _saved)
 
 
 def _shard_iterated(original: Any, driver: Driver, made: Made, loader: Any) -> Iterator[Any]:
