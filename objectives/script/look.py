@@ -25,12 +25,13 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from ...spaces.domain import is_number
 from ..loading import error_line
 from .files import FilesApart
 from .metric import Output
 from .script import batch_of, rate_of, trains
 from .takeover import Made, aside, taken_over
-from .told import SETTINGS, as_main, entries, is_number, number_in, numbers_in, settings_in
+from .told import SETTINGS, as_main, entries, number_in, numbers_in, settings_in
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
 _LOOKS_S, _LINES = 60.0, 200

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from ...spaces.domain import is_number
 from ...spaces.errors import TaskError
 from .files import FilesApart
 from .trackers import trackers_replaced
@@ -97,10 +98,6 @@ def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
                 if bounds and len(bounds) < 3 and all(isinstance(one, ast.Constant) for one in bounds):
                     first = bounds[0].value if len(bounds) == 2 else 0  # type: ignore[attr-defined]
                     yield f"{name} in {ast.unparse(node.iter)}", bounds[-1], first  # type: ignore[misc]
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number_in(setting: object) -> Number | None:
