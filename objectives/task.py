@@ -49,6 +49,7 @@ class Data:
             is as many draws as there are samples. `balanced(labels)` draws all classes equally often. Default: every sample
             once an epoch. Validation is never weighted.
         samples: number of samples in one pass over a stream, an epoch.
+        shuffle: whether each epoch has an order of its own; otherwise all have that of the dataset.
     """
 
     train: Dataset[Any]
@@ -60,6 +61,7 @@ class Data:
     unit: str = "tokens"
     weights: Sequence[float] | np.ndarray | Tensor | None = None
     samples: int | None = None
+    shuffle: bool = True
 
     @property
     def training_set(self) -> int:
@@ -285,6 +287,8 @@ def checked_data(data: Any) -> Data:
     if not data.unit.isidentifier() or data.unit == "samples" or name_fault("facts", (data.unit, f"{data.unit}_per_s")):
         raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
     if data.weights is not None:
+        if not data.shuffle:
+            raise TaskError("Task.data: expected weights=, which draws samples, or shuffle=False, got both")
         return replace(data, weights=checked_weights("Task.data: weights", data.weights, len(data.train)))  # type: ignore[arg-type]
     return data
 

@@ -258,4 +258,5 @@ def _imported(source: bytes) -> tuple[tuple[int, str], ...]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run_script":
             paths = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             names |= dict.fromkeys((0, path[:-3].replace("/", ".")) for path in paths if path.endswith(".py"))
+            names |= dict.fromkeys((0, path[3:]) for path in paths if path.startswith("-m "))
     return tuple(names)

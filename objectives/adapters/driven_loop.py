@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import IterableDataset
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
@@ -25,7 +25,8 @@ from ...spaces.record import OURS_OF_SCORES, reported_name
 from ...spaces.schedule import evaluation_points
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..data.batches import Fetcher, RandomState, SampleStream, batches
-from ..data.sample_weights import checked_weights
+from ..data.sample_weights import loader_order
+from ..data.stream import InOrder
 from ..loading import schedule_of
 from ..machine.torch_settings import configure_torch, seed_everything
 from ..model.batch_norm import batch_norms, correct_batch_norm
@@ -37,9 +38,6 @@ from ..steps.rates import Rates
 from ..steps.step_clock import StepClock
 from ..task import check_inner_optimizers, check_optimizer
 from .coupled_loss import CoupledLoss
-
-# The random sampler that accelerate puts in the place of torch's.
-_ACCELERATES_SAMPLER = "accelerate.data_loader.SeedableRandomSampler"
 
 
 def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:
@@ -237,44 +235,17 @@ class DrivenLoop:
         return Fetcher(dataset, self.loader.collate_fn)
 
     def weights(self) -> np.ndarray | None:
-        """The weights by which the loader's sampler draws, (samples,) float64; None where it visits each sample once an epoch.
+        """The weights by which the loader's sampler draws, as in `loader_order`.
 
         Raises:
             TaskError: a sampler of the user's own, or weights that are none.
         """
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        sampler: Any = getattr(batch_sampler, "sampler", None)
-        size = len(self.loader.dataset)
-        random = type(sampler) is RandomSampler or _qualified_name(sampler) == _ACCELERATES_SAMPLER
-        weighted = type(sampler) is WeightedRandomSampler
-        if batch_sampler is None:
-            got = "batch_size=None"
-        elif type(batch_sampler).__iter__ is not BatchSampler.__iter__:
-            got = f"batch_sampler {type(batch_sampler).__name__}"
-        elif not (random or weighted or type(sampler) is SequentialSampler):
-            got = f"sampler {type(sampler).__name__}"
-        elif len(sampler) != size:
-            got = f"{type(sampler).__name__} with num_samples={len(sampler)} for a dataset of {size}"
-        elif not weighted and len(sampler.data_source) != size:
-            got = f"{type(sampler).__name__} over {len(sampler.data_source)} samples for a dataset of {size}"
-        elif not weighted:
-            return np.ones(size) if random and sampler.replacement else None
-        else:
-            weights = checked_weights(f"{self.where}: WeightedRandomSampler: weights", sampler.weights, size)
-            if sampler.replacement:
-                return weights
-            if weights.min() == weights.max():
-                return None
-            got = "WeightedRandomSampler(replacement=False) with unequal weights"
-        raise TaskError(
-            f"{self.where}: expected a training loader with torch's RandomSampler, SequentialSampler or WeightedRandomSampler, "
-            f"because a trial draws as many samples an epoch as there are, in its own order; got {got}. Remove it, or "
-            "pass sampler=WeightedRandomSampler(weights, len(weights))."
-        )
+        return loader_order(self.where, self.loader)[0]
 
     def _batches(self) -> Generator[Any]:
         setup, fetcher = self.setup, self.fetcher()
-        stream = SampleStream(len(fetcher.dataset), setup.seed, self.weights())  # type: ignore[arg-type]
+        weights, shuffle = loader_order(self.where, self.loader)
+        stream = (SampleStream if shuffle else InOrder)(len(fetcher.dataset), setup.seed, weights)  # type: ignore[arg-type]
 
         def keys(position: int) -> Iterator[Any]:
             for plan in self.plans[self.number :]:
@@ -422,10 +393,6 @@ class DrivenLoop:
                 }
             )
         return measurement
-
-
-def _qualified_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _tokens_of(batch: Any) -> int:

@@ -1,4 +1,4 @@
-"""How often each training sample is drawn: `Data(weights=...)`."""
+"""How often each training sample is drawn: `Data(weights=...)`, or as a loader of the user's own does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from ...spaces.errors import TaskError
 
@@ -70,6 +71,47 @@ def checked_weights(where: str, weights: Any, samples: int) -> np.ndarray:
     if not array.any():
         raise TaskError(f"{where}: expected at least one above 0, got {samples} zeros")
     return array
+
+
+# The random sampler that accelerate puts in the place of torch's.
+_ACCELERATES_SAMPLER = "accelerate.data_loader", "SeedableRandomSampler"
+
+
+def loader_order(where: str, loader: Any) -> tuple[np.ndarray | None, bool]:
+    """The weights by which a training loader's sampler draws, (samples,) float64, or None; and whether it shuffles.
+
+    Raises:
+        TaskError: a sampler of the user's own, or weights that are none.
+    """
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler: Any = getattr(batch_sampler, "sampler", None)
+    size, kind = len(loader.dataset) if hasattr(loader.dataset, "__len__") else -1, type(sampler)
+    random = kind is RandomSampler or (kind.__module__, kind.__qualname__) == _ACCELERATES_SAMPLER
+    weighted = kind is WeightedRandomSampler
+    if batch_sampler is None:
+        got = "batch_size=None"
+    elif type(batch_sampler).__iter__ is not BatchSampler.__iter__:
+        got = f"batch_sampler {type(batch_sampler).__name__}"
+    elif not (random or weighted or kind is SequentialSampler):
+        got = f"sampler {kind.__name__}"
+    elif len(sampler) != size:
+        got = f"{kind.__name__} with num_samples={len(sampler)} for a dataset of {size}"
+    elif not weighted and len(sampler.data_source) != size:
+        got = f"{kind.__name__} over {len(sampler.data_source)} samples for a dataset of {size}"
+    elif not weighted:
+        return np.ones(size) if random and sampler.replacement else None, random
+    else:
+        weights = checked_weights(f"{where}: WeightedRandomSampler: weights", sampler.weights, size)
+        if sampler.replacement:
+            return weights, True
+        if weights.min() == weights.max():
+            return None, True
+        got = "WeightedRandomSampler(replacement=False) with unequal weights"
+    raise TaskError(
+        f"{where}: expected a training loader with torch's RandomSampler, SequentialSampler or WeightedRandomSampler, "
+        f"because a trial draws as many samples an epoch as there are, in its own order; got {got}. Remove it, or "
+        "pass sampler=WeightedRandomSampler(weights, len(weights))."
+    )
 
 
 def _array(values: Any) -> np.ndarray:

@@ -52,7 +52,7 @@ class TrainingSamples:
             self.stream = InOrder(len(train), setup.seed)
         else:
             self.live = None
-            self.stream = SampleStream(len(train), setup.seed, data.weights)  # type: ignore[arg-type]
+            self.stream = (SampleStream if data.shuffle else InOrder)(len(train), setup.seed, data.weights)  # type: ignore[arg-type]
         self.train_fetcher = self.fetcher(train, data.train_collate)
 
     def fetcher(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> Fetcher:

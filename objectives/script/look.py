@@ -31,7 +31,7 @@ from .files import FilesApart
 from .metric import Output
 from .script import batch_of, rate_of, trains
 from .takeover import Made, aside, taken_over
-from .told import SETTINGS, as_main, entries, number_in, numbers_in, settings_in
+from .told import SETTINGS, as_main, entries, number_in, numbers_in, script_file, settings_in
 
 # The longest that a script is looked at, and the most lines that are kept of what it writes after each pass.
 _LOOKS_S, _LINES = 60.0, 200
@@ -51,7 +51,7 @@ class Looked:
         seed: that it gave to torch; None where it gave none.
         lines: that it wrote after a pass.
         sums: its loss grows with the batch.
-        counts: lines at which its training loop uses a count of batches for more than printing.
+        counts: lines at which its training loops use a count of batches for more than printing: `train.py:12`.
         whole: it came to its end; `cut`: it was stopped after a minute.
         error: that it ended with.
     """
@@ -65,7 +65,7 @@ class Looked:
     seed: int | None = None
     lines: list[str] = field(default_factory=list)
     sums: bool = False
-    counts: list[int] = field(default_factory=list)
+    counts: list[str] = field(default_factory=list)
     whole: bool = False
     cut: bool = False
     error: str = ""
@@ -83,9 +83,10 @@ class _Look:
 
     share, is_last, has_gradients, skips = 1.0, True, False, False
 
-    def __init__(self, looked: Looked, made: Made, path: Path, *, weighs: bool) -> None:
-        self._weighs, self._path = weighs, path
-        self.lines: set[int] = set()  # at which it was when the first pass began
+    def __init__(self, looked: Looked, made: Made, path: Path, here: Path, *, weighs: bool) -> None:
+        self._weighs, self._here, self._before = weighs, here, frozenset(sys.modules)
+        # Its files and those of modules that it has imported, with the lines at which it was when the first pass began.
+        self.texts: dict[Path, set[int]] = {path: set()}
         self.looked, self._made, self._output, self._trains = looked, made, Output(), False
         self._ends, self._loss = time.monotonic() + _LOOKS_S, 0.0
 
@@ -137,10 +138,14 @@ class _Look:
 
     def _note(self, loader: DataLoader[Any]) -> None:
         """What there is before the first step."""
+        files = (str(getattr(one, "__file__", "")) for name, one in list(sys.modules.items()) if name not in self._before)
+        own = (Path(file) for file in files if file.endswith(".py") and "site-packages" not in file)
+        self.texts |= {path: set() for path in own if path.is_relative_to(self._here)}
         frame = sys._getframe()
         while (outer := frame.f_back) is not None:
             frame = outer
-            self.lines |= {frame.f_lineno} if frame.f_code.co_filename == str(self._path) else set()
+            if (lines := self.texts.get(Path(frame.f_code.co_filename))) is not None:
+                lines.add(frame.f_lineno)
         first = self._made.of(Optimizer)[0]
         self.looked.batch, self.looked.optimizer = batch_of(loader) or 0, type(first).__name__
         self.looked.rates = [rate_of(group) for group in first.param_groups]
@@ -164,16 +169,17 @@ class _Look:
         self.looked.lines += lines[: _LINES - len(self.looked.lines)]
 
 
-def looked_at(path: Path, arguments: list[str]) -> Looked:
+def looked_at(script: str, arguments: list[str]) -> Looked:
     """Run a script here and see what it does; once more without batches of its own, where it does not work with them."""
-    looked = _looked_at(path, arguments, weighs=True)
-    return looked if looked.passes and not looked.error else _looked_at(path, arguments, weighs=False)
+    looked = _looked_at(script, arguments, weighs=True)
+    return looked if looked.passes and not looked.error else _looked_at(script, arguments, weighs=False)
 
 
-def _looked_at(path: Path, arguments: list[str], *, weighs: bool) -> Looked:
-    looked, made, flags = Looked(counts=counting_lines(path.read_text(encoding="utf-8"))), Made(), dict[str, float]()
-    look = _Look(looked, made, path, weighs=weighs)
-    look.iterate, here, seed = DataLoader.__iter__, Path.cwd(), torch.manual_seed
+def _looked_at(script: str, arguments: list[str], *, weighs: bool) -> Looked:
+    looked, made, flags, here = Looked(), Made(), dict[str, float](), Path.cwd()
+    path, _ = script_file(script, here)
+    look = _Look(looked, made, path, here, weighs=weighs)
+    look.iterate, seed = DataLoader.__iter__, torch.manual_seed
 
     def seeded(number: Any) -> Any:
         looked.seed = int(number) if looked.seed is None else looked.seed
@@ -184,7 +190,7 @@ def _looked_at(path: Path, arguments: list[str], *, weighs: bool) -> Looked:
         with tempfile.TemporaryDirectory() as apart, _noted_flags(flags):
             look.files = FilesApart(here, Path(apart))
             try:
-                with taken_over(look, made), as_main(path, arguments, {}, here, look.files):
+                with taken_over(look, made), as_main(script, arguments, {}, here, look.files):
                     looked.whole = True
             finally:
                 look.rows()
@@ -197,7 +203,12 @@ def _looked_at(path: Path, arguments: list[str], *, weighs: bool) -> Looked:
         looked.error = error_line(error)
     finally:
         torch.manual_seed = seed
-    looked.values = flags | _told_by(arguments) | _in_text(path, look.lines) | _in_files(look.files.read, here)
+    looked.values = flags | _told_by(arguments)
+    for text, lines in look.texts.items():
+        name = "" if text == path else f"{text.relative_to(here)}:"
+        looked.values |= {f"{name}{number}": value for number, value in _in_text(text, lines).items()}
+        looked.counts += [f"{text.relative_to(here)}:{line}" for line in counting_lines(text.read_text(encoding="utf-8"))]
+    looked.values |= _in_files(look.files.read, here)
     return looked
 
 
@@ -263,7 +274,7 @@ _SHOWS = re.compile(r"print|log|write|info|debug|set_|add_|append|update|report"
 
 
 def counting_lines(source: str) -> list[int]:
-    r"""Lines of loops with a backward pass at which a count of batches is used, but to print something.
+    r"""Lines of loops with a backward pass at which a count of batches is used, but to print something or to leave the loop.
 
     >>> counting_lines("for i, x in enumerate(loader):\n  loss(x).backward()\n  if i % 9 == 0: print(i)\n  if i > 9: f()")
     [4]
@@ -297,10 +308,22 @@ def _only_shows(node: ast.AST, loop: ast.For | ast.While) -> bool:
     """Whether a statement of a loop does no more than show something, or make what is only shown."""
     if isinstance(node, ast.If):
         return all(_only_shows(one, loop) for one in (*node.body, *node.orelse))
+    if isinstance(node, ast.Break):
+        return node in _breaks(loop)  # a trial ends in an error where a pass ends early
     if isinstance(node, ast.Assign):
         made = {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
         return bool(made) and all(_is_local(name, node, loop) for name in made)
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(_SHOWS.search(ast.unparse(node.value.func)))
+
+
+def _breaks(loop: ast.For | ast.While) -> list[ast.AST]:
+    """The `break` statements of a loop, without those of loops in it."""
+    found, waiting = list[ast.AST](), list[ast.AST](loop.body)
+    while waiting:
+        node = waiting.pop()
+        found += [node] * isinstance(node, ast.Break)
+        waiting += [] if isinstance(node, ast.For | ast.While) else ast.iter_child_nodes(node)
+    return found
 
 
 def _is_local(name: str, made: ast.Assign, loop: ast.For | ast.While) -> bool:
@@ -319,7 +342,7 @@ def _is_local(name: str, made: ast.Assign, loop: ast.For | ast.While) -> bool:
 
 
 if __name__ == "__main__":
-    looked = looked_at(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    looked = looked_at(sys.argv[1], sys.argv[2:])
     print(json.dumps(asdict(looked)))
     sys.stdout.flush()
     os._exit(0)  # whatever the script has left running

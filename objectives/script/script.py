@@ -17,18 +17,19 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
 from ..adapters.as_generator import Report, as_generator
+from ..data.sample_weights import loader_order
 from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
 from ..task import Data
 from .files import FilesApart
 from .metric import Output, metric_pattern, value_of
 from .takeover import Made, aside, taken_over
-from .told import Told, as_main, flags_of, kind_of
+from .told import Told, as_main, flags_of, kind_of, script_file
 
 # Numbers of parts and of epochs that are not reached where a script is asked for single steps, all of one pass.
 _ENDLESS, _ENDLESS_EPOCHS = 1_000_000, 1000
@@ -56,7 +57,7 @@ def run_script(
     schedule and clipping see the sum. After each pass over the training data, the number that it prints is the measurement.
 
     Args:
-        script: its path, relative to the study file's folder.
+        script: its path, relative to the study file's folder; `-m package.train` for one that is run as a module.
         arguments: as on a command line.
         batch, rate, epochs, steps, seed: how it is told these, see `Told`; `steps` is a number of batches, instead of epochs.
         metric: the text before the metric, in what it prints, logs and writes to CSV and JSON files, such as `Accuracy:`; a
@@ -67,13 +68,13 @@ def run_script(
     Raises:
         TaskError: the script fails, or does something that a trial cannot carry.
     """
-    path = Path(setup.folder or ".", script).resolve()
+    path, _ = script_file(script, folder := Path(setup.folder or "."))
     if not path.is_file():
-        raise TaskError(f"{script}: no such script in {path.parent}")
+        raise TaskError(f"{script}: no such script in {folder.resolve()}")
     told = Told(batch, rate, epochs, steps, seed)
     if setup.training.schedule != "constant" or setup.training.warmup:
         raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
-    run = partial(_Run, path=path, arguments=shlex.split(arguments), told=told, metric=metric, loss=loss, splits=splits)
+    run = partial(_Run, script=script, arguments=shlex.split(arguments), told=told, metric=metric, loss=loss, splits=splits)
 
     def train(report: Report[Measurement]) -> None:
         try:
@@ -183,7 +184,7 @@ class _Run:
     def __init__(
         self,
         setup: TrialSetup,
-        path: Path,
+        script: str,
         arguments: Sequence[str],
         told: Told,
         metric: str,
@@ -191,11 +192,11 @@ class _Run:
         splits: bool,
         report: Report[Measurement],
     ) -> None:
-        self.setup, self.path, self._arguments, self._told, self._report = setup, path, arguments, told, report
+        self.setup, self._where, self._arguments, self._told, self._report = setup, script, arguments, told, report
         self._metric_text, self._metric = metric, metric_pattern(metric)
         self._weighs, self._splits = loss == "mean", splits
         self._made, self._loop = Made(), None
-        self._output, self._written, self._scores = Output(), "", dict[float, None]()
+        self._output, self._written, self._scores = Output(), "", dict[float, str]()
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -231,7 +232,7 @@ class _Run:
     def _run_script(self) -> None:
         values, folder = values_of(self._told, self.setup, endless=being_served()), Path(self.setup.folder or ".")
         try:
-            with taken_over(self, self._made), as_main(self.path, self._arguments, values, folder, self.files):
+            with taken_over(self, self._made), as_main(self._where, self._arguments, values, folder, self.files):
                 pass
         except _Over:
             pass
@@ -250,8 +251,7 @@ class _Run:
         """What trains so without bsearch."""
         values = values_of(self._told, self.setup, endless=False)
         written = [f"{name} set to {value!r}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
-        script = os.path.relpath(self.path, self.setup.folder or ".")
-        command = shlex.join(["python", script, *self._arguments, *flags_of(values)])
+        command = shlex.join(["python", *self._where.split(" "), *self._arguments, *flags_of(values)])
         return f"{command}  # with {', '.join(written)}" if written else command
 
     def _stop(self) -> None:
@@ -274,10 +274,6 @@ class _Run:
                 "gradients itself, let it do so over one batch: its batch then is the step's."
             )
         return ""
-
-    @property
-    def _where(self) -> str:
-        return self.path.name
 
     def _said(self) -> str:
         last = [line for line in self._written.splitlines() if line.strip()][-_LAST_LINES:]
@@ -311,7 +307,8 @@ class _Run:
                     f"{self._where}: expected a training loader with the batch it is told, {self.setup.effective_batch}; got "
                     f"{size}. Say by batch= how it is told."
                 )
-            data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=_weights(self._where, loader))
+            weights, shuffle = loader_order(self._where, loader)
+            data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
             self._steps, self._parts = iter(loop), iter(())
@@ -329,7 +326,7 @@ class _Run:
         self.skips, self._scores = self._passes < self._resumes_at, {}
         self._begins_pass = True
 
-    _reported = _begins_pass = _has_stepped = _has_left = False
+    _reported = _begins_pass = _has_stepped = _has_left = _waits = False
     _rates: Sequence[float] = ()
     _versions: Sequence[int] = ()
     _steps: Iterator[Step]
@@ -346,6 +343,11 @@ class _Run:
             raise StopIteration
         if self._has_left:
             raise StopIteration
+        if self._waits and not self.setup.training.accept_inexact:
+            raise TaskError(
+                f"{self._where}: expected a backward pass over each batch before it takes the next, got none. Let it take one "
+                "batch at a time, without a prefetcher, and leave out none."
+            )
         if (part := next(self._parts, None)) is None:
             if self._ends_pass():
                 self._passes += 1
@@ -364,7 +366,7 @@ class _Run:
             self._parts, self._place = iter(self._step), -1
             part = next(self._parts)
         assert self._step is not None
-        self._place, self._has_stepped = self._place + 1, False
+        self._place, self._has_stepped, self._waits = self._place + 1, False, True
         self.share, self.is_last = part.weight if self._weighs else 1.0, self._place == len(self._step.sizes) - 1
         if self.is_last:
             next(self._parts, None)  # no more: with this one the script steps
@@ -401,11 +403,12 @@ class _Run:
         return [one.grad._version for group in groups for one in group["params"] if one.grad is not None]
 
     def back_propagated(self) -> None:
+        self._waits = False
         self.has_gradients = not self.is_last
         self._versions = self._gradients() if self.has_gradients else []
 
     def stepped(self) -> None:
-        self.has_gradients, self._has_stepped = False, True
+        self.has_gradients, self._has_stepped, self._waits = False, True, False
         in_parts = self._step is not None and len(self._step.sizes) > 1 and not being_served()
         if in_parts and not self.setup.training.accept_inexact and self._rates_now() != self._rates:
             raise TaskError(
@@ -416,7 +419,7 @@ class _Run:
     def wrote(self, text: str) -> None:
         self._written = (self._written + text)[-_LAST_CHARACTERS:]
         for line in self._output.ended(text, in_pass=self._step is not None):
-            self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(line)))
+            self._scores |= dict.fromkeys(map(value_of, self._metric.finditer(line)), line.strip())
 
     def _measure(self) -> None:
         """Report what the script has measured after the pass that is over.
@@ -426,20 +429,21 @@ class _Run:
         """
         with aside():
             self.wrote("".join(["\n", *self.files.new_rows()]))  # after a line that is not ended yet
-        loop, scores, self._scores = self._loop, [*self._scores], {}
+        loop, scores, self._scores = self._loop, self._scores, {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
             return
         if not scores:
             loop.without_measurement()
             return
         if len(scores) > 1:
+            got = ", ".join(f"{value:.6g} in {line[:80]!r}" for value, line in scores.items())
             raise TaskError(
-                f"{self._where}: metric: expected one number after {self._metric_text!r} once a pass, got "
-                f"{', '.join(map(str, scores))}. Write more of the text before it, as a regular expression: 'val.*acc'."
+                f"{self._where}: metric: expected one number after {self._metric_text!r} once a pass, got {got}. Write more of "
+                "the text before the one that is meant."
             )
         here = Path.cwd()
         os.chdir(self._came_from)  # whoever gets the measurement is there
-        measured = loop.measure(**{self.setup.metric: scores[0]})
+        measured = loop.measure(**{self.setup.metric: next(iter(scores))})
         self._report(replace(measured, facts={**measured.facts, "command": self._command()}))
         self._reported = True
         os.chdir(here)
@@ -471,21 +475,3 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         with aside():
             return self._run.next_part()
-
-
-def _weights(where: str, loader: DataLoader[Any]) -> Any:
-    """The weights by which a loader draws; None where it visits each sample once.
-
-    Raises:
-        TaskError: a sampler of the user's own, or a stream.
-    """
-    sampler, batch_sampler = loader.sampler, loader.batch_sampler
-    size = len(loader.dataset) if not isinstance(loader.dataset, IterableDataset) else -1  # type: ignore[arg-type]
-    if type(batch_sampler) is BatchSampler and size == len(sampler):  # type: ignore[arg-type]
-        # Accelerate's is torch's with a seed of its own.
-        if type(sampler) in (RandomSampler, SequentialSampler) or type(sampler).__module__ == "accelerate.data_loader":
-            return None
-        if type(sampler) is WeightedRandomSampler:
-            return sampler.weights
-    got = type(sampler if type(batch_sampler) is BatchSampler else batch_sampler).__name__
-    raise TaskError(f"{where}: expected a DataLoader with torch's own samplers over the whole dataset, got {got}")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -33,7 +34,8 @@ class Told:
     """How a script is told what a trial sets: by a name each.
 
     `--lr` is a flag, `lr=` a key as Hydra has them, `LR` a name that the script assigns a number to, `lr=0.1` and
-    `epoch in range(10)` what stands in its text, and `config.yaml:train.lr` an entry of a file that it reads.
+    `epoch in range(10)` what stands in its text, `config.yaml:train.lr` an entry of a file that it reads, and `config.py:LR` a
+    number in the text of a module that it imports.
     """
 
     batch: str
@@ -50,14 +52,14 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 def kind_of(name: str) -> Kind:
     """
-    >>> [kind_of(name) for name in ("--lr", "lr=", "LR", "lr=0.1", "epoch in range(10)", "config.yaml:train.lr")]
-    ['flag', 'key', 'name', 'text', 'text', 'file']
+    >>> [kind_of(name) for name in ("--lr", "lr=", "LR", "lr=0.1", "'lr': 0.1", "epoch in range(10)", "config.yaml:train.lr")]
+    ['flag', 'key', 'name', 'text', 'text', 'text', 'file']
     """
     if name.startswith("-"):
         return "flag"
     if name.endswith("="):
         return "key"
-    return "name" if name.isidentifier() else "file" if ":" in name else "text"
+    return "name" if name.isidentifier() else "file" if ":" in name and name[0] not in "'\"" else "text"
 
 
 def flags_of(values: Mapping[str, Number]) -> list[str]:
@@ -82,7 +84,15 @@ def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
     for node in sorted(ast.walk(tree), key=lambda node: isinstance(node, ast.arguments)):  # a call goes before a default
         match node:
             case ast.Assign(targets=targets, value=ast.Constant() as value):
-                yield from ((target.id, value, 0) for target in targets if isinstance(target, ast.Name))
+                for target in targets:
+                    yield ast.unparse(target) + f"={ast.unparse(value)}" * (not isinstance(target, ast.Name)), value, 0
+            case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[ast.Constant() as value]):
+                if "seed" in ast.unparse(function):
+                    yield ast.unparse(node), value, 0
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                        yield f"{ast.unparse(key)}: {ast.unparse(value)}", value, 0
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() as value):
                 yield name, value, 0
             case ast.keyword(arg=str(name), value=ast.Constant() as value):
@@ -129,35 +139,84 @@ def settings_in(path: Path) -> Any:
 
 @contextmanager
 def as_main(
-    path: Path, arguments: Sequence[str], values: Mapping[str, Number], folder: Path, files: FilesApart
+    script: str, arguments: Sequence[str], values: Mapping[str, Number], folder: Path, files: FilesApart
 ) -> Iterator[None]:
     """Run a script as `__main__` with these arguments and values, in a folder; modules beside it are unloaded afterwards.
+
+    Args:
+        script: as in `script_file`.
 
     Raises:
         TaskError: it does not have what it is to be told by.
     """
+    path, package = script_file(script, folder)
     tree = ast.parse(path.read_bytes(), str(path))
     in_text = {name: value for name, value in values.items() if kind_of(name) in ("name", "text")}
-    in_files = {name: value for name, value in values.items() if kind_of(name) == "file"}
-    if left := _written_into(tree, in_text) | _written_into_files(in_files, folder, files):
+    in_modules, in_files = dict[Path, dict[str, Number]](), dict[str, Number]()
+    for name in (name for name in values if kind_of(name) == "file"):
+        file, _, within = name.partition(":")
+        if file.endswith(".py"):
+            in_modules.setdefault((folder / file).resolve(), {})[within] = values[name]
+        else:
+            in_files[name] = values[name]
+    left = _written_into(tree, in_text) | _written_into_files(in_files, folder, files)
+    for file, within in in_modules.items():
+        left |= _written_into(ast.parse(file.read_bytes()), within) if file.is_file() else within
+    if left:
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
     module = ModuleType("__main__")
-    module.__file__, modules = str(path), dict(sys.modules)
+    module.__file__, module.__package__, modules = str(path), package, dict(sys.modules)
     before, came_from = (sys.argv, sys.path[:]), Path.cwd()
     sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags_of(values)], module
-    sys.path.insert(0, str(path.parent))
+    root = path.parent if package is None else folder.resolve()
+    sys.path.insert(0, str(root))
     try:
         os.chdir(folder)
-        with trackers_replaced(), _loggers_of_its_own():
+        with trackers_replaced(), _loggers_of_its_own(), _modules_changed(in_modules):
             exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the user's own script
         yield
     finally:
         os.chdir(came_from)
         sys.argv, sys.path[:] = before
-        for name in [name for name, one in list(sys.modules.items()) if name not in modules and _lies_below(one, path.parent)]:
+        for name in [name for name, one in list(sys.modules.items()) if name not in modules and _lies_below(one, root)]:
             del sys.modules[name]
         sys.modules["__main__"] = modules["__main__"]
         module.__dict__.clear()
+
+
+def script_file(script: str, folder: Path) -> tuple[Path, str | None]:
+    """The file of a script, and the package that it is a module of.
+
+    Args:
+        script: `train.py`, or `-m package.train` for one that is run as a module; relative to a folder.
+    """
+    name = script.removeprefix("-m ")
+    if name == script:
+        return (folder / script).resolve(), None
+    path = folder.resolve().joinpath(*name.split("."))
+    if path.is_dir():
+        return path / "__main__.py", name
+    return path.with_suffix(".py"), name.rpartition(".")[0]
+
+
+@contextmanager
+def _modules_changed(changes: Mapping[Path, Mapping[str, Number]]) -> Iterator[None]:
+    """Context in which modules that are imported have other numbers in their text."""
+    get_code = SourceFileLoader.get_code
+
+    def changed(loader: SourceFileLoader, fullname: str) -> Any:
+        values = changes.get(Path(loader.path).resolve())
+        if values is None:
+            return get_code(loader, fullname)
+        tree = ast.parse(loader.get_data(loader.path), loader.path)
+        _written_into(tree, values)
+        return compile(tree, loader.path, "exec", dont_inherit=True)
+
+    SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del SourceFileLoader.get_code  # it is inherited
 
 
 def _lies_below(module: Any, folder: Path) -> bool:
@@ -202,10 +261,10 @@ def _written_into(tree: ast.Module, values: Mapping[str, Number]) -> dict[str, N
 
 def _as_unparsed(name: str) -> str:
     """`lr=1e-3` as it would be read: `lr=0.001`."""
-    before, equals, value = name.partition("=")
+    before, separator, value = name.partition(": " if name[0] in "'\"" else "=")
     value, number, place = value.partition(" #")
     try:
-        return f"{before}={ast.unparse(ast.parse(value, mode='eval'))}{number}{place}" if equals and ":" not in before else name
+        return f"{before}{separator}{ast.unparse(ast.parse(value, mode='eval'))}{number}{place}" if separator else name
     except SyntaxError:
         return name
 

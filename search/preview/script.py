@@ -9,16 +9,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...objectives.script.metric import metric_pattern, value_of
-from ...objectives.script.told import KINDS, kind_of
+from ...objectives.script.told import KINDS, kind_of, script_file
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import number
 
+# The most of a script's numbers that a message has.
+_MOST_NUMBERS = 40
 # Seconds until a script that is looked at is given up.
 _PATIENCE_S = 300.0
 _BATCH, _RATE, _LENGTH = r"batch|^-*bs$", r"lr|learn", r"epoch"
@@ -38,7 +42,7 @@ class Script:
 
     Args:
         told: how it is told `batch`, `rate`, `epochs` or `steps`, and `seed`.
-        counts: lines at which it uses a count of batches.
+        counts: lines at which it uses a count of batches, `train.py:12`.
         metric: the text on its output before the number, its name, and its direction.
     """
 
@@ -51,8 +55,9 @@ class Script:
     samples: int
     optimizer: str
     metric: tuple[str, str, str]
-    counts: tuple[int, ...] = ()
+    counts: tuple[str, ...] = ()
     sums: bool = False
+    seed: int = 0
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -76,9 +81,9 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
         StudyFileError: it does not run, or what a study sets of it is not found.
     """
     words = _words(command)
-    if not words or not words[0].endswith(".py"):
-        raise StudyFileError(f"expected python SCRIPT.py and its arguments, got {shlex.join(command)}")
-    if not (folder / words[0]).is_file():
+    if not words or (not words[0].endswith(".py") and not words[0].startswith("-m ")):
+        raise StudyFileError(f"expected python SCRIPT.py or python -m MODULE, and its arguments; got {shlex.join(command)}")
+    if not script_file(words[0], folder)[0].is_file():
         raise StudyFileError(f"{words[0]}: no such script in {folder}")
     look = [sys.executable, "-m", "bsearch.objectives.script.look", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -109,8 +114,9 @@ def is_of(command: Sequence[str], tasks: str) -> bool:
 
 
 def _words(command: Sequence[str]) -> list[str]:
-    """The script and its arguments."""
-    return list(command[1:] if Path(command[0]).name.startswith("python") and len(command) > 1 else command)
+    """The script, or `-m` and its name, and its arguments."""
+    words = list(command[1:] if Path(command[0]).name.startswith("python") and len(command) > 1 else command)
+    return [" ".join(words[:2]), *words[2:]] if words[0] == "-m" else words
 
 
 def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Script:
@@ -129,11 +135,11 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         "epochs": _longest(values, seen["passes"]) if seen["cut"] else _length(values, seen["passes"]),
         "seed": _named(values, "seed", seen["seed"], "data|split") if seen["seed"] is not None else "",
     }
-    metric = metric_in(seen["lines"])
+    metric = metric_in(seen["lines"], seen["passes"])
     faults: list[Fault] = []
     for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
         if not told[what]:
-            numbers = ", ".join(f"{name} {number(value)}" for name, value in values.items()) or "none"
+            numbers = ", ".join(f"{name} {number(value)}" for name, value in islice(values.items(), _MOST_NUMBERS)) or "none"
             expected = f"{path}: expected a flag, a number in its text, or a file that tells its {what}, {got}"
             faults.append(Fault(what, f"{expected}; it has {numbers}"))
     if metric is None:
@@ -147,7 +153,7 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
     assert metric is not None
     kept = {what: how for what, how in told.items() if how}
     settings = seen["batch"], seen["rates"][0], seen["passes"], seen["samples"], seen["optimizer"]
-    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]), seen["sums"])
+    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]), seen["sums"], seen["seed"] or 0)
 
 
 def _named(values: Mapping[str, float], words: str, value: float, not_words: str) -> str:
@@ -173,8 +179,11 @@ def _longest(values: Mapping[str, float], passes: int) -> str:
     return _named(found, _LENGTH, max(found.values(), default=0), _NO_LENGTH)
 
 
-def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
+def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, str] | None:
     """The text before the metric, as a regular expression, its name and its direction, in lines written after passes.
+
+    Args:
+        passes: over the training data, after each of which the metric is written at most once; 0 where that is not known.
 
     >>> metric_in(["Test set: Average loss: 2.28, Accuracy: 66/397 (17%)"])
     ('Accuracy:', 'accuracy', 'maximize')
@@ -183,9 +192,11 @@ def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
     """
     labels = [one for line in reversed(lines) for one in _labels(line)]
 
-    def rank(text: str) -> tuple[int, bool]:
+    def rank(text: str) -> tuple[int, int, bool]:
         kinds = _VALIDATION, _HELD_OUT, "^(?!.*train)", ""  # of training data last of all
-        return next(place for place, kind in enumerate(kinds) if re.search(kind, text.lower())), _is_low(text)
+        data = next(place for place, kind in enumerate(kinds) if re.search(kind, text.lower()))
+        pattern = metric_pattern(text)
+        return data, -min(sum(bool(pattern.search(line)) for line in lines), passes), _is_low(text)
 
     for text, line in sorted(labels, key=lambda one: rank(one[0])):
         name = re.sub(r"\W+", "_", re.sub(r"\.\*\?|\(.*?\)", " ", text).strip(" :=").lower()).strip("_")
@@ -194,8 +205,27 @@ def metric_in(lines: Sequence[str]) -> tuple[str, str, str] | None:
             text = rf"(?<![Bb]est[ _])(?<![Mm]ax[ _]){text}"
         if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
             direction = "minimize" if _is_low(name) else "maximize"
+            text = _of_one_line(text, lines, passes)
             return text, "accuracy" if name in ("acc", "accuracy") else name, direction
     return None
+
+
+def _of_one_line(text: str, lines: Sequence[str], passes: int) -> str:
+    r"""The text with the beginning of its line, where several lines have it after a pass: of those after most passes, the last.
+
+    >>> _of_one_line("Acc@1", ["Test: [0/9] Acc@1 3.1", " * Acc@1 3.2", "Test: [0/9] Acc@1 3.5", " * Acc@1 4.0"], 2)
+    '^\\s*\\*\\s+Acc@1'
+    """
+    found = [(line, one) for line in lines for one in metric_pattern(text).finditer(line)]
+    if not passes or len(found) <= passes:
+        return text
+    beginnings = Counter[str]()
+    for line, one in found:
+        words = [r"\S*".join(map(re.escape, re.split(r"\d[\d.]*", word))) for word in line[: one.start()].split()]
+        beginnings[r"^\s*" + "".join(word + r"\s+" for word in words)] += 1
+    often = [one for one, times in beginnings.items() if times <= passes]
+    most = max((beginnings[one] for one in often), default=0)
+    return [one for one in often if beginnings[one] == most][-1] + text if often else text
 
 
 def _is_low(text: str) -> bool:
@@ -249,7 +279,7 @@ space:
   rule: {rule}
   epochs: {epochs}
 
-training: {{schedule: constant, warmup: 0}}   # the script has its own
+training: {{schedule: constant, warmup: 0{seed}}}   # the script has its own
 objectives: {{metric: {{name: {metric}, direction: {direction}}}}}
 budget: {{trials: 20}}
 baseline:
@@ -261,7 +291,7 @@ def files_of(script: Script) -> dict[str, str]:
     """The study of a script: study.yaml and tasks.py, by name."""
     told = "\n".join(f"        {what}={how!r}," for what, how in script.told.items())
     text, name, direction = script.metric
-    stem = Path(script.path).stem
+    stem = Path(script.path).stem if script.path.endswith(".py") else script.path.removeprefix("-m ")
     rules = ["linear", "sqrt"] if script.optimizer == "SGD" else ["sqrt"]
     high = max(min(script.samples // 3, 64 * script.batch), script.batch)
     study = STUDY.format(
@@ -277,12 +307,13 @@ def files_of(script: Script) -> dict[str, str]:
         first=rules[0],
         epochs=f"{{low: {max(1, script.passes // 4)}, high: {script.passes}}}" if script.passes > 1 else "1",
         passes=script.passes,
+        seed=f", seed: {script.seed}" if "seed" in script.told and 0 < script.seed < 2**32 else "",
         metric=name,
         direction=direction,
     )
     why = "whether a batch that does not fit comes in parts"
     if script.counts:
-        why = f"line {script.counts[0]} uses a count of batches, which would count parts; True, if that changes nothing"
+        why = f"{script.counts[0]} uses a count of batches, which would count parts; True, if that changes nothing"
     tasks = TASKS.format(
         path=script.path,
         arguments=script.arguments,

@@ -134,7 +134,6 @@ def test_what_is_older_is_not_garbage_of_a_training_and_is_free_again_after_it(u
     gc.unfreeze()
     if users:
         gc.freeze()  # by the user, which is theirs to undo
-    count = gc.get_freeze_count()
     try:
         with kept_process():
             old.itself = old
@@ -146,7 +145,7 @@ def test_what_is_older_is_not_garbage_of_a_training_and_is_free_again_after_it(u
             gc.collect()
             assert after() is None
             assert before() is not None
-        assert gc.get_freeze_count() == count
+        assert (gc.get_freeze_count() > 0) == users  # how many: those that nobody uses any more leave by themselves
         gc.collect()
         assert (before() is None) == (not users)
     finally:

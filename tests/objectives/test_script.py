@@ -28,7 +28,7 @@ from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.metric import metric_pattern, value_of
 from bsearch.objectives.script.script import run_script
 from bsearch.objectives.task_code import sources_of, task_code_hash
-from bsearch.search.preview.script import found_in, metric_in, script_of
+from bsearch.search.preview.script import files_of, found_in, metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.trial import Measurement, TrialSetup
 from click.testing import CliRunner
@@ -279,6 +279,16 @@ TELL = {
         {"batch": "conf/a.yaml:batch", "rate": "conf/a.yaml:optim.lr", "epochs": "conf/a.yaml:epochs"},
         "Test Accuracy:",
     ),
+    "in a module": (
+        [
+            ("import torch\n", "import torch, settings\n"),
+            ("batch_size=16", "batch_size=settings.BATCH"),
+            ("lr=1e-1", "**settings.OPTIM"),
+            ("range(5)", "range(settings.Train.epochs)"),
+        ],
+        {"batch": "settings.py:BATCH", "rate": "settings.py:'lr': 0.1", "epochs": "settings.py:Train.epochs=5"},
+        "Test Accuracy:",
+    ),
     "by click": (
         [
             ("optimizer = torch.optim.SGD(model.parameters(), lr=1e-1)\n", ""),
@@ -356,7 +366,7 @@ TELL = {
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that they leave open
-@pytest.mark.parametrize("how", in_tiers(TELL, "in its text", "in a file", "to W&B", "to a CSV file"))
+@pytest.mark.parametrize("how", in_tiers(TELL, "in its text", "in a file", "in a module", "to W&B", "to a CSV file"))
 def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folder: Path, how: str) -> None:
     changes, told, metric = TELL[how]
     text = (SCRIPTS / "quickstart.py").read_text()
@@ -364,15 +374,16 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
         assert one in text
         text = text.replace(one, other)
     (folder / "changed.py").write_text(text)
+    (folder / "settings.py").write_text("BATCH = 16\nOPTIM = {'lr': 1e-1}\nclass Train: pass\nTrain.epochs = 5\n")
     (folder / "conf").mkdir()
     (folder / "conf" / "a.yaml").write_text("batch: 16\noptim: {lr: 0.1}\nepochs: 5\n")
-    found = found_in("changed.py", [], asdict(looked_at(folder / "changed.py", [])))
+    found = found_in("changed.py", [], asdict(looked_at("changed.py", [])))
     assert told.items() <= found.told.items()
     assert found.metric[0] == metric
     assert not found.counts
-    before = {path.name for path in folder.iterdir()}
+    before = {path.name for path in folder.iterdir()} - {"__pycache__"}
     measured = list(run_script(own(folder, 20, 2, epochs=3), "changed.py", metric=metric, **found.told))
-    assert {path.name for path in folder.iterdir()} == before
+    assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
     plainly = run_script(
         own(folder, 20, 2, epochs=3),
         "quickstart.py",
@@ -380,6 +391,7 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
         batch="batch_size=16",
         rate="lr=1e-1",
         epochs="t in range(5)",
+        seed="torch.manual_seed(3)",
     )
     expected = [one.accuracy for one in plainly]
     assert [one.accuracy for one in measured] == pytest.approx(expected, abs=1e-6), how
@@ -461,6 +473,21 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
         {},
         [0.47, 0.58],
     ),
+    "a batch fetched ahead": (
+        [
+            (
+                "enumerate(dataloader):",
+                "enumerate(ahead(dataloader)):",
+            ),
+            (
+                "def train(",
+                "def ahead(loader):\n    before = None\n    for one in loader:\n        if before: yield before\n"
+                "        before = one\n    yield before\n\ndef train(",
+            ),
+        ],
+        {},
+        "expected a backward pass over each batch before it takes the next, got none",
+    ),
     "a number that does not set the epochs": (
         [("import torch\n", "import torch\nDECAY = 5\n")],
         {"epochs": "DECAY"},
@@ -487,6 +514,63 @@ def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
         assert [one.accuracy for one in trained] == pytest.approx(expected)
 
 
+def by_itself(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The weights that a script trains by itself, one model's of SGD."""
+    kept: list[torch.Tensor] = []
+    begin = torch.optim.SGD.__init__
+
+    def noted(self: Any, given: Any, **more: Any) -> None:
+        kept.extend(given := [*given])
+        begin(self, given, **more)
+
+    monkeypatch.setattr(torch.optim.SGD, "__init__", noted)
+    runpy.run_path(str(folder / name), run_name="__main__")
+    return [one.detach() for one in kept]
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_data_that_are_not_shuffled_come_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch, splits: bool) -> None:
+    text = (SCRIPTS / "quickstart.py").read_text().replace("shuffle=True", "").replace("range(5)", "range(2)")
+    (folder / "in_order.py").write_text(text.replace("batch_size=16", "batch_size=20"))
+    told = {"batch": "batch_size=20", "rate": "lr=0.1", "epochs": "t in range(2)", "metric": "Accuracy:"}
+    list(run_script(own(folder, 20, 2 if splits else 1, epochs=2), "in_order.py", splits=splits, **told))
+    ours = weights()
+    for one, other in zip(ours, by_itself(folder, "in_order.py", monkeypatch), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_one_that_is_run_as_a_module(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "sizes.py").write_text("batch = 16\n")
+    loop = """
+def trained(model, step, loader):
+    model.train()
+    for index, (inputs, targets) in enumerate(loader):
+        step(inputs, targets)
+        loss(model(inputs), targets).backward()
+        if index % 3 == 0: model.zero_grad()
+"""
+    (folder / "package" / "loops.py").write_text(loop)
+    text = (SCRIPTS / "quickstart.py").read_text().replace("batch_size=16", "batch_size=sizes.batch")
+    (folder / "package" / "train.py").write_text(
+        text.replace("import torch\n", "import torch\nfrom . import loops, sizes\n", 1)
+    )
+    found = found_in("-m package.train", [], asdict(looked_at("-m package.train", [])))
+    assert found.told == {
+        "batch": "package/sizes.py:batch",
+        "rate": "lr=0.1",
+        "epochs": "t in range(5)",
+        "seed": "torch.manual_seed(3)",
+    }
+    assert found.counts == ("package/loops.py:7",)
+    measured = list(run_script(own(folder, 20, 2, epochs=2), "-m package.train", metric="Accuracy:", **found.told))
+    assert [one.accuracy for one in measured] == pytest.approx([0.67, 0.78])
+    assert str(measured[-1].facts["command"]).startswith("python -m package.train  # with package/sizes.py:batch set to 20")
+    (folder / "tasks.py").write_text("def train(setup):\n    yield from run_script(setup, '-m package.train', '')\n")
+    own_files = {path.name for path in sources_of(f"{folder}/tasks.py:train")}
+    assert own_files >= {"tasks.py", "train.py", "sizes.py"}
+
+
 def test_the_loop_that_trains_is_found_and_no_other_number_changes(folder: Path) -> None:
     text = (SCRIPTS / "quickstart.py").read_text()
     deep = """layers = [nn.Linear(4, 8)]
@@ -496,8 +580,9 @@ model = nn.Sequential(*layers, nn.Linear(8, 2))"""
         "batch_size=64", "batch_size=16"
     )
     (folder / "deep.py").write_text(text)
-    found = found_in("deep.py", [], asdict(looked_at(folder / "deep.py", [])))
+    found = found_in("deep.py", [], asdict(looked_at("deep.py", [])))
     assert found.told == {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5) #2"} | found.told
+    assert "seed: 3}" in files_of(found)["study.yaml"]
     list(run_script(own(folder, 20, epochs=2), "deep.py", metric="Accuracy:", **found.told))
     assert sum(one.numel() for one in weights()) == 40 + 5 * 72 + 18
 
@@ -562,7 +647,7 @@ def test_files_are_taken_over_whole(folder: Path) -> None:
 
 
 def test_a_sum_is_told_from_a_mean(folder: Path) -> None:
-    assert [looked_at(folder / f"{name}.py", []).sums for name in ("plain", "summed")] == [False, True]
+    assert [looked_at(f"{name}.py", []).sums for name in ("plain", "summed")] == [False, True]
 
 
 def test_a_folder_that_a_script_writes_into_keeps_its_files(folder: Path) -> None:
