@@ -112,8 +112,8 @@ def train_with(
             optimization, `training_step` takes the steps of one or several optimizers, whose rates follow the schedule, and
             batches are never split.
         data: a data module, or a training and a validation loader; None where the module has them. Only the dataset,
-            `collate_fn` and workers of the training loader are used, and the weights of a `WeightedRandomSampler`: the trial
-            sets batches and order.
+            `collate_fn` and workers of the training loader are used, the weights of a `WeightedRandomSampler`, and whether it
+            shuffles: the trial sets its batches.
         couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
         embed, batch_loss: such a loss, split exactly, instead of `training_step`: see `coupled_loss`. The model that they get
             is the module.

@@ -90,9 +90,9 @@ def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
                 if "seed" in ast.unparse(function):
                     yield ast.unparse(node), value, 0
             case ast.Dict(keys=keys, values=values):
-                for key, value in zip(keys, values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                        yield f"{ast.unparse(key)}: {ast.unparse(value)}", value, 0
+                for key, entry in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(entry, ast.Constant):
+                        yield f"{ast.unparse(key)}: {ast.unparse(entry)}", entry, 0
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() as value):
                 yield name, value, 0
             case ast.keyword(arg=str(name), value=ast.Constant() as value):
@@ -152,16 +152,10 @@ def as_main(
     path, package = script_file(script, folder)
     tree = ast.parse(path.read_bytes(), str(path))
     in_text = {name: value for name, value in values.items() if kind_of(name) in ("name", "text")}
-    in_modules, in_files = dict[Path, dict[str, Number]](), dict[str, Number]()
-    for name in (name for name in values if kind_of(name) == "file"):
-        file, _, within = name.partition(":")
-        if file.endswith(".py"):
-            in_modules.setdefault((folder / file).resolve(), {})[within] = values[name]
-        else:
-            in_files[name] = values[name]
-    left = _written_into(tree, in_text) | _written_into_files(in_files, folder, files)
-    for file, within in in_modules.items():
-        left |= _written_into(ast.parse(file.read_bytes()), within) if file.is_file() else within
+    in_files = {name: value for name, value in values.items() if kind_of(name) == "file"}
+    in_modules = {name: in_files.pop(name) for name in [*in_files] if name.partition(":")[0].endswith(".py")}
+    modules_changed = _ModulesChanged(in_modules, folder)
+    left = _written_into(tree, in_text) | _written_into_files(in_files, folder, files) | modules_changed.left
     if left:
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
     module = ModuleType("__main__")
@@ -172,7 +166,7 @@ def as_main(
     sys.path.insert(0, str(root))
     try:
         os.chdir(folder)
-        with trackers_replaced(), _loggers_of_its_own(), _modules_changed(in_modules):
+        with trackers_replaced(), _loggers_of_its_own(), modules_changed:
             exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the user's own script
         yield
     finally:
@@ -199,23 +193,29 @@ def script_file(script: str, folder: Path) -> tuple[Path, str | None]:
     return path.with_suffix(".py"), name.rpartition(".")[0]
 
 
-@contextmanager
-def _modules_changed(changes: Mapping[Path, Mapping[str, Number]]) -> Iterator[None]:
-    """Context in which modules that are imported have other numbers in their text."""
-    get_code = SourceFileLoader.get_code
+class _ModulesChanged:
+    """Context in which modules that are imported have other numbers in their text; `left` do not stand there."""
 
-    def changed(loader: SourceFileLoader, fullname: str) -> Any:
-        values = changes.get(Path(loader.path).resolve())
-        if values is None:
-            return get_code(loader, fullname)
-        tree = ast.parse(loader.get_data(loader.path), loader.path)
-        _written_into(tree, values)
-        return compile(tree, loader.path, "exec", dont_inherit=True)
+    def __init__(self, values: Mapping[str, Number], folder: Path) -> None:
+        self.left, self._trees = dict[str, Number](), dict[Path, ast.Module]()
+        for name, value in values.items():
+            file, _, within = name.partition(":")
+            path = (folder / file).resolve()
+            if path.is_file():
+                self._trees[path] = self._trees.get(path) or ast.parse(path.read_bytes(), str(path))
+            if not path.is_file() or _written_into(self._trees[path], {within: value}):
+                self.left[name] = value
 
-    SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
+    def __enter__(self) -> None:
+        get_code = SourceFileLoader.get_code
+
+        def changed(loader: SourceFileLoader, fullname: str) -> Any:
+            tree = self._trees.get(Path(loader.path).resolve())
+            return get_code(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
+
+        SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
+
+    def __exit__(self, *error: object) -> None:
         del SourceFileLoader.get_code  # it is inherited
 
 
