@@ -311,6 +311,8 @@ def problems(family: str) -> list[Problem]:
             return [Table("digits", 0.5, epochs=epochs)]
         case "cifar":
             return [Table("cifar", 0.15, epochs=epochs)]
+        case "digits-wsd" | "cifar-wsd":
+            return [Table(name, 0.5 if name == "digits-wsd" else 0.15, epochs=epochs)]
         case "late":
             # Of both tables, the batches where ranks at a third of a training and at its end disagree most.
             return [Table("digits", 0.5, least_batch=353), Table("cifar", 0.15, least_batch=1000)]

@@ -100,7 +100,7 @@ def ask(
         raise click.UsageError("expected --scale, such as --scale data=10x,model=4x, with --then-run or several sources")
     if sum(map(bool, (batches or until is not None, scale, save))) > 1:
         raise click.UsageError("expected --batch and --until, --scale or --save alone, got several")
-    if (mapped or metric) and (study := next(filter(_is_study, sources), None)):
+    if (mapped or metric) and (study := next(filter(is_study, sources), None)):
         raise click.UsageError(f"--map and --metric are for runs of another source; {study} is a study")
     if scale is not None:
         _scale_up(sources, mapped, metric, *scale, then_run, as_json)
@@ -109,24 +109,24 @@ def ask(
     if until is not None:
         _samples_until(source, until, batches, as_json)
         return
-    columns, groups = _groups(source, mapped, metric, as_json, shown=not batches)
+    columns, groups = groups_of(source, mapped, metric, as_json, shown=not batches)
     if save is not None:
         _save(save, masked(source), groups)
         return
     _answer(masked(source), columns, groups, batches, as_json)
 
 
-def _is_study(source: str) -> bool:
+def is_study(source: str) -> bool:
     from ..search.sources.read import is_source
 
     return not is_source(source) or (is_url(source) and not source.startswith("optuna:"))
 
 
-def _groups(
+def groups_of(
     source: str, mapped: Sequence[str], metric: str | None, as_json: bool, *, shown: bool
 ) -> tuple[Columns | None, Sequence[tuple[StoredStudy, Imported | None]]]:
     """A study, or the studies that a source's runs become."""
-    if _is_study(source):
+    if is_study(source):
         return None, [(opened(source), None)]
     columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown, targets=True)
     return columns, [(as_study(group), group) for group in found]
@@ -175,7 +175,7 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     from ..search.laws.samples_by_batch import study_samples
     from ..search.report.terminal.ask import samples_document, samples_parts
 
-    if not _is_study(source):
+    if not is_study(source):
         raise click.UsageError(f"--until: expected a study, got {source}; a table of runs to a target says itself what it is")
     study = opened(source)
     with located_faults(None if is_url(source) else Path(named(source)[0])):
@@ -202,7 +202,7 @@ def _scale_up(
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
     studies = []
     for source in sources:
-        _, groups = _groups(source, mapped, metric, as_json, shown=True)
+        _, groups = groups_of(source, mapped, metric, as_json, shown=True)
         studies += [study for study, _ in groups]
         if len(groups) > 1:
             names = ", ".join(group.name for _, group in groups if group)

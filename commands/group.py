@@ -23,6 +23,8 @@ from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputEr
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+# Where a command's context holds its own exit code for all that fails, as 1 and 2 are answers of it.
+FAILURE = "bsearch.failure"
 
 
 # Each command's module, which is imported when it is called, and what `bsearch --help` says of it, by what it is for.
@@ -41,6 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Decide": {
         "train": ("run", "Train a point of the front, and keep the model."),
         "export": ("results", "Tables, settings for other libraries, trials for trackers."),
+        "compare": ("compare", "Whether a change is better, each side at its best."),
         "retime": ("results", "Redraw a front for other devices."),
     },
     "Measure": {
@@ -86,13 +89,15 @@ class _Commands(click.Group):
             if was_stopped():
                 self._stopped(ctx, error)
             terminal(as_json=True).print(masked(str(error)))
-            ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
+            code = FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT
+            ctx.exit(ctx.meta.get(FAILURE, code))
         except (KeyboardInterrupt, SystemExit) as error:
             if isinstance(error, SystemExit) and not is_termination(error):
                 raise
             self._stopped(ctx, error)
         except click.ClickException as error:
             object.__setattr__(error, "message", masked(error.message))  # which repeats what was typed
+            object.__setattr__(error, "exit_code", ctx.meta.get(FAILURE, error.exit_code))
             raise
         except (click.exceptions.Exit, click.Abort):
             raise
@@ -108,7 +113,7 @@ class _Commands(click.Group):
                 "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
                 err=True,
             )
-            ctx.exit(FAILED)
+            ctx.exit(ctx.meta.get(FAILURE, FAILED))
 
     def _stopped(self, ctx: click.Context, error: BaseException) -> NoReturn:
         terminated = is_termination(error)

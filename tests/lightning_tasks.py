@@ -60,7 +60,10 @@ def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Mea
     silent = int(parameters.get("silent", 0))
     points = Points(600, bool(parameters.get("ignores")), dtype, "views" in parameters, silent, setup.seed)
     training: Any = Stream() if setup.parameters.get("stream") else points
-    loaders = DataLoader(training, batch_size=64), DataLoader(Points(100, dtype=dtype), batch_size=100)
+    loaders = (
+        DataLoader(training, batch_size=64, shuffle=not setup.parameters.get("stream")),
+        DataLoader(Points(100, dtype=dtype), batch_size=100),
+    )
     yield from train_with(setup, module, data=loaders, **arguments)
 
 
@@ -147,7 +150,7 @@ class Whole(Module):
     """Brings its loaders, and hooks that see ordinary batches."""
 
     def train_dataloader(self) -> Any:
-        return DataLoader(Points(), batch_size=7)
+        return DataLoader(Points(), batch_size=7, shuffle=True)
 
     def val_dataloader(self) -> Any:
         return DataLoader(Points(100), batch_size=100)
@@ -191,7 +194,7 @@ def own_rate(setup: TrialSetup) -> Iterator[Measurement]:
 
 
 def unvalidated(setup: TrialSetup) -> Iterator[Measurement]:
-    yield from train_with(setup, Module(setup), data=(DataLoader(Points(), batch_size=64), None))
+    yield from train_with(setup, Module(setup), data=(DataLoader(Points(), batch_size=64, shuffle=True), None))
 
 
 def arguments(setup: TrialSetup) -> Iterator[Measurement]:

@@ -545,7 +545,12 @@ class TrainerContract:
 
             self.examined(task, made, check)
 
-    @pytest.mark.parametrize("sampling", ["random", "sequential", "random_batches", "once_alike"])
+    def test_a_loader_that_does_not_shuffle_keeps_its_order(self) -> None:
+        for task in self.sampling_tasks:
+            self.trained(task, setup(50, 4, budget=620, parameters={"sampling": "sequential"}))
+            assert [index for step in LOG.steps for one in step for index in one] == [*range(SAMPLES), *range(20)], task
+
+    @pytest.mark.parametrize("sampling", ["random", "random_batches", "once_alike"])
     def test_a_loader_that_only_shuffles_trains_as_any(self, sampling: str) -> None:
         self.trained("train", setup(50, budget=100))
         expected = LOG.steps

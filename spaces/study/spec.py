@@ -200,6 +200,12 @@ class StudySpec(Section):
         changed._folder = self._folder
         return changed
 
+    def with_top(self, **values: Any) -> Self:
+        """The study with other values of keys that are in no section, which are not validated."""
+        changed = self.model_copy(update=values)
+        changed._folder = self._folder
+        return changed
+
     def domains(self) -> dict[str, Domain]:
         """Every parameter's domain by name, including the number of devices."""
         return {**self.space.domains(), "devices": self.devices.domain}

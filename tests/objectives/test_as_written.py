@@ -118,7 +118,7 @@ def test_lightning_runs_a_module_as_it_is_written(training: dict[str, Any]) -> N
     SEEN.clear()
     seed_everything(made.seed)
     module = RecordingModule(made, dtype=torch.float32)
-    [last] = adapter.train_with(made, module, data=loaders(made), callbacks=[RecordingCallback()])
+    [last] = adapter.train_with(made, module, data=loaders(made, shuffle=True), callbacks=[RecordingCallback()])
     assert expected == SEEN
     assert all(map(torch.equal, module.parameters(), weights))
     assert last.scores["accuracy"] == float(trainer.callback_metrics["accuracy"])

@@ -1,0 +1,182 @@
+"""`bsearch compare`: whether a change is better, or was luck."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..search.report.completion import study_files
+from ..search.report.stdio.console import give, json_text, terminal
+from ..spaces.deadline import duration_of
+from ..spaces.errors import ClusterError, StudyFileError
+from .ask import groups_of, source_options
+from .group import FAILURE, documents_only, epilog, main
+from .options import json_option, serial_option, study_in
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..search.compare.referee import Comparison
+    from ..search.run.events import Event
+    from ..search.store.stored import StoredStudy
+    from ..spaces.study.spec import StudySpec
+
+# Exit codes: better or no worse than the margin, worse, cannot tell; what could not be compared.
+CODES, REFUSED = {"better": 0, "worse": 1, "cannot tell": 2}, 3
+
+
+class _Gate(click.Command):
+    """A command whose every failure has an exit code of its own, so that none is taken for a verdict."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[FAILURE] = REFUSED
+        return super().parse_args(ctx, args)
+
+
+@main.command(
+    cls=_Gate,
+    epilog=epilog(
+        "bsearch compare main.yaml change.yaml --trials 40\n  bsearch compare study.yaml --against HEAD~1\n"
+        "  bsearch compare before.csv after.csv --metric val_acc"
+    ),
+)
+@click.argument("sides", metavar="MAIN CHANGE", nargs=-1, required=True, shell_complete=study_files)
+@click.option("--against", metavar="REVISION", help="Compare a study with itself as it was in git, checked out apart.")
+@click.option("--trials", type=click.IntRange(min=12), help="Of both sides together; default: their own budgets.")
+@click.option("--within", metavar="DURATION", help="Time for both sides together, instead of a number of trials: 2h, 90m.")
+@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="A loss of at most this is no loss.")
+@source_options
+@serial_option("trials one after the other, in this process.")
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    sides: tuple[str, ...],
+    against: str | None,
+    trials: int | None,
+    within: str | None,
+    margin: float,
+    metric: str | None,
+    mapped: tuple[str, ...],
+    serial: bool,
+    as_json: bool,
+) -> None:
+    """Say whether CHANGE is better than MAIN, each at its own best settings.
+
+    Both are study files: each is searched with the same budget, in turn, until it is sure which is better or the budget is used
+    up. The trials are those of both studies; the same command again resumes. Or both are runs that exist, as `bsearch ask`
+    reads them, or databases: then nothing is trained.
+
+    Exit code 0: better, or no worse than --margin. 1: worse. 2: cannot tell. 3: they cannot be compared.
+    """
+    if len(sides) != (1 if against else 2):
+        raise click.UsageError("expected two studies or sources of runs, or one study and --against", ctx)
+    if trials is not None and within is not None:
+        raise click.UsageError("expected --trials or --within, got both", ctx)
+    hours = None if within is None else _hours(within)
+    console = terminal(as_json)
+    with documents_only(as_json):
+        if against is not None or all(map(_is_file, sides)):
+            files = [Path(side) for side in sides]
+            specs = [study_in(file) for file in files]
+            if against is not None:
+                specs.insert(0, _at(files[0], against))
+            comparison = _refereed((specs[0], specs[1]), trials, hours, margin, serial, console)
+        else:
+            if trials is not None or within is not None:
+                raise click.UsageError("--trials and --within are for two study files; runs that exist are only compared", ctx)
+            comparison = _existing(sides, mapped, metric, margin, as_json)
+    from ..search.report.terminal.compare import comparison_document, comparison_lines
+
+    for line in comparison_lines(comparison):
+        console.print(line)
+    if as_json:
+        give(json_text(comparison_document(comparison)))
+    ctx.exit(CODES[comparison.verdict])
+
+
+def _is_file(side: str) -> bool:
+    return Path(side).suffix in (".yaml", ".yml")
+
+
+def _hours(text: str) -> float:
+    length = duration_of(text)
+    if length is None:
+        raise click.UsageError(f"--within: expected a duration such as 2h or 90m, got {text!r}")
+    return length.total_seconds() / 3600
+
+
+def _refereed(
+    specs: tuple[StudySpec, StudySpec], trials: int | None, hours: float | None, margin: float, serial: bool, console: Console
+) -> Comparison:
+    """Search both studies in turn; returns the last comparison."""
+    from ..cluster.study import running_here
+    from ..search.compare.referee import refereed
+    from ..search.report.terminal.live import LiveView
+
+    comparison, said = None, set[str]()
+    with LiveView(console) as view, ExitStack() as stack:
+
+        def notify(event: Event) -> None:
+            if event.kind != "message" or event.text not in said:  # each look opens the study again
+                said.add(event.text)
+                view.notify(event)
+
+        run = stack.enter_context(running_here(specs[0], serial=serial, notify=notify, watch=view.watch))
+
+        def trained(spec: StudySpec) -> StoredStudy:
+            result = run(spec)
+            if result.interrupted is not None:
+                raise KeyboardInterrupt
+            if result.failure:
+                raise ClusterError(f"study {result.study.name}: {result.failure}")
+            return result.study
+
+        for comparison in refereed(specs, trained, trials, hours, margin):
+            first, second = comparison.runs
+            console.print(f"after {first} and {second} finished runs: {comparison.verdict}")
+    assert comparison is not None
+    return comparison
+
+
+def _existing(sides: Sequence[str], mapped: Sequence[str], metric: str | None, margin: float, as_json: bool) -> Comparison:
+    """Compare runs that exist; of a source with several groups of runs, the largest."""
+    from ..search.compare.referee import compared
+
+    first, second = (groups_of(side, mapped, metric, as_json, shown=False)[1][0][0] for side in sides)
+    return compared(first, second, margin)
+
+
+def _at(file: Path, revision: str) -> StudySpec:
+    """A study as it was in a revision, checked out into a folder of its own; what git does not have is linked there."""
+    file = file.resolve()
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=False)  # noqa: S603, S607
+        if done.returncode:
+            raise StudyFileError(f"--against {revision}: git: {done.stderr.strip() or 'no such revision'}")
+        return done.stdout.strip()
+
+    root = Path(git("rev-parse", "--show-toplevel"))
+    commit = git("rev-parse", "--verify", "--short=12", "--end-of-options", f"{revision}^{{commit}}")
+    folder = file.parent / "results" / "against" / commit
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = folder.with_name(f"{commit}.part.tar")
+        git("-C", str(root), "archive", "--format=tar", f"--output={part}", commit)
+        shutil.rmtree(folder.with_suffix(".part"), ignore_errors=True)
+        shutil.unpack_archive(part, folder.with_suffix(".part"), "tar", filter="data")
+        part.unlink()
+        for name in git("-C", str(root), "ls-files", "--others", "--directory").splitlines():
+            link = folder.with_suffix(".part") / name.rstrip("/")
+            if not name.endswith((".db", "results/", "__pycache__/")) and link.parent.is_dir() and not link.exists():
+                link.symlink_to(root / name)
+        folder.with_suffix(".part").rename(folder)
+    spec = study_in(folder / file.relative_to(root))
+    return spec.with_top(study=f"{spec.study}-{commit}")

@@ -1,0 +1,1 @@
+"""Whether one of two studies is better, or was luckier."""

@@ -1,0 +1,163 @@
+"""How much better the best of one side's settings is than the other's, and how sure that is.
+
+One Gaussian process models the scores of both sides. A side is a coordinate of its own, so the difference between the sides is
+a smooth function of the settings: runs of both sides at neighbouring settings inform each other, and each side may have its
+best somewhere else. From the process both sides' scores at many settings are drawn together; within each training time, the
+best of one side less the best of the other is the difference. It is as uncertain as the runs leave it: about scores, and about
+where the best is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..analysis.gaussian_process import Array, GaussianProcess, Plain, fitted, single_threaded_blas
+from ..analysis.score_scale import ScoreScale
+from ..suggest.space_transform import SpaceTransform
+
+# Log length scale of the coordinate that tells the sides apart: its prior, at which the sides' scores correlate at .98.
+_SIDE, _SIDE_STD = math.log(6.0), 0.5
+# Log noise variance: its prior, wider than the search's, since repeats tell it.
+_NOISE = -5.5, 2.0
+# Random settings among those that may be a side's best, moves of each observed one, and how far; the best of them are drawn.
+_RANDOM, _MOVES, _MOVED, _DRAWN = 200, 2, 0.05, 120
+_DRAWS = 2000
+# Training times at which sides are compared.
+_TIMES = 12
+# What counts as within a training time, as modelled times differ a little from measured ones.
+_LATE = 1.02
+# Fewer runs of a side say nothing of its best.
+LEAST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The finished runs of one side, of which higher scores are better.
+
+    Args:
+        parameters: of each run, (n,).
+        seconds, scores: (n,).
+    """
+
+    parameters: Sequence[Mapping[str, Any]]
+    seconds: Array
+    scores: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The second side's best score less the first's, by training time.
+
+    Args:
+        seconds: training times, ascending, (k,).
+        drawn: of the difference within each, (k, draws); in the metric's unit, positive where the second side is better.
+        best: each side's best setting.
+        unmoved: mean and standard deviation of the difference at the first side's best setting.
+        noise: standard deviation of a run.
+    """
+
+    seconds: Array
+    drawn: Array
+    best: tuple[Mapping[str, Any], Mapping[str, Any]]
+    unmoved: tuple[float, float]
+    noise: float
+
+    def better(self, margin: float = 0.0) -> Array:
+        """The probability that the second side is better by more than this, (k,): of a normal difference."""
+        from scipy.special import ndtr
+
+        return np.asarray(ndtr((self.drawn.mean(axis=1) - margin) / np.maximum(self.drawn.std(axis=1), 1e-12)))
+
+
+class _Sides(Plain):
+    """The vague prior over a setting's coordinates and the side's."""
+
+    noise = _NOISE
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__(dimensions)
+        self.means, self.stds = np.append(self.means, _SIDE), np.append(self.stds, _SIDE_STD)
+        self.noise = _NOISE
+
+
+def difference(transform: SpaceTransform, sides: tuple[Runs, Runs], seed: int = 0) -> Difference:
+    """The difference between two sides' bests.
+
+    Args:
+        transform: of the space of both.
+    """
+    rng = np.random.default_rng(seed)
+    points = [np.array([transform.encode(one) for one in runs.parameters]) for runs in sides]
+    known = np.vstack([_of_side(some, side) for side, some in enumerate(points)])
+    scores = np.concatenate([runs.scores for runs in sides])
+    scale = ScoreScale(scores)
+    with single_threaded_blas():
+        model = fitted(known, scale.of(scores), structure=_Sides(transform.width))
+        times = fitted(known, np.log(np.concatenate([runs.seconds for runs in sides])), structure=_Sides(transform.width))
+        cuts = _cuts(sides)
+        places, best = list[Array](), list[Array]()
+        for side in range(2):
+            candidates = _candidates(transform, points, side, rng)
+            means, seconds = model.mean_at(candidates), np.exp(times.mean_at(candidates))
+            best.append(candidates[np.argmax(means)])
+            places.append(_drawable(candidates, means, seconds, cuts))
+        at = np.vstack(places)
+        mean, covariance = model.joint(at)
+        seconds = np.exp(times.mean_at(at))
+        drawn = scale.back(_draws(mean, covariance, rng))
+        unmoved = _difference_at(model, best[0], scale)
+    count = len(places[0])
+    gaps = [_highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut) for cut in cuts]
+    noise = scale.unit * model.std * math.exp(model.log_noise / 2)
+    first, second = (transform.decode(one[:-1]) for one in best)
+    return Difference(cuts, np.array(gaps), (first, second), unmoved, noise)
+
+
+def _of_side(points: Array, side: int) -> Array:
+    return np.column_stack([points, np.full(len(points), float(side))])
+
+
+def _cuts(sides: Sequence[Runs]) -> Array:
+    """Training times from that of both sides' fastest runs to that of the slowest."""
+    begin, end = max(runs.seconds.min() for runs in sides), max(runs.seconds.max() for runs in sides)
+    return np.unique(np.append(np.geomspace(begin, end, _TIMES)[:-1], end))
+
+
+def _candidates(transform: SpaceTransform, points: Sequence[Array], side: int, rng: np.random.Generator) -> Array:
+    """Settings that may be a side's best: those of both sides, moved ones and random ones, as far as the side has runs."""
+    own = points[side]
+    low, high = own.min(axis=0), own.max(axis=0)
+    moved = np.repeat(own, _MOVES, axis=0)
+    moved += rng.normal(0.0, _MOVED, moved.shape)
+    some = np.vstack([*points, moved, rng.uniform(low, high, (_RANDOM, transform.width))])
+    return _of_side(np.unique(transform.round_to_feasible(np.clip(some, low, high)), axis=0), side)
+
+
+def _drawable(candidates: Array, means: Array, seconds: Array, cuts: Array) -> Array:
+    """The candidates with the highest means within each training time."""
+    order = np.argsort(-means)
+    chosen = {int(place) for cut in cuts for place in order[seconds[order] <= cut * _LATE][: _DRAWN // len(cuts)]}
+    chosen |= {int(np.argmin(seconds)), *map(int, order[: _DRAWN // 2])}
+    return candidates[sorted(chosen)]
+
+
+def _draws(mean: Array, covariance: Array, rng: np.random.Generator) -> Array:
+    factor = np.linalg.cholesky(covariance + 1e-6 * max(float(np.diag(covariance).max()), 1e-12) * np.eye(len(mean)))
+    return np.asarray(mean[:, None] + factor @ rng.standard_normal((len(mean), _DRAWS)))
+
+
+def _highest(drawn: Array, seconds: Array, cut: float) -> Array:
+    within = seconds <= max(cut * _LATE, seconds.min())
+    return np.asarray(drawn[within].max(axis=0))
+
+
+def _difference_at(model: GaussianProcess, best: Array, scale: ScoreScale) -> tuple[float, float]:
+    """Mean and standard deviation of the difference at one setting."""
+    mean, covariance = model.joint(np.vstack([best, np.append(best[:-1], 1.0)]))
+    first, second = scale.back(mean)
+    return float(second - first), scale.unit * math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0))

@@ -1,0 +1,189 @@
+"""Two studies, each searched with the same budget, until it is clear which is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ...spaces.domain import Choices, Domain, Range, bounds, searched_of, values_of
+from ...spaces.errors import Fault, StudyFileError
+from ...spaces.readable import UNLIMITED
+from ...spaces.record import TrialRecord
+from ...spaces.study.spec import StudySpec
+from ..store.stored import StoredStudy
+from ..suggest.space_transform import SpaceTransform, distribution
+from .difference import LEAST, Difference, Runs, difference
+
+Verdict = Literal["better", "worse", "cannot tell"]
+
+# Shares of the budget after which the difference is looked at, and the probability from which it is sure at each: together
+# they call at most one in twenty comparisons of equals (docs/log.md).
+_LOOKS = 0.5, 0.75, 1.0
+SURE = 0.98
+# Further runs of each member of a side's front, at the end of a budget of trials: they tell noise.
+_REPEATS = 2
+# The normal quantile of SURE, and what more it takes to be sure four times in five.
+_QUANTILE, _POWER = 2.05, 0.84
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is known of two studies: the first is what there is, the second has the change.
+
+    Args:
+        runs: finished ones of each side.
+        measure: of what trainings take: `train_s`, or `samples` where they ran on different devices.
+        found: None where a side has too few runs.
+        margin: a loss of less counts as none.
+    """
+
+    studies: tuple[StoredStudy, StoredStudy]
+    runs: tuple[int, int]
+    measure: Literal["train_s", "samples"]
+    found: Difference | None
+    margin: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the second side's best, whatever it takes: better or worse by no more than the margin, or worse."""
+        return "cannot tell" if self.found is None else verdict(self.found, self.margin)
+
+    @property
+    def more_runs(self) -> float:
+        """About how many more runs of each side would tell, if the difference is what it seems."""
+        if self.found is None:
+            return float(max(LEAST - min(self.runs), 0))
+        mean, std = self.found.drawn[-1].mean() + self.margin, self.found.drawn[-1].std()
+        times = (_QUANTILE * std / mean) ** 2 if mean else math.inf
+        return max(1.0, (times - 1) * min(self.runs))
+
+    def runs_for(self, difference: float) -> float:
+        """Runs of each side at one setting to see such a difference there four times in five."""
+        assert self.found is not None
+        return 2 * ((_QUANTILE + _POWER) * self.found.noise / difference) ** 2 if difference else math.inf
+
+
+def targets(runs: int) -> list[int]:
+    """Trials of each side at each look.
+
+    >>> targets(20), targets(8)
+    ([10, 15, 20], [6, 8])
+    """
+    return sorted({max(LEAST, math.ceil(share * runs)) for share in _LOOKS})
+
+
+def verdict(found: Difference, margin: float = 0.0) -> Verdict:
+    """What is sure of the second side's best."""
+    sure = float(found.better(-margin)[-1])
+    return "better" if sure > SURE else "worse" if sure < 1 - SURE else "cannot tell"
+
+
+def refereed(
+    specs: tuple[StudySpec, StudySpec],
+    run: Callable[[StudySpec], StoredStudy],
+    trials: int | None = None,
+    hours: float | None = None,
+    margin: float = 0.0,
+) -> Iterator[Comparison]:
+    """Search both sides in turn, and compare them after each part of the budget; ends when it is sure.
+
+    Args:
+        run: runs a study, or resumes it, until its budget is met.
+        trials, hours: of both sides together; neither: the studies' own `budget.trials`.
+
+    Raises:
+        StudyFileError: the studies cannot be compared.
+    """
+    check_comparable(*specs)
+    if specs[0].devices != specs[1].devices:
+        raise StudyFileError(Fault("devices", "expected the same in both studies"))
+    if trials is None and hours is None:
+        trials = sum(spec.budget.trials for spec in specs)
+    if trials is not None and trials < 2 * LEAST:
+        raise StudyFileError(f"expected at least {2 * LEAST} trials, {LEAST} of each side; got {trials}")
+    budgets: list[dict[str, Any]]
+    if hours is None:
+        assert trials is not None
+        budgets = [{"trials": target} for target in targets(trials // 2)]
+    else:
+        budgets = [{"trials": UNLIMITED, "hours": share * hours / 2} for share in _LOOKS]
+    for budget in budgets:
+        repeats = _REPEATS if hours is None and budget is budgets[-1] else 0
+        first, second = (run(spec.changed({"budget": budget}).with_top(confirm=repeats)) for spec in specs)
+        comparison = compared(first, second, margin)
+        yield comparison
+        if comparison.verdict != "cannot tell":
+            return
+
+
+def check_comparable(first: StudySpec, second: StudySpec) -> None:
+    """
+    Raises:
+        StudyFileError: two studies cannot be compared: with every reason.
+    """
+    ours, theirs = first.objectives, second.objectives
+    faults = []
+    if (ours.metric.name, ours.metric.direction) != (theirs.metric.name, theirs.metric.direction):
+        got = f"{ours.metric.name} ({ours.metric.direction}) and {theirs.metric.name} ({theirs.metric.direction})"
+        faults.append(Fault("objectives.metric", f"expected one metric, got {got}"))
+    if first.storage is not None and (first.storage, first.study) == (second.storage, second.study):
+        faults.append(Fault("study", f"expected two studies, got {first.study} twice. Give the second another name."))
+    if faults:
+        raise StudyFileError(faults)
+
+
+def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0) -> Comparison:
+    """Two studies by the runs that they have.
+
+    Raises:
+        StudyFileError: they cannot be compared.
+    """
+    studies = first, second
+    check_comparable(first.spec, second.spec)
+    records = [[one for one in study.records if one.outcome == "complete" and one.score is not None] for study in studies]
+    kinds = [{one.facts.device_kind for one in some} for some in records]
+    measure: Literal["train_s", "samples"] = "train_s" if kinds[0] == kinds[1] else "samples"
+    sides = [_runs(some, measure) for some in records]
+    counts = len(sides[0].scores), len(sides[1].scores)
+    transform, found = _common_space(first.spec, second.spec), None
+    if min(counts) >= LEAST:
+        found = difference(transform, (sides[0], sides[1]))
+    return Comparison(studies, counts, measure, found, margin)
+
+
+def _runs(records: list[TrialRecord], measure: Literal["train_s", "samples"]) -> Runs:
+    taken = [one.train_s if measure == "train_s" else one.facts.samples_budget for one in records]
+    known = [(one, value) for one, value in zip(records, taken, strict=True) if value]
+    if not any(taken):
+        known = [(one, 1.0) for one in records]  # runs of elsewhere, whose times nobody wrote down
+    return Runs(
+        [one.settings for one, _ in known],
+        np.array([value for _, value in known], dtype=float),
+        np.array([one.score for one, _ in known], dtype=float),
+    )
+
+
+def _common_space(first: StudySpec, second: StudySpec) -> SpaceTransform:
+    """The space of what either side searches, wide enough for both."""
+    both = [spec.space.domains() for spec in (first, second)]
+    names = {name: None for domains in both for name in searched_of(domains)}
+    return SpaceTransform({name: distribution(_wide([domains[name] for domains in both if name in domains])) for name in names})
+
+
+def _wide(domains: list[Domain]) -> Domain:
+    """A domain that holds those of both sides."""
+    for domain in domains:
+        if isinstance(domain, Range):
+            ends = [end for one in domains for end in bounds(one)]
+            return domain.model_copy(update={"low": min(ends), "high": max(ends), "step": None})
+    return Choices(choices=tuple(dict.fromkeys(value for domain in domains for value in values_of(domain))))
+
+
+def moved(found: Difference) -> Mapping[str, tuple[Any, Any]]:
+    """By parameter, the best setting of each side, where they differ."""
+    first, second = found.best
+    return {name: (first[name], second[name]) for name in first if name in second and first[name] != second[name]}

@@ -1,0 +1,129 @@
+"""What `bsearch compare` prints: which side is better within which training times, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ....spaces.readable import number, plural, seconds
+from ...compare.difference import LEAST, Difference
+from ...compare.referee import SURE, Comparison, Verdict, moved, verdict
+
+
+def comparison_lines(comparison: Comparison) -> Iterator[str]:
+    """The verdict, and what speaks for it."""
+    first, second = comparison.studies
+    metric = first.spec.objectives.metric.name
+    sides = ", ".join(
+        f"{study.name} ({plural(runs, 'run')})" for study, runs in zip(comparison.studies, comparison.runs, strict=True)
+    )
+    yield f"{second.name} against {first.name}, each at its own best settings, by {metric}: {sides}"
+    found = comparison.found
+    if found is None:
+        yield f"Cannot tell: expected at least {LEAST} finished runs of each side."
+        return
+    for begin, end, said in spans(comparison):
+        where = f"within {end}" if begin == end else f"within {begin} to {end}"
+        yield f"  {where:<28} {said}"
+    yield _verdict_sentence(comparison)
+    if comparison.verdict == "cannot tell":
+        more = comparison.more_runs
+        yield (
+            f"About {more:.0f} more runs of each side would tell, if the difference is what it seems."
+            if more <= 10 * min(comparison.runs)
+            else "If there is a difference, it is too small to be told by ten times as many runs."
+        )
+    yield from _moved_sentence(found, first.name)
+    gap = abs(float(found.drawn[-1].mean()))
+    if gap:
+        needed = max(2.0, comparison.runs_for(gap))
+        yield (
+            f"A run varies by {found.noise:.2g} (one standard deviation): at one setting, a difference of {gap:.2g} takes "
+            f"{needed:.0f} runs of each side."
+        )
+    if comparison.measure == "samples":
+        yield "The sides ran on different devices, so their trainings are compared by samples instead of seconds."
+    yield "That both were scored on the same data is for you to know."
+
+
+def spans(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """Neighbouring training times with one verdict: the first, the last, and the difference there in words."""
+    found = comparison.found
+    assert found is not None
+    each = [_verdict_at(found, place, comparison.margin) for place in range(len(found.seconds))]
+    for _, group in groupby(range(len(each)), key=each.__getitem__):
+        places = [*group]
+        place = places[-1]
+        mean, low, high = interval(found, place)
+        sure = float(found.better(-comparison.margin)[place])
+        words = {"better": f"better ({sure:.1%} sure)", "worse": f"worse ({1 - sure:.1%} sure)"}.get(each[place], "cannot tell")
+        begin, end = (_taken(comparison, float(found.seconds[at])) for at in (places[0], place))
+        yield begin, end, f"{mean:+.2g} [{low:+.2g}, {high:+.2g}]  {words}"
+
+
+def interval(found: Difference, place: int) -> tuple[float, float, float]:
+    """The mean difference within a training time, and the ends of its 95 % interval."""
+    drawn = found.drawn[place]
+    return float(drawn.mean()), *map(float, np.quantile(drawn, [0.025, 0.975]))  # type: ignore[return-value]
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """The same for programs."""
+    first, second = comparison.studies
+    metric = first.spec.objectives.metric
+    found = comparison.found
+    document: dict[str, Any] = {
+        "verdict": comparison.verdict,
+        "metric": metric.name,
+        "direction": metric.direction,
+        "margin": comparison.margin,
+        "sides": [{"study": study.name, "runs": runs} for study, runs in zip((first, second), comparison.runs, strict=True)],
+    }
+    if found is None:
+        return document
+    intervals = [interval(found, place) for place in range(len(found.seconds))]
+    return document | {
+        "within": [
+            {comparison.measure: float(cut), "difference": mean, "low": low, "high": high, "better": float(sure)}
+            for cut, (mean, low, high), sure in zip(found.seconds, intervals, found.better(-comparison.margin), strict=True)
+        ],
+        "best": [dict(one) for one in found.best],
+        "at_first_best": {"difference": found.unmoved[0], "std": found.unmoved[1]},
+        "run_std": found.noise,
+        "more_runs": comparison.more_runs if np.isfinite(comparison.more_runs) else None,
+    }
+
+
+def _verdict_at(found: Difference, place: int, margin: float) -> Verdict:
+    sure = float(found.better(-margin)[place])
+    return "better" if sure > SURE else "worse" if sure < 1 - SURE else "cannot tell"
+
+
+def _taken(comparison: Comparison, value: float) -> str:
+    return seconds(value) if comparison.measure == "train_s" else f"{value:,.0f} samples"
+
+
+def _verdict_sentence(comparison: Comparison) -> str:
+    found, (_, second) = comparison.found, comparison.studies
+    assert found is not None
+    mean, low, high = interval(found, -1)
+    within = f" by more than {number(comparison.margin)}" if comparison.margin else ""
+    match verdict(found, comparison.margin):
+        case "better":
+            words = "is not worse" + within if comparison.margin else "is better"
+        case "worse":
+            words = "is worse" + within
+        case _:
+            words = f"is neither surely better nor surely worse{within}"
+    return f"{second.name} {words}: by {mean:+.2g} [{low:+.2g}, {high:+.2g}], whatever the training takes."
+
+
+def _moved_sentence(found: Difference, first: str) -> Iterator[str]:
+    mean, std = found.unmoved
+    changes = [f"{name} {number(one)} to {number(other)}" for name, (one, other) in moved(found).items()]
+    if changes:
+        where = f"At {first}'s own best setting the difference is {mean:+.2g} +/- {1.96 * std:.2g}"
+        yield f"{where}; the best moved: {', '.join(changes)}."
