@@ -160,7 +160,8 @@ def _at(file: Path, revision: str) -> StudySpec:
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=False)  # noqa: S603, S607
         if done.returncode:
-            raise StudyFileError(f"--against {revision}: git: {done.stderr.strip() or 'no such revision'}")
+            got = done.stderr.strip().removeprefix("fatal: ")
+            raise StudyFileError(f"--against {revision}: expected a revision of the git repository of {file}; git says: {got}")
         return done.stdout.strip()
 
     root = Path(git("rev-parse", "--show-toplevel"))

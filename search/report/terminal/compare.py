@@ -59,7 +59,10 @@ def spans(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
         place = places[-1]
         mean, low, high = interval(found, place)
         sure = float(found.better(-comparison.margin)[place])
-        words = {"better": f"better ({sure:.1%} sure)", "worse": f"worse ({1 - sure:.1%} sure)"}.get(each[place], "cannot tell")
+        no_worse = "not worse" if comparison.margin else "better"
+        words = {"better": f"{no_worse} ({sure:.1%} sure)", "worse": f"worse ({1 - sure:.1%} sure)"}.get(
+            each[place], "cannot tell"
+        )
         begin, end = (_taken(comparison, float(found.seconds[at])) for at in (places[0], place))
         yield begin, end, f"{mean:+.2g} [{low:+.2g}, {high:+.2g}]  {words}"
 

@@ -1,0 +1,71 @@
+"""Whether one side is better: told where it is, and not where it is not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from bsearch.search.compare.difference import Runs, difference
+from bsearch.search.compare.referee import targets, verdict
+from bsearch.search.suggest.space_transform import SpaceTransform, distribution
+from bsearch.spaces.domain import Range
+
+DOMAINS = {
+    "effective_batch": Range(low=8, high=512, log=True),
+    "learning_rate": Range(low=0.003, high=1.0, log=True),
+}
+SPACE = SpaceTransform({name: distribution(domain) for name, domain in DOMAINS.items()})
+NOISE = 0.004
+
+
+def runs(count: int, seed: int, gain: float = 0.0, moved: float = 0.0, slower: float = 1.0) -> Runs:
+    """Runs of a training whose best accuracy is .95, at batch 32 and a rate of .06 times e^moved; larger batches are faster."""
+    rng = np.random.default_rng(seed)
+    batches, rates = np.exp(rng.uniform(math.log(8), math.log(512), count)), np.exp(rng.uniform(-5, 0, count))
+    off = np.log(rates) - math.log(0.06) - moved
+    scores = 0.95 - 0.006 * off**2 - 0.005 * np.log(batches / 32) ** 2 + gain + NOISE * rng.standard_normal(count)
+    seconds = slower * (300 / batches + 3)
+    parameters: list[dict[str, Any]] = [
+        {"effective_batch": round(batch), "learning_rate": rate} for batch, rate in zip(batches, rates, strict=True)
+    ]
+    return Runs(parameters, seconds, scores)
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.03, "better"), (-0.03, "worse")])
+@pytest.mark.parametrize("moved", [0.0, 1.2])
+def test_a_change_is_told_where_its_best_is(gain: float, expected: str, moved: float) -> None:
+    found = difference(SPACE, (runs(24, 1), runs(24, 2, gain, moved)))
+    assert verdict(found) == expected
+    assert abs(found.drawn[-1].mean() - gain) < 3 * found.drawn[-1].std() + 0.003
+    first, second = (one["learning_rate"] for one in found.best)
+    assert abs(math.log(second / first) - moved) < 0.8
+    assert 0.3 * NOISE < found.noise < 3 * NOISE
+
+
+def test_equals_are_called_seldom() -> None:
+    """Of twenty pairs of equals, whose best settings lie elsewhere in half, at most two."""
+    said = [verdict(difference(SPACE, (runs(16, seed), runs(16, 100 + seed, moved=seed % 2)))) for seed in range(20)]
+    assert said.count("cannot tell") >= 18
+
+
+def test_a_loss_within_the_margin_is_none() -> None:
+    found = difference(SPACE, (runs(24, 1), runs(24, 2, -0.03)))
+    assert [verdict(found, margin) for margin in (0.0, 0.06)] == ["worse", "better"]
+
+
+def test_sides_are_compared_at_the_times_that_both_have() -> None:
+    found = difference(SPACE, (runs(24, 1), runs(24, 2, 0.03, slower=5.0)))
+    assert found.seconds[0] > 15
+    assert (np.diff(found.seconds) > 0).all()
+    # Within few seconds the slower side has only its fast settings.
+    assert found.drawn[0].mean() < found.drawn[-1].mean()
+
+
+def test_the_budget_is_looked_at_thrice() -> None:
+    for each in range(6, 60):
+        looks = targets(each)
+        assert looks[-1] == each
+        assert looks[0] >= 6
+        assert looks == sorted(set(looks))

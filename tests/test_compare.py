@@ -1,0 +1,116 @@
+"""`bsearch compare`: what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bsearch.cli import main
+from click.testing import CliRunner, Result
+
+STUDY = """study: {name}
+task: tasks.py:Mine
+space:
+  effective_batch: {{low: 8, high: 64}}
+  reference_rate: {{low: 0.02, high: 0.5, at_batch: 64}}
+  rule: sqrt
+  epochs: 2
+budget: {{trials: 6, profile_s: 0.5}}
+"""
+TASK = "from bsearch.objectives.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n"
+# A bug: a gradient that is far too small.
+FAINT = """    def loss(self, *given):
+        found = super().loss(*given)
+        return type(found)(found.total * 0.002, found.denominator)"""
+BROKEN = TASK.replace("    pass", FAINT)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def compared(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["compare", *arguments])
+
+
+def table(name: str, seed: int, gain: float = 0.0, metric: str = "val_acc", count: int = 18) -> str:
+    """Runs made elsewhere."""
+    rng = np.random.default_rng(seed)
+    with open(name, "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["batch_size", "lr", metric, "seconds"])
+        for _ in range(count):
+            batch, power = int(rng.choice([8, 16, 32, 64, 128])), rng.uniform(-2.5, -0.3)
+            score = 0.9 - 0.03 * (power + 1.2) ** 2 - 0.01 * abs(np.log2(batch / 32)) + gain + 0.003 * rng.standard_normal()
+            rows.writerow([batch, 10**power, score, 300 / batch + 3])
+    return name
+
+
+def test_runs_that_exist_have_an_exit_code_by_verdict() -> None:
+    before, after, same, few = table("a.csv", 1), table("b.csv", 2, 0.03), table("c.csv", 3), table("d.csv", 4, count=4)
+    for sides, code, words in (
+        ([before, after], 0, "b is better"),
+        ([after, before], 1, "a is worse"),
+        ([after, before, "--margin", "0.1"], 0, "a is not worse by more than 0.1"),
+        ([before, same], 2, "c is neither surely better nor surely worse"),
+        ([before, few], 2, "Cannot tell: expected at least 6 finished runs of each side"),
+    ):
+        done = compared(*sides)
+        assert (done.exit_code, words in done.stdout) == (code, True), done.output
+    document = json.loads(compared(before, after, "--json").stdout)
+    assert (document["verdict"], document["metric"], [side["runs"] for side in document["sides"]]) == (
+        "better",
+        "val_acc",
+        [18, 18],
+    )
+    assert document["within"][-1]["low"] < 0.03 < document["within"][-1]["high"] + 0.01
+
+
+def test_what_cannot_be_compared_has_a_code_of_its_own(folder: Path) -> None:
+    (folder / "tasks.py").write_text(TASK)
+    (folder / "study.yaml").write_text(STUDY.format(name="one"))
+    before, loss = table("a.csv", 1), table("loss.csv", 2, metric="val_loss")
+    for sides, words in (
+        ([before], "expected two studies or sources of runs"),
+        ([before, "nowhere.csv"], "nowhere.csv"),
+        ([before, loss], "expected one metric, got val_acc (maximize) and val_loss (minimize)"),
+        (["study.yaml", "study.yaml"], "expected two studies, got one twice"),
+        (["study.yaml", "--against", "HEAD"], "expected a revision of the git repository"),
+        ([before, loss, "--trials", "20"], "runs that exist are only compared"),
+        (["study.yaml", "study.yaml", "--trials", "20", "--within", "1h"], "got both"),
+        ([before, loss, "--within", "soon"], "expected a duration"),
+        ([before, loss, "--bogus"], "No such option"),
+    ):
+        done = compared(*sides)
+        assert (done.exit_code, words in done.output) == (3, True), (sides, done.output)
+
+
+@pytest.mark.slow
+def test_a_bug_is_told_by_training_both_sides_and_nothing_is_trained_twice(folder: Path) -> None:
+    (folder / "tasks.py").write_text(TASK)
+    (folder / "study.yaml").write_text(STUDY.format(name="digits"))
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.email=a@b", "-c", "user.name=a", *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    (folder / "tasks.py").write_text(BROKEN)
+    (folder / "weights.bin").write_text("not in git")
+    arguments = ["study.yaml", "--against", "HEAD", "--serial", "--trials", "12"]
+    done = compared(*arguments)
+    assert done.exit_code == 1, done.output
+    (old,) = (folder / "results" / "against").iterdir()
+    assert (old / "tasks.py").read_text() == TASK
+    assert (old / "weights.bin").read_text() == "not in git"
+    trained = done.output.count("complete:")
+    assert trained == 12
+    again = compared(*arguments)
+    assert (again.exit_code, again.output.count("complete:")) == (1, 0)
