@@ -182,8 +182,18 @@ def run_deviation(problem: Problem) -> float:
     return math.sqrt(statistics.fmean(statistics.variance(group) for group in groups if statistics.fmean(group) > best - 1))
 
 
-def truth(problem: Problem, side: Side) -> float:
-    return max(side.mean(one) for one in grid(problem))
+def true_difference(task: str, change: str) -> float:
+    """Of the best settings in the mean, on the logit's scale, in standard deviations of a run."""
+    (problem,) = problems(task)
+    deviation = run_deviation(problem)
+    first = max(map(problem.accuracy, grid(problem)))
+    if change == "wsd":
+        (other,) = problems(change_of(task, change))
+        best = max(map(other.accuracy, grid(other)))
+    else:
+        side, times = changed(problem, change, deviation), 4 if change == "moved" else 1
+        best = max(side.mean({**one, "reference_rate": times * one["reference_rate"]}) for one in grid(problem))
+    return (logit(best) - logit(first)) / deviation
 
 
 def main() -> None:
@@ -199,6 +209,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         for task in options.tasks:
             for change in options.changes:
+                print(f"{task:10s} {change:8s}  {true_difference(task, change):+.1f} standard deviations of a run", flush=True)
                 jobs = [pool.submit(judged, task, change, options.runs, seed) for seed in range(options.repeats)]
                 results = [job.result() for job in jobs]
                 z = [one["z"] for one in results]

@@ -23,6 +23,7 @@ from ..examination.life import life_of_loop, with_life
 from ..loading import error_line
 from ..loop import newest_loop
 from ..machine.device_memory import release_memory
+from ..script.examined import in_script_words
 from ..task import TrainFunction, embeds
 from ..trial import start_attempt
 from .costs import with_other_costs
@@ -114,6 +115,8 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
         unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
         samples = profile.training_set or 0
         examination = _with_life(examination, reference, function, setup, samples, first_s, _kit_parameters)
+        if (loop := newest_loop()) is not None and not loop.schedules:
+            examination = in_script_words(examination)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):

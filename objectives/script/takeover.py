@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import builtins
 import io
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import threading
 import weakref
@@ -184,9 +186,15 @@ def _take_over() -> None:
         _replace(os, name, _renamed)
     _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
+    for owner, name in ((torch, "set_num_interop_threads"), (multiprocessing, "set_start_method"), (signal, "signal")):
+        _replace(owner, name, _left_out)
     for name in ("stdout", "stderr"):
         _replaced.callback(setattr, sys, name, getattr(sys, name))
         setattr(sys, name, _Written(getattr(sys, name), passes_on=name == "stderr"))
+
+
+def _left_out(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
+    """What a process does once, or in its main thread: the process is not the script's."""
 
 
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -158,11 +159,17 @@ def as_main(
     left = _written_into(tree, in_text) | _written_into_files(in_files, folder, files) | modules_changed.left
     if left:
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
+    root = path.parent if package is None else folder.resolve()
+    # Another run of it may be under way, while it is examined: each has modules of its own.
+    for name in [name for name, one in list(sys.modules.items()) if _lies_below(one, root)]:
+        if name.partition(".")[0] not in ("bsearch", "__main__"):
+            del sys.modules[name]
+    if (hydra := sys.modules.get("hydra.core.global_hydra")) is not None:
+        hydra.GlobalHydra.instance().clear()
     module = ModuleType("__main__")
     module.__file__, module.__package__, modules = str(path), package, dict(sys.modules)
     before, came_from = (sys.argv, sys.path[:]), Path.cwd()
     sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags_of(values)], module
-    root = path.parent if package is None else folder.resolve()
     sys.path.insert(0, str(root))
     try:
         os.chdir(folder)
@@ -207,21 +214,30 @@ class _ModulesChanged:
                 self.left[name] = value
 
     def __enter__(self) -> None:
-        get_code = SourceFileLoader.get_code
-
-        def changed(loader: SourceFileLoader, fullname: str) -> Any:
-            tree = self._trees.get(Path(loader.path).resolve())
-            return get_code(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
-
-        SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
+        if not _trees_of:
+            SourceFileLoader.get_code = _code_of  # type: ignore[assignment, method-assign]
+        _trees_of[threading.get_ident()] = self._trees
 
     def __exit__(self, *error: object) -> None:
-        del SourceFileLoader.get_code  # it is inherited
+        del _trees_of[threading.get_ident()]
+        if not _trees_of:
+            del SourceFileLoader.get_code  # it is inherited
+
+
+# The modules with other numbers of each thread that runs a script.
+_trees_of: dict[int, Mapping[Path, ast.Module]] = {}
+_inherited = SourceFileLoader.get_code
+
+
+def _code_of(loader: SourceFileLoader, fullname: str) -> Any:
+    tree = _trees_of.get(threading.get_ident(), {}).get(Path(loader.path).resolve())
+    return _inherited(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
 
 
 def _lies_below(module: Any, folder: Path) -> bool:
     """Whether a module, or a package without a file, is one of this folder's."""
-    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
+    known = getattr(module, "__dict__", {})  # some modules make up attributes
+    places = [known.get("__file__") or "", *(known.get("__path__") or ())]
     return any(place and Path(place).is_relative_to(folder) and "site-packages" not in place for place in places)
 
 

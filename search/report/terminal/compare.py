@@ -11,6 +11,7 @@ import numpy as np
 from ....spaces.readable import number, plural, seconds
 from ...compare.difference import LEAST, Difference
 from ...compare.referee import SURE, Comparison, Verdict, moved, verdict
+from ..sentences import edge_sentences, outcome_counts
 
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
@@ -44,6 +45,10 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
             f"A run varies by {found.noise:.2g} (one standard deviation): at one setting, a difference of {gap:.2g} takes "
             f"{needed:.0f} runs of each side."
         )
+    for study in comparison.studies:
+        if others := outcome_counts(one for one in study.records if one.outcome != "complete"):
+            yield f"Other trials of {study.name}, which are not compared: {others}"
+        yield from (f"{study.name}: {sentence}" for sentence in edge_sentences(study.front, study.spec.searched()))
     if comparison.measure == "samples":
         yield "The sides ran on different devices, so their trainings are compared by samples instead of seconds."
     yield "That both were scored on the same data is for you to know."
