@@ -1180,7 +1180,7 @@ def profile() -> dict[str, Any]:
     """A profile of a CPU, as `bsearch profile --out` writes it."""
     law = {"points": [[1, 0.01], [64, 0.05]], "update_s": 0.001, "devices": 1, "power": [[1, 50.0]], "timed": []}
     known = {"kind": "cpu", "device": "cpu", "training_set": 1000, "step_times": [law], "largest_micro_batch": 64}
-    entry = {"parameters": {}, "profile": {**known, "state_bytes": [[1, 10]], "device_bytes": 1 << 30}}
+    entry = {"parameters": {}, "profile": {**known, "device_bytes": 1 << 30}}
     return {"device": "cpu", "task": {"name": "Points"}, "training": {}, "profiles": [entry]}
 
 
