@@ -30,13 +30,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers import setup  # noqa: E402  # of the tests
 from zoo.entries import ENTRIES  # noqa: E402
 
-# Changes of the training, and the sharding over up to two devices.
-SETTINGS = {
-    "fp32": ({}, "ddp"),
-    "bf16": ({"precision": "bf16"}, "ddp"),
-    "compiled": ({"compile": True}, "ddp"),
-    "zero1": ({}, "zero1"),
-}
+# Changes of the training.
+SETTINGS = {"fp32": {}, "bf16": {"precision": "bf16"}, "compiled": {"compile": True}}
 
 
 class ResNet(Task):
@@ -80,14 +75,14 @@ def alarms(seeds: int, settings: list[str], dealt: bool) -> None:
         if entry.expects != "exact" or entry.framework:
             continue
         row, worst = [], 0.0
-        for place, (training, sharding) in enumerate(map(SETTINGS.__getitem__, settings)):
-            if entry.is_loop and (sharding != "ddp" or "compile" in training):
-                row.append(0)  # these are not options of a loop
+        for place, training in enumerate(map(SETTINGS.__getitem__, settings)):
+            if entry.is_loop and "compile" in training:
+                row.append(0)  # which is no option of a loop
                 continue
             refused = 0
             chosen = range(place, seeds, len(settings)) if dealt else range(seeds)
             for seed in chosen:
-                made = setup(8, training={**training, "seed": seed}, sharding=sharding, metric=entry.metric)
+                made = setup(8, training={**training, "seed": seed}, metric=entry.metric)
                 request = ProfileRequest(made, Memory(), highest=40, devices=(1, 2), timing_s=0.0)
                 try:
                     found = profile_task(entry.reference, request).examination

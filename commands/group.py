@@ -48,7 +48,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Measure": {
         "profile": ("measure", "Predict memory and step time; time batch sizes."),
-        "port": ("measure", "A fine-tuning recipe's batch on other devices."),
         "verify": ("check", "Measure here what bsearch claims."),
     },
     "Your cluster": {

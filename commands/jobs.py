@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _launcher_option = click.option(
     "--launcher",
     metavar="NAME",
-    help="ray, ray@http://host:8265 (its dashboard), slurm, kuberay, kuberay@NAMESPACE or a plug-in; default: the study's "
-    "submit.launcher.",
+    help="ray, ray@http://host:8265 (its dashboard), slurm or a plug-in; default: the study's submit.launcher.",
 )
 
 
@@ -37,7 +36,7 @@ _launcher_option = click.option(
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @_launcher_option
 @set_option
-@click.option("--dry-run", is_flag=True, help="Print the script, manifest or request, and submit nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the script or request, and submit nothing.")
 def submit(study: Path, launcher: str | None, settings: tuple[str, ...], dry_run: bool) -> None:
     """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
 

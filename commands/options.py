@@ -181,17 +181,6 @@ def pick_option(more: str = "") -> Callable[[Any], Any]:
     )
 
 
-def profile_option(text: str, *, required: bool = False) -> Callable[[Any], Any]:
-    """A profile of another device."""
-    return click.option(
-        "--profile",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        required=required,
-        help=f"A profile of another device, from `bsearch profile STUDY --out FILE` there: {text}.",
-    )
-
-
 def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Keys of a study by section, from `--set SECTION.KEY=VALUE`; in `space` one value, several to search, or a range.
 

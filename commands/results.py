@@ -26,7 +26,7 @@ from ..spaces.study.file import read_study
 from ..spaces.study.goals import Speed
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
-from .options import json_option, named, opened, out_option, pick_option, profile_option
+from .options import json_option, named, opened, out_option, pick_option
 
 if TYPE_CHECKING:
     from ..search.store.stored import StoredStudy
@@ -336,7 +336,13 @@ def report(study: str, out: Path | None, opens: bool) -> None:
 
 @main.command(epilog=epilog("bsearch retime study.yaml --profile a100.json"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
-@profile_option("its step times replace the study's own", required=True)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="A profile of another device, from `bsearch profile STUDY --out FILE` there: its step times replace the study's own.",
+)
 @click.option(
     "--second-speed",
     type=click.Choice(get_args(Speed)),

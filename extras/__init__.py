@@ -1,1 +1,1 @@
-"""What is rarely used. Nothing below `commands` imports it: all but `port` is found by entry points."""
+"""What is rarely used. Nothing below `commands` imports it: it is found by entry points."""

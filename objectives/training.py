@@ -104,8 +104,7 @@ class TrainingRun(Stepping):
         """The state of the whole model and optimizer, sharded or not; complete on rank 0. All ranks must call it."""
         if self.fully_sharded:
             return {"model": model_state(self.model), "optimizer": optimizer_state(self.optimizer)}
-        optimizer = whole_state(self.optimizer) if self.sharded is None else self.sharded.state_dict()
-        return {"model": self.model.state_dict(), "optimizer": optimizer, "average": [*self.averages]}
+        return {"model": self.model.state_dict(), "optimizer": whole_state(self.optimizer), "average": [*self.averages]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Resume from what `state` returned on rank 0, with any number of ranks."""
@@ -114,10 +113,7 @@ class TrainingRun(Stepping):
             load_optimizer_state(self.optimizer, state["optimizer"])
         else:
             self.model.load_state_dict(state["model"])
-            if self.sharded is None:
-                load_whole_state(self.optimizer, state["optimizer"])
-            else:
-                self.sharded.load_state_dict(state["optimizer"])
+            load_whole_state(self.optimizer, state["optimizer"])
             if state.get("average"):
                 self.average.load(state["average"])
         self.rates.forget()

@@ -144,7 +144,7 @@ class LeftOutWarning(UserWarning):
 
 
 class ClusterError(BsearchError):
-    """The cluster cannot be used: Ray, Slurm or Kubernetes is unreachable, refuses, or has no such device or job."""
+    """The cluster cannot be used: Ray or Slurm is unreachable, refuses, or has no such device or job."""
 
 
 class OutputError(BsearchError):

@@ -18,8 +18,8 @@ from .errors import InfeasiblePlanError
 # its input. The others are recomputed. It changes memory and time, not the result.
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
-# What is sharded across a trial's devices: nothing; the optimizer state (ZeRO stage 1); parameters and gradients too (FSDP2).
-Sharding = Literal["ddp", "zero1", "fsdp2"]
+# What is sharded across a trial's devices: nothing; parameters, gradients and the optimizer state (FSDP2).
+Sharding = Literal["ddp", "fsdp2"]
 
 # How a loss over the embeddings of a whole batch is computed: in one micro-batch, or in several that run twice (gradient
 # caching). Empty for all other losses.

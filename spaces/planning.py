@@ -153,23 +153,11 @@ def planned(
     Raises:
         InfeasiblePlanError: no feasible plan.
     """
-    return best_plan(profile, lambda variant: _planned(spec, variant, effective_batch, devices, accumulation))
-
-
-def best_plan(profile: DeviceProfile, plan_of: Callable[[DeviceProfile], BatchPlan]) -> BatchPlan:
-    """The plan with the least activation checkpointing, or with more where that is known to be faster.
-
-    Args:
-        plan_of: the plan of the profile with its own activation checkpointing.
-
-    Raises:
-        InfeasiblePlanError: no feasible plan.
-    """
     best: BatchPlan | None = None
     error: InfeasiblePlanError | None = None
     for variant in profile.each:
         try:
-            plan = plan_of(variant)
+            plan = _planned(spec, variant, effective_batch, devices, accumulation)
         except InfeasiblePlanError as infeasible:
             if error is None or infeasible.violation < error.violation:
                 error = infeasible

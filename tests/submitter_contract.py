@@ -44,8 +44,6 @@ def until(true: Callable[[], Any], limit_s: float = 400) -> None:
 class SubmitterContract:
     # Keys of the study file that take a name, as what comes before the hostile one, which must be held to its form.
     NAMES: tuple[tuple[str, str], ...] = (("launcher", ""), ("environment.[]", ""))
-    # Whether a stopped job is still listed.
-    REMEMBERS_STOPPED = True
 
     @pytest.fixture
     def submitter(self) -> Submitter:
@@ -121,20 +119,16 @@ class SubmitterContract:
         assert f"[{TRIALS}/{TRIALS}] trial" in output
         assert submitter.logs(job.id) == output
         assert ended in submitter.jobs()
-        if self.REMEMBERS_STOPPED:
-            submitter.stop(job.id)
-            assert submitter.job(job.id).state == "succeeded"  # a job that is over stays as it is
+        submitter.stop(job.id)
+        assert submitter.job(job.id).state == "succeeded"  # a job that is over stays as it is
         self.ended(submission)
 
     def test_a_stopped_job_stops(self, submitter: Submitter, submission: Submission) -> None:
         job = submitter.submit(submission)
         until(lambda: submitter.job(job.id).state == "running")
         submitter.stop(job.id)
-        if self.REMEMBERS_STOPPED:
-            until(lambda: submitter.job(job.id).state in OVER)
-            assert submitter.job(job.id).state == "stopped"
-        else:
-            until(lambda: job.id not in [one.id for one in submitter.jobs()])
+        until(lambda: submitter.job(job.id).state in OVER)
+        assert submitter.job(job.id).state == "stopped"
         self.stopped(submission)
 
 

@@ -40,6 +40,8 @@ _OTHERS = re.compile(r"PuTTY-User-Key-File-|AGE-SECRET-KEY-1|\bhf_[A-Za-z0-9]{30
 # Its rules for tokens of known services, and for settings called passwords; entropy alone takes digests for secrets.
 _KEYWORDS, _ENTROPY = "KeywordDetector", ("Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector")
 LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
+LARGEST = 100 << 20  # bytes of a study's folder; Ray accepts 500 MiB, and holds them in the head's memory
+_KEY = "submit.launcher"  # of the study file, which is what faults are about
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,11 @@ class StudyFiles:
         return target
 
 
-def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
+def study_files(folder: Path) -> StudyFiles:
     """The files of a study's folder that a job needs: code and settings, without results, databases, data or checkpoints.
 
-    Args:
-        largest: bytes that may be sent in total.
-        key: of the study file, for the error message.
-
     Raises:
-        StudyFileError: the files are larger than that, or code may hold a secret.
+        StudyFileError: the files are larger than may be sent, or code may hold a secret.
     """
     files: list[Path] = []
     left_out: list[str] = []
@@ -95,19 +93,19 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
                 left_out.append(f"{relative} (may hold a secret: {secret})")
                 if path.suffix == ".py" or (path.suffix in (".yaml", ".yml") and b"task:" in path.read_bytes()):
                     got = f"{relative}: {secret}. Take it out, or end that line with `# pragma: allowlist secret`."
-                    raise StudyFileError(Fault(key, f"expected code and study files that can be sent, got {got}"))
+                    raise StudyFileError(Fault(_KEY, f"expected code and study files that can be sent, got {got}"))
             else:
                 files.append(relative)
 
     walk(folder)
     found = StudyFiles(folder, tuple(files), tuple(name for name in left_out if "__pycache__" not in name))
-    if found.bytes > largest:
+    if found.bytes > LARGEST:
         sizes = sorted(((folder / path).stat().st_size, str(path)) for path in files)[::-1][:3]
         listed = ", ".join(f"{name} {readable_bytes(size)}" for size, name in sizes)
         raise StudyFileError(
             Fault(
-                key,
-                f"expected a study folder of at most {readable_bytes(largest)} to send, got {readable_bytes(found.bytes)} "
+                _KEY,
+                f"expected a study folder of at most {readable_bytes(LARGEST)} to send, got {readable_bytes(found.bytes)} "
                 f"({listed}). Move data to the cluster, or into a folder named data, which is not sent",
             )
         )

@@ -31,7 +31,6 @@ from .files import copy_package, study_files
 from .submitter import Job, Plan, State, Submission, checked_id
 from .template import Template
 
-LARGEST = 100 << 20  # bytes of a study's folder; Ray accepts 500 MiB, and holds them in the head's memory
 STATES: dict[str, State] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -72,7 +71,7 @@ class RaySubmitter:
         faults += _request_faults(request, template, submission)
         if faults:
             raise StudyFileError(faults)
-        files = study_files(submission.spec.folder, LARGEST, "submit.launcher")
+        files = study_files(submission.spec.folder)
         sent = [str(path) for path in files.kept]
         shown = _completed(request, submission, sent, dict.fromkeys(submission.environment(), "(value set here)"))
         notes = [f"sends {len(sent)} file{'s' * (len(sent) != 1)} from {submission.spec.folder}, {readable_bytes(files.bytes)}"]
@@ -85,7 +84,7 @@ class RaySubmitter:
 
     def submit(self, submission: Submission) -> Job:
         self.plan(submission)
-        files = study_files(submission.spec.folder, LARGEST, "submit.launcher")
+        files = study_files(submission.spec.folder)
         with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self._client() as client:
             folder = str(files.copy_to(Path(scratch) / "study"))
             # Not as a wheel: for every job Ray would pip install all its dependencies, torch included.

@@ -124,19 +124,14 @@ class Submission:
             ]
         return faults
 
-    def checkpoint_notes(self, shared: str | None = None) -> tuple[str, ...]:
-        """A note if the checkpoints are on a single machine.
-
-        Args:
-            shared: a folder that all of the job's machines can access.
-        """
+    def checkpoint_notes(self) -> tuple[str, ...]:
+        """A note if the checkpoints are on a single machine."""
         folder = self.spec.cluster.checkpoints
         if folder is None or is_url(folder) or not Path(folder).is_relative_to(self.spec.folder):
             return ()
-        example = f"{shared.rstrip('/')}/checkpoints" if shared else "/shared/checkpoints or s3://bucket/checkpoints"
         return (
             "a trial whose machine dies starts over, because cluster.checkpoints is in the study's folder, which the job's "
-            f"machines do not share; set it to {example} to resume such trials",
+            "machines do not share; set it to /shared/checkpoints or s3://bucket/checkpoints to resume such trials",
         )
 
     def task_faults(self) -> list[Fault]:
@@ -196,7 +191,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a submission would send: the text of the script, manifest or request, and notes on it."""
+    """What a submission would send: the text of the script or request, and notes on it."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -270,7 +265,6 @@ OURS = tuple(
     for name, module, attribute in (
         ("ray", "ray_jobs", "RaySubmitter"),
         ("slurm", "slurm", "SlurmSubmitter"),
-        ("kuberay", "kuberay", "KubeRaySubmitter"),
     )
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,15 @@ class Template:
         return Fault("", message, str(self.path), line)
 
     def filled(self, values: Mapping[str, object], required: Sequence[str] = ()) -> str:
-        """The text with its placeholders filled in; a line whose placeholder has no value (None) is left out.
+        """The text with its placeholders filled in.
 
         Raises:
             StudyFileError: an unknown placeholder, or a required one that is missing.
 
-        >>> Template(Path("job.sh"), "--nodes={{ nodes }}\\n--time={{ minutes }}\\n").filled({"nodes": 2, "minutes": None})
-        '--nodes=2\\n'
+        >>> Template(Path("job.sh"), "--nodes={{ nodes }}").filled({"nodes": 2})
+        '--nodes=2'
         """
-        found = [(name, line) for line, text in self._lines() for name in _PLACEHOLDER.findall(text)]
+        found = [(name, line) for line, text in enumerate(self.text.splitlines(), 1) for name in _PLACEHOLDER.findall(text)]
         known = ", ".join(f"{{{{ {name} }}}}" for name in values)
         faults = [
             self.fault(f"expected placeholders among {known}; got {{{{ {name} }}}}.{near_miss(name, values)}", line)
@@ -64,11 +64,7 @@ class Template:
         faults += [self.fault(f"expected {{{{ {name} }}}} in the template, got none") for name in required if name not in used]
         if faults:
             raise StudyFileError(faults)
-        return "".join(
-            _PLACEHOLDER.sub(lambda match: str(values[match[1]]), text)
-            for _, text in self._lines()
-            if all(values[name] is not None for name in _PLACEHOLDER.findall(text))
-        )
+        return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), self.text)
 
     def mapping(self, values: Mapping[str, object], required: Sequence[str] = ()) -> dict[str, Any]:
         """The filled text as YAML with one mapping.
@@ -86,6 +82,3 @@ class Template:
         if not isinstance(content, dict):
             raise StudyFileError(self.fault(f"expected one mapping of keys to values, got {type(content).__name__}"))
         return content
-
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        return enumerate(self.text.splitlines(keepends=True), 1)

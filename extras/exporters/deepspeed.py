@@ -47,7 +47,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         "gradient_clipping": training.clip_norm,
         "bf16": {"enabled": True} if training.precision == "bf16" else None,
         "fp16": {"enabled": True} if training.precision == "fp16" else None,
-        "zero_optimization": {"stage": 1} if is_sharded(chosen) else None,
+        "zero_optimization": {"stage": 3} if is_sharded(chosen) else None,
         "zero_allow_untested_optimizer": True if is_sharded(chosen) and name not in ("Adam", "AdamW") else None,
     }
     notes = [

@@ -17,7 +17,7 @@ from ...search.report.frameworks.differences import (
     own_schedule_notes,
     torch_optimizer,
 )
-from ...search.report.frameworks.library import Library, Setting
+from ...search.report.frameworks.library import Library, Setting, written
 from ...search.report.frameworks.settings import ChosenSettings
 from ...search.report.frameworks.texts import (
     Exported,
@@ -30,7 +30,7 @@ from ...search.report.frameworks.texts import (
 )
 from ...spaces.errors import StudyFileError, TaskError
 from ...spaces.readable import readable_bytes
-from .libraries import AXOLOTL, LLAMA_FACTORY, PEFT, TRL
+from .libraries import AXOLOTL, LLAMA_FACTORY, PEFT
 from .rows import Records, documents, lone_documents, numbered_rows, padded_rows, whole_rows, write_rows
 
 _TASK = "bsearch.objectives.language:"
@@ -51,7 +51,7 @@ def trl(chosen: ChosenSettings) -> Exported:
     arguments, optimizer, notes = huggingface_arguments(chosen, own_schedule=True)
     known = chosen.optimizer in OPTIMIZERS
     recomputes = chosen.plan.activation_checkpointing != "none"  # TRL's default is true
-    arguments |= TRL.written({"length": _length(chosen), "packing": False, "checkpointing": recomputes})
+    arguments |= {"max_length": _length(chosen), "packing": False, "gradient_checkpointing": recomputes}
     arguments |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
     arguments["train_sampling_strategy"] = "sequential"
     rows, records = _rows(chosen, "trl"), whole_rows if _packs(chosen) else padded_rows
@@ -79,7 +79,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     """
     options, chosen = _options(chosen, "axolotl"), replace(chosen, in_order=True)
     rows, packs, devices = _rows(chosen, "axolotl"), _packs(chosen), chosen.even.devices
-    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(chosen), *mean_notes(chosen, AXOLOTL.title)]
+    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(chosen), *mean_notes(chosen, "Axolotl 0.19")]
     if packs and chosen.setup.samples_budget % chosen.even.effective_batch:
         notes.append("Axolotl drops the last, smaller step of packed rows")
     document: dict[str, Any] = {
@@ -146,7 +146,7 @@ def _model_and_steps(chosen: ChosenSettings, library: Library) -> dict[str, Any]
     }
     momentum = torch_optimizer(chosen, chosen.even_settings)[1] if chosen.optimizer == "SGD" else {}
     return {
-        **library.written(settings),
+        **written(library, settings),
         **trainers_arguments(chosen, library),
         **({"optim_args": "momentum={momentum},nesterov={nesterov}".format(**momentum)} if momentum else {}),
         **adam_arguments(chosen),
@@ -206,7 +206,7 @@ def _adapters(options: Mapping[str, Any], library: Library) -> dict[str, Any]:
     )
     variant = str(options.get("lora_variant", "lora"))
     return {
-        **library.written({"rank": options["lora_rank"], "targets": targets, "trained": trained, "variant": variant}),
+        **written(library, {"rank": options["lora_rank"], "targets": targets, "trained": trained, "variant": variant}),
         "lora_alpha": options.get("lora_alpha", 2 * options["lora_rank"]),
         "lora_dropout": float(options.get("lora_dropout", 0.0)),
     }

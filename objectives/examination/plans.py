@@ -8,17 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
-from ..optimizers import needs_closure
 from ..parallel.data_parallel import Ranks
-from ..parallel.zero1 import ShardedOptimizer
 from ..task import Task
 from ..training import TrainingRun
-from .copies import copied, location_of, unchanged
+from .copies import location_of, unchanged
 from .examine import found_in_memory
 from .fixed_noise import seed_draws
 from .step import differing
@@ -55,12 +52,6 @@ def _findings(run: TrainingRun, make: Callable[[], Any], smallest: int, devices:
             repeats = differing(_update(run, make(), BatchPlan(size), smallest), update) <= _ANOTHER
             yield plan_finding(where, off, what) if repeats else _unexamined(where, "two updates of the same plan differ")
             return
-    if devices > 1 and run.setup.sharding == "zero1" and (off := _sharded_off(run, smallest)) > _ANOTHER:
-        message = (
-            f"expected an optimizer that updates each parameter alone, got weights that differ by {off:.2g} (relative) where "
-            f"{type(run.optimizer).__name__} updates half of them, as with zero1. Write devices: {{sharding: ddp}}."
-        )
-        yield Finding("sharding", location_of(run, "optimizer"), message, off)
 
 
 def plan_finding(where: str, off: float, what: str) -> Finding:
@@ -83,38 +74,12 @@ def _update(run: TrainingRun, task: Task, plan: BatchPlan, smallest: int) -> lis
     setup = replace(run.setup, plan=plan, largest_micro_batch=2 * smallest, training=training)
     other = TrainingRun(task, setup, Ranks())
     parts = [_part(other, 0, 2 * smallest), _part(other, 2 * smallest, smallest)]
-    return _changes(other, lambda: other.step(parts, 3 * smallest))
+    before = [parameter.detach().clone() for parameter in other.parameters]
+    other.rates.set(0.5)
+    seed_draws(0)
+    other.step(parts, 3 * smallest)
+    return [(parameter.detach() - was).cpu() for parameter, was in zip(other.parameters, before, strict=True)]
 
 
 def _part(run: TrainingRun, start: int, samples: int) -> tuple[int, Any]:
     return samples, run.train_fetcher.fetch(run.stream.take(start, samples))
-
-
-def _changes(run: TrainingRun, update: Callable[[], object]) -> list[Tensor]:
-    """By how much an update changes the parameters."""
-    before = [parameter.detach().clone() for parameter in run.parameters]
-    run.rates.set(0.5)
-    seed_draws(0)
-    update()
-    return [(parameter.detach() - was).cpu() for parameter, was in zip(run.parameters, before, strict=True)]
-
-
-def _sharded_off(run: TrainingRun, smallest: int) -> float:
-    """How far three updates with the same gradients differ where each of two devices has the state of some parameters."""
-
-    def updated(other: TrainingRun) -> None:
-        loss = other.accumulate([_part(other, 0, 2 * smallest)], 2 * smallest)
-        gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in other.parameters]
-        for scale in (1.0, 0.5, 2.0):
-            for parameter, gradient in zip(other.parameters, gradients, strict=True):
-                parameter.grad = None if gradient is None else gradient * scale
-            other.optimizer.step(*[lambda: loss] * needs_closure(other.optimizer))  # type: ignore[arg-type]
-
-    def changes(rank: int | None = None) -> list[Tensor]:
-        other = copied(run, None, perturbed=False)
-        if rank is not None:
-            ShardedOptimizer(other.optimizer, rank, 2, dict)  # which it changes in place
-        return _changes(other, partial(updated, other))
-
-    shares = zip(*map(changes, range(2)), strict=True)
-    return differing([torch.stack(each).sum(0) for each in shares], changes())

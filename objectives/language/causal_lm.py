@@ -73,7 +73,7 @@ class CausalLM(Task):
             raise TaskError("space.lora_merge: expected lora_rank with it, whose adapters are merged. Write lora_rank: 16.")
         if new := max(len(tokens) - config.vocab_size, 0):  # type: ignore[arg-type]
             model.resize_token_embeddings(len(tokens))  # type: ignore[arg-type]
-        whole: nn.Module = with_adapters(model, setup) if adapts else model
+        whole: nn.Module = _with_adapters(model, setup) if adapts else model
         if new and adapts and not all(embedding.weight.requires_grad for embedding in _embeddings(whole)):
             raise TaskError(
                 f"space.lora_trained: expected the embeddings among them, since {new} tokens of the tokenizer are new to the "
@@ -243,7 +243,7 @@ def _dtype(setup: TrialSetup) -> Any:
     return _DTYPES.get(str(chosen), chosen)
 
 
-def with_adapters(model: Any, setup: TrialSetup) -> Any:
+def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it warns of kernels that are not there
     try:
         from peft import LoraConfig, get_peft_model

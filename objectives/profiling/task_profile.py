@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,6 @@ from ..machine.device_memory import is_out_of_memory, process_fault, release_mem
 from ..machine.process_state import kept_process
 from ..optimizers import takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
-from ..parallel.zero1 import state_bytes
 from ..task import Task
 from ..training import TrainingRun
 from .costs import with_other_costs
@@ -76,7 +75,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    profile = _with_facts(profile, run, smallest, request.devices)
+    profile = _with_facts(profile, run, smallest)
     unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
     where = location_of(run, "model")
     setup = replace(run.setup, smallest_micro_batch=smallest)
@@ -100,8 +99,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     return with_sharing(reference, profile, request, partial(bytes_here, kind))
 
 
-def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int, counts: Sequence[int]) -> DeviceProfile:
-    """The profile with what its run shows, for these numbers of devices.
+def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
+    """The profile with what its run shows.
 
     Raises:
         StudyFileError: the optimizer cannot be sharded as the study says.
@@ -109,17 +108,15 @@ def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int, counts:
     sharding = run.setup.sharding
     if sharding == "fsdp2" and not takes_shards(run.optimizer):
         message = (
-            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. "
-            "Write zero1, or use AdamW."
+            f"expected ddp with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. Write "
+            "ddp, or use AdamW."
         )
         raise StudyFileError(Fault("devices.sharding", message))
     profile = with_facts_of(profile, run, smallest)
-    states = [(count, state_bytes(run.optimizer, count)) for count in sorted({1, *counts}) if sharding == "zero1"]
     return replace(
         profile,
         gradient_bytes=0 if sharding == "fsdp2" else profile.gradient_bytes,  # sharded, they are traced
         validation_set=len(run.data.validation),  # type: ignore[arg-type]
-        state_bytes=tuple(states),
         validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
     )
 

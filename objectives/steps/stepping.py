@@ -36,7 +36,6 @@ from ..parallel.fsdp2 import (
     shard_parameters,
     takes_unused_parameters,
 )
-from ..parallel.zero1 import ShardedOptimizer
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import Task, acts_after_steps, checked_data, checked_loss, checked_optimizer, embeds, name_of
 from .constants import Constants
@@ -71,8 +70,8 @@ class Stepping(TrainingSamples):
         self.task, self.setup = task, setup
         if setup.sharding == "fsdp2" and acts_after_steps(task):
             raise TaskError(
-                f"{name_of(task)}.after_step: expected ddp or zero1 with it, since with fsdp2 each device holds a share of "
-                "each parameter; got devices.sharding: fsdp2. Write zero1."
+                f"{name_of(task)}.after_step: expected ddp with it, since with fsdp2 each device holds a share of each "
+                "parameter; got devices.sharding: fsdp2. Write ddp."
             )
         self.ranks = ranks or Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
@@ -120,9 +119,6 @@ class Stepping(TrainingSamples):
         self._checks_parameters = self.fully_sharded and not takes_unused_parameters(self.loss)
         self.skipped_steps = 0  # for the scale of fp16, and repeated
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
-        self.sharded: ShardedOptimizer | None = None
-        if setup.sharding == "zero1" and self.ranks.count > 1:
-            self.sharded = ShardedOptimizer(self.optimizer, self.ranks.rank, self.ranks.count, self.ranks.all_gathered)
         self._buffers = SharedBuffers(self.model, self.ranks)
 
     def _set_model(self, model: nn.Module) -> None:
@@ -155,7 +151,7 @@ class Stepping(TrainingSamples):
 
     def _set_sharded_model(self, model: nn.Module, mesh: DeviceMesh) -> None:
         if self.cache is not None:
-            raise TaskError("devices.sharding: expected ddp or zero1 with embed and batch_loss, got fsdp2. Write zero1.")
+            raise TaskError("devices.sharding: expected ddp with embed and batch_loss, got fsdp2. Write ddp.")
         # Around the loss, so that all parameters are gathered for any call that a task makes of its model.
         self.loss = _ShardedLossOf(self.task, model, self.setup)
         shard_parameters(self.loss, self.task.checkpoint_blocks(model), mesh)
@@ -177,7 +173,7 @@ class Stepping(TrainingSamples):
             other._set_model(model)
             other.loss = other._loss_module()
         other.cache = None if self.cache is None else GradientCache(checked=True)
-        other._last_weight, other.sharded = None, None
+        other._last_weight = None
         other._buffers = SharedBuffers(model, Ranks())
         other._checks_parameters = False
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
@@ -216,8 +212,6 @@ class Stepping(TrainingSamples):
             self.optimizer.step(partial(self._gradient_again, held, size))  # type: ignore[arg-type]  # torch's stub
         else:
             loss = self._scaled_step(held, size, loss)
-        if self.sharded is not None:
-            self.sharded.share_parameters()
         self._buffers.after_step()
         for parameter in self.parameters:
             parameter.grad = None

@@ -37,11 +37,6 @@ def shown_url(url: str) -> str:
     return masked(shown.render_as_string().replace("=%2A%2A%2A", "=***"))
 
 
-def has_secret(url: str) -> bool:
-    """Whether a database's URL has anything that is not shown."""
-    return shown_url(url) != url
-
-
 def _unparsed(url: str) -> str:
     """What is not a URL: nothing between its first colon or slash and its last @ is known to be harmless."""
     first, at, rest = " ".join(url.split()).rpartition("@")

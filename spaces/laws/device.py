@@ -49,8 +49,6 @@ class DeviceProfile:
         timing_s: seconds available for timing; a rough law is measured again when more are available.
         memory: the memory law behind these; None without a limit.
         gradient_bytes: size of a second copy of the gradients, which several devices need for communication.
-        state_bytes: bytes of the optimizer's state on one device and on the fullest of several, by their number, where it is
-            sharded.
         step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
@@ -87,7 +85,6 @@ class DeviceProfile:
     evaluation_batch: int | None = None
     memory: MemoryLaw | None = None
     gradient_bytes: int = 0
-    state_bytes: tuple[tuple[int, int], ...] = ()
     step_times: tuple[StepTime, ...] = ()
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
@@ -203,12 +200,8 @@ class DeviceProfile:
         return next((law for law in self.step_times if law.devices == devices), None)
 
     def extra_bytes(self, devices: int) -> int:
-        """What each of several devices takes beside what one alone does: a second copy of the gradients, less the optimizer's
-        state that others keep.
-        """
-        states = dict(self.state_bytes)
-        saved = states[1] - states[devices] if devices in states else 0
-        return self.gradient_bytes - saved if devices > 1 else 0
+        """What each of several devices takes beside what one alone does: a second copy of the gradients."""
+        return self.gradient_bytes if devices > 1 else 0
 
     def usable_bytes(self, devices: int, headroom: float) -> float:
         """What the law's peak, which is that of one device alone, may reach on each of so many."""
@@ -229,8 +222,6 @@ class DeviceProfile:
         if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
         by_law = self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1
-        if self.extra_bytes(devices) < 0 and self.memory.failed is None:
-            return by_law  # more than one device alone could take, since others hold a part of the optimizer state
         return min(by_law, self.largest_micro_batch)
 
     def after_out_of_memory(self, micro_batch: int) -> Self:

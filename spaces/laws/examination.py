@@ -15,7 +15,6 @@ from typing import Literal
 #   state        the loss changes parameters, once per micro-batch
 #   stale        a step's gradient holds that of the step before
 #   plan         the code computes something from setup.plan that the step already has
-#   sharding     the optimizer's update of a parameter depends on the others, which zero1 keeps elsewhere
 #   beside       a tensor that no model holds gets a gradient
 #   unstepped    a parameter gets a gradient, and no optimizer has it
 #   recomputed   a block that is recomputed in the backward pass has another gradient
@@ -46,7 +45,6 @@ Kind = Literal[
     "state",
     "stale",
     "plan",
-    "sharding",
     "beside",
     "unstepped",
     "recomputed",
@@ -71,7 +69,7 @@ Kind = Literal[
 REFUSED: frozenset[Kind] = frozenset(
     (
         *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
-        *("stale", "plan", "sharding", "beside", "unstepped", "recomputed", "evaluation", "resumed", "shared", "made_by_model"),
+        *("stale", "plan", "beside", "unstepped", "recomputed", "evaluation", "resumed", "shared", "made_by_model"),
     )
 )
 

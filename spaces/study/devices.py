@@ -113,9 +113,9 @@ class Devices(Section):
     )
     sharding: Sharding = Field(
         "ddp",
-        description="ddp: every device of a trial holds the whole optimizer state; zero1: it is sharded across them (ZeRO "
-        "stage 1), which saves memory and costs a broadcast of the updated parameters each step; fsdp2: parameters and "
-        "gradients too; parameters are gathered block by block for use. Results change by rounding at most.",
+        description="ddp: every device of a trial holds the whole model and optimizer state; fsdp2: parameters, gradients and "
+        "optimizer state are sharded across them, and parameters gathered block by block for use. Results change by rounding "
+        "at most.",
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(

@@ -40,8 +40,10 @@ MOST_NODES = 10_000  # keys and values, with aliases expanded
 DEEPEST = 32  # levels of nesting
 
 
-class LimitedLoader(yaml.SafeLoader):
-    """YAML of limited size and depth, with its aliases: they could expand a few lines beyond the memory available."""
+class _Loader(yaml.SafeLoader):
+    """Plain YAML 1.2 values: `1e-3` is a number, and custom tags are rejected, as is `no` without quotes: text in YAML 1.2,
+    false in 1.1. Size and depth are limited, with aliases: they could expand a few lines beyond the memory available.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -73,12 +75,6 @@ class LimitedLoader(yaml.SafeLoader):
             for inner in part if isinstance(part, tuple) else (part,):
                 self._count(mark, depth + 1)
                 self._repeat(inner, mark, depth + 1)
-
-
-class _Loader(LimitedLoader):
-    """Plain YAML 1.2 values: `1e-3` is a number, and custom tags are rejected, as is `no` without quotes: text in YAML 1.2,
-    false in 1.1.
-    """
 
 
 class _RejectedError(yaml.MarkedYAMLError):

@@ -309,32 +309,31 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _sharding(study: StudySpec) -> Iterator[Disagreement]:
-    sharding, counts = study.devices.sharding, study.devices.counts
-    if sharding == "fsdp2":
-        if len(counts) > 1:
-            yield (
-                "devices.per_trial",
-                f"expected one number with fsdp2, since its memory differs with each; got {', '.join(map(str, counts))}. Write "
-                "one of them.",
-            )
-        if study.averages_weights:
-            yield (
-                study.place_of("ema"),
-                "expected no average of weights with devices.sharding: fsdp2, whose devices hold a share of them each; got "
-                "one. Remove it, or write sharding: zero1.",
-            )
-        for name in ("compile", "channels_last"):
-            if getattr(study.training, name):
-                yield f"training.{name}", "expected false with devices.sharding: fsdp2, got true. Remove it."
-    if sharding == "ddp":
+    counts = study.devices.counts
+    if study.devices.sharding == "ddp":
         return
+    if len(counts) > 1:
+        yield (
+            "devices.per_trial",
+            f"expected one number with fsdp2, since its memory differs with each; got {', '.join(map(str, counts))}. Write "
+            "one of them.",
+        )
+    if study.averages_weights:
+        yield (
+            study.place_of("ema"),
+            "expected no average of weights with devices.sharding: fsdp2, whose devices hold a share of them each; got one. "
+            "Remove it, or write sharding: ddp.",
+        )
+    for name in ("compile", "channels_last"):
+        if getattr(study.training, name):
+            yield f"training.{name}", "expected false with devices.sharding: fsdp2, got true. Remove it."
     if max(counts) == 1:
-        yield "devices.sharding", f"expected ddp for one device per trial, got {sharding}. Write per_trial: 2"
+        yield "devices.sharding", "expected ddp for one device per trial, got fsdp2. Write per_trial: 2"
     if "fp16" in study.recipe_values("precision"):
         yield (
             "devices.sharding",
-            f"expected ddp with fp16, since each device would unscale only a share of gradients; got {sharding}. Write "
-            "precision: bf16.",
+            "expected ddp with fp16, since each device would unscale only a share of gradients; got fsdp2. Write precision: "
+            "bf16.",
         )
 
 

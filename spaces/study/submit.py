@@ -1,6 +1,6 @@
 """Settings of the batch job that `bsearch submit` creates for a study.
 
-They end up in job scripts, manifests and command-line arguments, so each is restricted to the few characters that it needs:
+They end up in job scripts, requests and command-line arguments, so each is restricted to the few characters that it needs:
 an accepted value means the same everywhere, quoted or not. Everything else about a cluster is a line of the user's template.
 """
 
@@ -26,21 +26,18 @@ def _like(pattern: str, expected: str) -> AfterValidator:
 
 
 Variable = Annotated[StrictStr, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without its value")]
-# What may follow launcher@, and examples of it.
-_PLACES = {
-    "ray": (r"(https?|ray)://[A-Za-z0-9.\-\[\]:/_~%]+|[A-Za-z0-9.-]+:[0-9]+", "ray@http://host:8265 or ray@host:6379"),
-    "kuberay": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "kuberay@NAMESPACE, of lower-case letters, digits and '-'"),
-}
+# What may follow ray@.
+_ADDRESS = r"(https?|ray)://[A-Za-z0-9.\-\[\]:/_~%]+|[A-Za-z0-9.-]+:[0-9]+"
 
 
 def _launcher(value: str) -> str:
     name, at, place = value.partition("@")
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise fault(f"expected a name of letters, digits, '_', '.' and '-', got {value!r}")
-    if at and name not in _PLACES:
-        raise fault(f"expected ray@ADDRESS, kuberay@NAMESPACE or a launcher's name alone, got {value!r}")
-    if at and not re.fullmatch(_PLACES[name][0], place):
-        raise fault(f"expected {_PLACES[name][1]}, got {value!r}")
+    if at and name != "ray":
+        raise fault(f"expected ray, ray@ADDRESS, slurm, or the name of a plug-in alone, got {value!r}")
+    if at and not re.fullmatch(_ADDRESS, place):
+        raise fault(f"expected ray@http://host:8265 or ray@host:6379, got {value!r}")
     return value
 
 
@@ -49,13 +46,13 @@ class Submit(Section):
 
     launcher: Annotated[StrictStr, AfterValidator(_launcher)] | None = Field(
         None,
-        description="ray, slurm, kuberay, or the launcher of a plug-in; ray@http://host:8265 names a Ray cluster by its "
-        "dashboard (default: RAY_ADDRESS, otherwise this machine), kuberay@NAMESPACE a namespace of Kubernetes.",
+        description="ray, slurm, or the launcher of a plug-in; ray@http://host:8265 names a Ray cluster by its dashboard "
+        "(default: RAY_ADDRESS, otherwise this machine).",
     )
     template: PathText | None = Field(
         None,
-        description="A file with what your cluster needs besides, relative to the study file: the head of an sbatch script, a "
-        "RayJob manifest, or options of a Ray job; default: the one that comes with bsearch.",
+        description="A file with what your cluster needs besides, relative to the study file: the head of an sbatch script, "
+        "or options of a Ray job; default: the one that comes with bsearch.",
     )
     nodes: StrictInt = Field(1, ge=1, description="Machines of the job.")
     gpus_per_node: StrictInt = Field(0, ge=0, description="GPUs per machine.")
@@ -65,5 +62,5 @@ class Submit(Section):
 
     @property
     def place(self) -> str:
-        """What follows launcher@: an address, a namespace, or nothing."""
+        """What follows launcher@: an address, or nothing."""
         return (self.launcher or "").partition("@")[2]

@@ -53,7 +53,7 @@ def test_forty_secrets_stay_and_code_is_sent(tmp_path: Path) -> None:
     assert len(SECRETS) == 41
     for name, content in (SECRETS | CODE).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    found = study_files(tmp_path, 1 << 30, "submit.launcher")
+    found = study_files(tmp_path)
     assert {str(path) for path in found.kept} == set(CODE)
     assert {name.partition(" (")[0] for name in found.left_out} == set(SECRETS)
     assert "utf16.ini (may hold a secret: AWS Access Key in line 1)" in found.left_out
@@ -64,4 +64,4 @@ def test_forty_secrets_stay_and_code_is_sent(tmp_path: Path) -> None:
 def test_code_with_a_secret_is_refused_by_its_line(tmp_path: Path, code: str) -> None:
     (tmp_path / "tasks.py").write_text(code)
     with pytest.raises(StudyFileError, match=r"got tasks.py: .* in line \d.*allowlist"):
-        study_files(tmp_path, 1 << 30, "submit.launcher")
+        study_files(tmp_path)

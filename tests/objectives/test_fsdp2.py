@@ -15,6 +15,7 @@ from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.profiling.task_profile import profile_task
+from bsearch.objectives.state.checkpoint import experiment_of
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
@@ -23,6 +24,7 @@ from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan, Sharding
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.study.file import read_study, study_from_dict
+from conftest import TASKS as LOOPS
 from conftest import small_study
 from helpers import setup
 from rank_jobs import cut_off, evaluated, optimizer_states, peak
@@ -74,7 +76,7 @@ def test_ranks_may_use_different_parameters(ranks: RankProcesses) -> None:
 @pytest.mark.long
 def test_a_state_goes_on_with_any_sharding_and_number_of_devices(ranks: RankProcesses) -> None:
     (through,) = ranks.run(optimizer_states, BLOCKS, on(2, "ddp"), 6)
-    for first, second in (("fsdp2", "ddp"), ("ddp", "fsdp2"), ("zero1", "fsdp2"), ("fsdp2", "fsdp2")):
+    for first, second in (("fsdp2", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2")):
         (half,) = ranks.run(optimizer_states, BLOCKS, on(2, first), 3)  # type: ignore[arg-type]
         before = half[1], half[2], 3 * 33
         (end,) = ranks.run(optimizer_states, BLOCKS, on(2, second), 3, before)  # type: ignore[arg-type]
@@ -183,7 +185,43 @@ def test_several_numbers_of_devices_are_refused() -> None:
         study_from_dict(small_study(devices={"sharding": "fsdp2", "per_trial": [2, 4]}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"devices": {"sharding": "fsdp2"}},
+            "devices.sharding: expected ddp for one device per trial, got fsdp2. Write per_trial: 2",
+        ),
+        (
+            {"devices": {"sharding": "fsdp2", "per_trial": 2}, "training": {"precision": "fp16"}},
+            "devices.sharding: expected ddp with fp16, since each device would unscale only a share of gradients; got fsdp2.",
+        ),
+        (
+            {"devices": {"sharding": "zero1", "per_trial": 2}},
+            "devices.sharding: expected one of ddp, fsdp2; got 'zero1'",
+        ),
+    ],
+)
+def test_what_cannot_be_sharded_is_told(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StudyFileError) as told:
+        study_from_dict(small_study(**changes))
+    assert message in str(told.value)
+
+
+def test_sharding_is_no_other_experiment() -> None:
+    made = setup(8)
+    assert experiment_of(made) == experiment_of(replace(made, sharding="fsdp2"))
+
+
+def test_a_loop_of_its_own_has_its_own_optimizer() -> None:
+    made = replace(setup(1), sharding="fsdp2")
+    with pytest.raises(
+        StudyFileError, match=r"devices\.sharding: expected ddp, since the task's training loop creates the optimizer itself"
+    ):
+        profile_task(f"{LOOPS}:own_loop", ProfileRequest(made, Memory(), highest=64, devices=(2,)))
+
+
 def test_an_optimizer_of_whole_matrices_is_refused() -> None:
     made = replace(setup(1, parameters={"optimizer": "adafactor"}), sharding="fsdp2")
-    with pytest.raises(StudyFileError, match=r"devices\.sharding: expected ddp or zero1 with Adafactor"):
+    with pytest.raises(StudyFileError, match=r"devices\.sharding: expected ddp with Adafactor"):
         profile_task(DIGITS, ProfileRequest(made, Memory(), highest=64, devices=(2,)))

@@ -315,36 +315,6 @@ def test_what_it_computes_from_the_devices_matters_where_there_are_several() -> 
     assert kind == "plan" and "2 devices rather than 1" in message
 
 
-class Normalised(torch.optim.SGD):
-    """Steps of one length over all parameters."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        gradients = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
-        length = torch.stack([gradient.norm() for gradient in gradients]).norm()
-        for gradient in gradients:
-            gradient /= length
-        super().step()
-
-
-class AcrossParameters(Net):
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return Normalised(model.parameters(), lr=setup.learning_rate)
-
-
-class Each(Net):
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
-
-
-def test_an_optimizer_that_looks_across_parameters_has_no_shards() -> None:
-    shared = {"changes": {"sharding": "zero1"}, "devices": (1, 2)}
-    assert not examined(Each, **shared)  # type: ignore[arg-type]
-    assert not examined(AcrossParameters, devices=(1, 2))
-    ((kind, message),) = examined(AcrossParameters, **shared)  # type: ignore[arg-type]
-    assert kind == "sharding" and "where Normalised updates half of them" in message
-
-
 CALLS = [0]
 
 

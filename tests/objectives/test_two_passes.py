@@ -184,7 +184,6 @@ class OwnGroups(SAM):
     [
         (torch.optim.LBFGS, {}, "expected an optimizer that evaluates its closure equally often"),
         (SAM, {"training": {"precision": "fp16"}}, "training.precision: expected another precision with SAM"),
-        (SAM, {"sharding": "zero1"}, "devices.sharding: expected ddp with SAM"),
         (SAM, {"sharding": "fsdp2"}, "devices.sharding: expected ddp with SAM"),
         (OwnGroups, {}, "whose base has its own. Write self.param_groups = self.base.param_groups"),
     ],

@@ -199,10 +199,9 @@ def test_a_loop_of_ones_own_is_refused_before_it_runs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["ddp", "zero1"])
-def test_two_devices_have_the_same_average_as_one(ranks: RankProcesses, sharding: str) -> None:
-    made = replace(setup(41, budget=300, training={"ema": 0.9}, reference_batch=16), sharding=sharding)
-    alone = TrainingRun(Net(), replace(made, sharding="ddp"))
+def test_two_devices_have_the_same_average_as_one(ranks: RankProcesses) -> None:
+    made = setup(41, budget=300, training={"ema": 0.9}, reference_batch=16)
+    alone = TrainingRun(Net(), made)
     measured = [one.scores["val_loss"] for one in alone.measurements()]
     job = replace(made, plan=BatchPlan(41, 2, 2)).to_dict()
     ((losses, *every),) = ranks.run(averaged, f"{HELPERS}:Net", job)

@@ -14,9 +14,6 @@ import pytest
 import yaml
 from conftest import BSEARCH
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
-from fake_kubectl import template
-
 KIND = "bounds: long texts, damaged checkpoints, files not to send"
 pytestmark = pytest.mark.long
 SEED = int(os.environ.get("BSEARCH_SEED", date.today().isocalendar().week))
@@ -188,12 +185,12 @@ def test_links_and_keys_are_not_sent(attack, tmp_path: Path) -> None:  # type: i
     key = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n-----END OPENSSH PRIVATE KEY-----\n"
     secret.write_text(key)
     folder = tmp_path / "study"
-    path = study(folder, TASK, submit={"template": template(tmp_path, **{"# - {name: BSEARCH": "- {name: BSEARCH"})})
+    path = study(folder, TASK, storage="sqlite:////shared/small.db")
     (folder / "notes.txt").symlink_to(secret)
     (folder / "linked").symlink_to(secret.parent)
     for name in ("server.pem", "id_rsa", "tls.key", "gcp-credentials.json", "plain.txt"):
         (folder / name).write_text(key)
-    done = bsearch("submit", path, "--launcher", "kuberay", "--dry-run")
+    done = bsearch("submit", path, "--launcher", "ray", "--dry-run")
     sent = done.stdout + done.stderr
     for name in ("notes.txt", "linked", "server.pem", "id_rsa", "tls.key", "gcp-credentials.json", "plain.txt"):
         with attack(name):
@@ -201,12 +198,12 @@ def test_links_and_keys_are_not_sent(attack, tmp_path: Path) -> None:  # type: i
             assert name in sent.partition("not sent")[2].partition("\n")[0]
     with attack("a module of that name"):
         (folder / "secrets.py").write_text("VALUE = 1\n")
-        sent = bsearch("submit", path, "--launcher", "kuberay", "--dry-run")
+        sent = bsearch("submit", path, "--launcher", "ray", "--dry-run")
         assert "secrets.py" not in (sent.stdout + sent.stderr).partition("not sent")[2].partition("\n")[0]
     with attack("a task that is a link to outside"):
         (folder / "tasks.py").rename(tmp_path / "tasks.py")
         (folder / "tasks.py").symlink_to(tmp_path / "tasks.py")
-        assert bsearch("submit", path, "--launcher", "kuberay", "--dry-run").returncode == 2
+        assert bsearch("submit", path, "--launcher", "ray", "--dry-run").returncode == 2
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002, 0o027])

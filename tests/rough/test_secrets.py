@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import bsearch
@@ -11,9 +10,6 @@ import yaml
 from bsearch.cli import main
 from click.testing import CliRunner
 from conftest import small_study
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
-from fake_kubectl import template
 
 KIND = "secrets in URLs"
 pytestmark = pytest.mark.long
@@ -93,12 +89,10 @@ def written(folder: Path) -> str:
 def test_no_place_shows_a_secret(attack, places: Path, number: int) -> None:  # type: ignore[no-untyped-def]
     url = URLS[number]
     study = small_study(task="tasks.py:Points", budget={"trials": 2}, training={"samples": 400, "evaluations": 1}, storage=url)
-    study["submit"] = {"template": template(places)}
     Path("study.yaml").write_text(yaml.safe_dump(study))
     commands = [
         ["run", "study.yaml", "--serial"],
         ["show", "--json", "--", url],
-        ["submit", "study.yaml", "--launcher", "kuberay", "--dry-run"],
         ["submit", "study.yaml", "--launcher", "slurm", "--dry-run"],
         ["submit", "study.yaml", "--launcher", "ray", "--dry-run"],
     ]

@@ -1,4 +1,4 @@
-"""Files of other people for `ask`, `init --from` and `port`: too large, mutated, and full of what terminals and YAML interpret.
+"""Files of other people for `ask`, `init --from` and `retime`: too large, mutated, full of what terminals and YAML read.
 
 Each attack ends soon, within memory, with a sentence of ours. Attacks that break at one place of the code are one fault: its
 first is reported, so "broken" counts places (and, of limits, attacks).
@@ -30,6 +30,7 @@ import pytest
 import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result
+from tiny import tiny_study
 
 KIND = "files of strangers"
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
@@ -492,18 +493,8 @@ def huge_tensor(size: int, *, value: bool = True) -> bytes:
     return event_file([event.SerializeToString()])
 
 
-AXOLOTL = "base_model: x\nmicro_batch_size: 4\ngradient_accumulation_steps: 2\nlearning_rate: 2e-5\nsequence_len: 128\n"
-TORCHRUN = "torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 4 --learning_rate 2e-5 --model_name_or_path x\n"
-PORT = ("port", "{}/recipe", "--onto", "1x 24GiB")
-
-
-def port(kind: str, text: str, *more: str) -> tuple[Files, list[str]]:
-    return {f"recipe.{kind}": text.encode()}, ["port", f"{{}}/recipe.{kind}", "--onto", "1x 24GiB", *more]
-
-
-def port_with(profile: str) -> tuple[Files, list[str]]:
-    files, command = port("yaml", AXOLOTL)
-    return {**files, "profile.json": profile.encode()}, [*command, "--profile", "{}/profile.json"]
+def retime_with(profile: str) -> tuple[Files, list[str]]:
+    return {"profile.json": profile.encode()}, ["retime", "{study}", "--profile", "{}/profile.json"]
 
 
 STUDY = """study: small
@@ -534,11 +525,6 @@ def ask(files: Files, source: str, *more: str) -> tuple[Files, list[str]]:
 
 def deep(levels: int = 100_000) -> bytes:
     return b'{"a":' * levels + b"1" + b"}" * levels
-
-
-def shell_doubling(levels: int) -> str:
-    lines = ["A0=xxxxxxxxxxxxxxxx"] + [f"A{level}=$A{level - 1}$A{level - 1}" for level in range(1, levels)]
-    return "\n".join(lines) + f"\n{TORCHRUN}"
 
 
 DIGITS = b"1" * 4301
@@ -615,28 +601,13 @@ LIMITS: dict[str, Callable[[], tuple[Files, list[str]]]] = {
     "csv: a zip bomb": lambda: ask({"runs.csv": stored(bytes(1 << 28), packed=True)}, "{}/runs.csv"),
     "csv: gzip": lambda: ask({"runs.csv": b"\x1f\x8b\x08" + bytes(100)}, "{}/runs.csv"),
     "csv: gzip, by its ending": lambda: ask({"runs.csv.gz": b"\x1f\x8b\x08" + bytes(100)}, "{}/runs.csv.gz"),
-    "port: yaml aliases": lambda: port("yaml", AXOLOTL + laughs(30, 9), "--json"),
-    "port: yaml merged keys": lambda: port("yaml", AXOLOTL + merges(30)),
-    "port: yaml of 60,000 keys": lambda: port("yaml", AXOLOTL + "".join(f"k{at}: 1\n" for at in range(60_000))),
-    "port: json of 80,000 keys": lambda: port("json", json.dumps({f"k{at}": 1 for at in range(80_000)})),
-    "port: json of 100,000 levels": lambda: port("json", deep().decode()),
-    "port: yaml of 10,000 levels": lambda: port("yaml", AXOLOTL + "x: " + "[" * 10_000 + "]" * 10_000),
-    "port: a micro-batch of 2e12, whose halves are prime": lambda: port(
-        "yaml", AXOLOTL.replace("size: 4", f"size: {2 * (10**12 + 39)}").replace("steps: 2", "steps: 3"), "--onto", "2x 24GiB"
-    ),
-    "port: a row of 1e9 tokens": lambda: port("yaml", AXOLOTL.replace("128", "1000000000")),
     "study: yaml aliases": lambda: study(laughs(30, 9)),
     "study: merged keys": lambda: study(merges(30)),
     "study: 100,000 levels": lambda: study("x: " + "[" * 100_000),
     "study: a mebibyte of keys": lambda: study("".join(f"k{at}: 1\n" for at in range(80_000))),
-    "profile: 100,000 levels": lambda: port_with(deep().decode()),
-    "profile: 16 MiB of numbers": lambda: port_with("[" + "1," * (8 << 20)),
-    "profile: 4,301 digits": lambda: port_with('{"device": ' + "1" * 4301 + "}"),
-    "port: variables that double": lambda: port("sh", shell_doubling(40)),
-    "port: a line of a mebibyte": lambda: port("sh", TORCHRUN + "x" * ((1 << 20) - 500)),
-    "port: a mebibyte of spaces": lambda: port("sh", " " * ((1 << 20) - 500) + TORCHRUN),
-    "port: a mebibyte of options": lambda: port("sh", TORCHRUN.rstrip() + " --a 1" * ((1 << 20) // 7)),
-    "port: a mebibyte of commands": lambda: port("sh", TORCHRUN + "a|" * ((1 << 19) - 300)),
+    "profile: 100,000 levels": lambda: retime_with(deep().decode()),
+    "profile: 16 MiB of numbers": lambda: retime_with("[" + "1," * (8 << 20)),
+    "profile: 4,301 digits": lambda: retime_with('{"device": ' + "1" * 4301 + "}"),
 }
 
 
@@ -646,12 +617,22 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return put(tmp_path_factory.mktemp("small"), csv_source()) / "runs.csv"
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that has met its budget."""
+    path = tiny_study(tmp_path_factory.mktemp("finished"))
+    result = run("run", path, "--serial")
+    assert result.exit_code == 0, result.output
+    return path
+
+
 @pytest.mark.parametrize("name", LIMITS)
-def test_limits(attack: Any, tmp_path: Path, small: Path, name: str) -> None:
+def test_limits(attack: Any, tmp_path: Path, small: Path, finished: Path, name: str) -> None:
     files, command = LIMITS[name]()
     put(tmp_path, files)
     with attack(f"limit, {name}"):
-        limited([argument.replace("{}", str(tmp_path)) for argument in command], small)
+        command = [argument.replace("{}", str(tmp_path)).replace("{study}", str(finished)) for argument in command]
+        limited(command, small)
 
 
 def zero(path: Path) -> None:
@@ -1183,74 +1164,6 @@ def test_mutated_sources(attack: Any, tmp_path: Path, kind: str, monkeypatch: py
                         is_plain(shown, what)
 
 
-RECIPES = {
-    "yaml": AXOLOTL,
-    "json": json.dumps(
-        {
-            "model_name_or_path": "x",
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "learning_rate": 2e-5,
-            "cutoff_len": 128,
-            "max_steps": 100,
-            "warmup_steps": 10,
-            "weight_decay": 0.1,
-        }
-    ),
-    "sh": TORCHRUN,
-}
-SHELL = [
-    "²",
-    "1e400",
-    "nan",
-    "inf",
-    "-1",
-    "0",
-    "1" * 4301,
-    "$X",
-    "'",
-    '"',
-    "`x`",
-    "$(x)",
-    "4 5",
-    "auto",
-    "2.5",
-    "\\",
-    "4;ls",
-    "4|",
-    "4>x",
-    "#",
-]
-
-
-def mutated_recipe(dice: Dice, kind: str) -> bytes:
-    text = RECIPES[kind]
-    if dice.random() < 0.2:
-        return dice.damaged(text.encode())
-    if kind == "json":
-        return mutated_document(dice, text.encode())
-    if kind == "yaml":
-        return mutated_yaml(dice, text.encode() + b"max_steps: 10\nwarmup_steps: 1\noptimizer: adamw\n")
-    words = text.split(" ")
-    at = dice.randrange(len(words))
-    words[at] = dice.choice(["--nproc_per_node", "--include", "--nnodes", *SHELL, *SHELL, *TEXTS])
-    return " ".join(words).encode("utf-8", "replace")
-
-
-@pytest.mark.parametrize("kind", RECIPES)
-def test_mutated_recipes(attack: Any, tmp_path: Path, kind: str) -> None:
-    dice, seen = Dice(f"{kind} {SEED}"), set[str]()
-    path = tmp_path / f"recipe.{kind}"
-    for number in range(2 * TIMES):
-        content = mutated_recipe(dice, kind)
-        path.write_bytes(content)
-        with attack(f"mutated, recipe.{kind} {number}"):
-            more = ["--json"] if number % 3 == 0 else ["--out", tmp_path / "ported"]
-            result = run("port", path, "--onto", "2x 24GiB", *more)
-            well(result, seen, f"{content[:600]!r}")
-            is_plain(result, f"{content[:600]!r}")
-
-
 def test_mutated_studies(attack: Any, tmp_path: Path) -> None:
     dice, seen = Dice(f"study {SEED}"), set[str]()
     path = tmp_path / "study.yaml"
@@ -1267,20 +1180,19 @@ def profile() -> dict[str, Any]:
     """A profile of a CPU, as `bsearch profile --out` writes it."""
     law = {"points": [[1, 0.01], [64, 0.05]], "update_s": 0.001, "devices": 1, "power": [[1, 50.0]], "timed": []}
     known = {"kind": "cpu", "device": "cpu", "training_set": 1000, "step_times": [law], "largest_micro_batch": 64}
-    entry = {"parameters": {}, "profile": {**known, "state_bytes": [[1, 10]], "device_bytes": 1 << 30}}
-    return {"device": "cpu", "task": {}, "training": {}, "profiles": [entry]}
+    entry = {"parameters": {}, "profile": {**known, "device_bytes": 1 << 30}}
+    return {"device": "cpu", "task": {"name": "Points"}, "training": {}, "profiles": [entry]}
 
 
-def test_mutated_profiles(attack: Any, tmp_path: Path) -> None:
+def test_mutated_profiles(attack: Any, tmp_path: Path, finished: Path) -> None:
     dice, seen = Dice(f"profile {SEED}"), set[str]()
-    recipe, path = tmp_path / "recipe.yaml", tmp_path / "profile.json"
-    recipe.write_text(AXOLOTL)
+    path = tmp_path / "profile.json"
     for number in range(TIMES):
         content = json.dumps(dice.changed(profile())).encode()
         content = dice.damaged(content) if dice.random() < 0.2 else content
         path.write_bytes(content)
         with attack(f"mutated, profile.json {number}"):
-            result = run("port", recipe, "--onto", "1x 24GiB", "--profile", path)
+            result = run("retime", finished, "--profile", path)
             well(result, seen, f"{content!r}")
             is_plain(result, f"{content!r}")
 

@@ -6,6 +6,8 @@ import math
 
 import pytest
 from bsearch.spaces.errors import InfeasiblePlanError
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.laws.memory import MemoryLaw
 from bsearch.spaces.plan import BatchPlan, accumulation_limits, even_parts, plan_batch, step_plans, step_sizes
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -167,3 +169,11 @@ def test_cached_embeddings_are_of_several_micro_batches_each_step(budget: int, b
     for run in steps:
         assert run.plan.accumulation >= min(2, run.plan.shares[0])
         assert run.plan.largest_micro_batch <= cap
+
+
+def test_several_devices_have_room_for_a_second_copy_of_the_gradients() -> None:
+    law = MemoryLaw(((1, 100), (11, 1100)))
+    known = DeviceProfile("gpu", "a card", 100, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200)
+    assert (known.usable_bytes(1, 0.0), known.usable_bytes(2, 0.0)) == (1000, 800)
+    assert (known.cap_on(1, 0.0), known.cap_on(2, 0.0)) == (10, 8)
+    assert DeviceProfile.from_dict(known.to_dict()) == known

@@ -124,7 +124,6 @@ def test_an_average_of_weights_is_refused_with_fsdp2_by_name() -> None:
     for key, space, training in (("training", {}, {"ema": 0.9}), ("space", {"ema": [0.9, 0.99]}, {})):
         with pytest.raises(StudyFileError, match=rf"{key}\.ema: expected no average of weights with devices\.sharding: fsdp2"):
             study(space, training=training, devices=devices)
-    assert study({}, training={"ema": 0.9}, devices={**devices, "sharding": "zero1"}).averages_weights
 
 
 def test_betas_that_no_optimizer_gets_are_refused() -> None:

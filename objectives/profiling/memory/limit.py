@@ -105,10 +105,9 @@ def _with_memory_law(
     Raises:
         StudyFileError: not even the smallest micro-batch fits.
     """
-    # Several devices have less room for a step, or more where they shard the optimizer state.
-    each = [profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices]
-    alone, least = profile.usable_bytes(1, request.memory.headroom), min(each)
-    usable = max(alone, *each)
+    # Several devices have less room for a step.
+    usable = profile.usable_bytes(1, request.memory.headroom)
+    least = min(profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices)
     smallest = profile.smallest_micro_batch
     highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
     setup = smallest_setup(request.setup, profile)
@@ -118,14 +117,12 @@ def _with_memory_law(
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, smallest)))
-    largest = law.largest_micro_batch(alone) or smallest
+    largest = law.largest_micro_batch(usable) or smallest
     if probe.ranks > 1:
         law = replace(law, note=law.note or f"of one of {probe.ranks} devices; not confirmed on real tensors")
-    elif limit is not None and law.largest_micro_batch(alone) is None and 1 not in request.devices:
-        law = replace(law, note=law.note or "not confirmed on real tensors: on one device alone it does not fit")
     elif limit is not None:
         try:
-            law, largest = verified(law, probe, limit, alone, largest)
+            law, largest = verified(law, probe, limit, usable, largest)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -94,11 +94,9 @@ def even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
         )
     yield from average_notes(chosen)
     if is_sharded(chosen):
-        shared = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
-        sharding = chosen.setup.sharding
         yield (
-            f"the trial sharded {shared[sharding]} over its devices ({sharding}); where this is not done, a device needs more "
-            "memory"
+            "the trial sharded parameters, gradients and the optimizer state over its devices (fsdp2); where this is not done, "
+            "a device needs more memory"
         )
     if chosen.setup.training.channels_last:
         yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"

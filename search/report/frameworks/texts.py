@@ -34,7 +34,7 @@ from .differences import (
     seed_notes,
     torch_optimizer,
 )
-from .library import TRAINER, Library
+from .library import TRAINER, Library, written
 from .settings import ChosenSettings
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -88,9 +88,9 @@ def huggingface_arguments(
     # Models of `transformers` turn activation checkpointing on by themselves.
     checkpoints = chosen.task.startswith("bsearch.objectives.language:") and chosen.plan.activation_checkpointing != "none"
     if checkpoints:
-        arguments |= TRAINER.written({"checkpointing": True}) | {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if supported:
-        arguments |= TRAINER.written({"optimizer": BITSANDBYTES.get(str(chosen.optimizer), "adamw_torch")})
+        arguments |= {"optim": BITSANDBYTES.get(str(chosen.optimizer), "adamw_torch")}
         arguments |= adam_arguments(chosen)
     if chosen.setup.device == "cpu":
         arguments["use_cpu"] = True
@@ -186,7 +186,8 @@ def trainers_arguments(chosen: ChosenSettings, library: Library) -> dict[str, An
     decay = {"num_decay_steps": max(1, round(DECAY * (steps - warmup_steps))), "decay_type": "linear"}
     return {
         "output_dir": "output",
-        **library.written(
+        **written(
+            library,
             {
                 "micro_batch": chosen.even.micro_batch,
                 "accumulation": chosen.even.accumulation,
@@ -197,7 +198,7 @@ def trainers_arguments(chosen: ChosenSettings, library: Library) -> dict[str, An
                 "decay": settings.weight_decay,
                 "bf16": training.precision == "bf16",
                 "fp16": training.precision == "fp16",
-            }
+            },
         ),
         **({"lr_scheduler_kwargs": decay} if schedule == "wsd" else {}),
         "max_grad_norm": training.clip_norm or 0.0,
