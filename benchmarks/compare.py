@@ -143,9 +143,9 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
         for name, domain in first.space.items()
     }
     space = SearchSpace.of(domains_of(domains))
-    for looked in zip(*sides, strict=True):
+    for looked, target in zip(zip(*sides, strict=True), targets(runs), strict=True):
         found = difference(SpaceTransform(space.searched), looked, seed)
-        if verdict(found) != "cannot tell":
+        if verdict(found, share=target / runs) != "cannot tell":
             break
     sides = looked
     rng = np.random.default_rng(seed)
@@ -154,7 +154,7 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
     ours, theirs = ([one.score(best, rng) for _ in range(3)] for one in (first, second))
     p = stats.ttest_ind(ours, theirs).pvalue
     return {
-        "compare": verdict(found),
+        "compare": verdict(found, share=target / runs),
         "higher": "better" if once > sides[0].scores.max() else "worse",
         "t-test": ("better" if np.mean(theirs) > np.mean(ours) else "worse") if p < 0.05 else "cannot tell",
         "runs": len(looked[0].scores),

@@ -23,7 +23,7 @@ from ..suggest.space_transform import SpaceTransform
 # Log length scale of the coordinate that tells the sides apart: its prior, at which the sides' scores correlate at .98.
 _SIDE, _SIDE_STD = math.log(6.0), 0.5
 # Log noise variance: its prior, wider than the search's, since repeats tell it.
-_NOISE = -5.5, 2.0
+_NOISE = -4.0, 1.5
 # Random settings among those that may be a side's best, moves of each observed one, and how far; the best of them are drawn.
 _RANDOM, _MOVES, _MOVED, _DRAWN = 200, 2, 0.05, 120
 _DRAWS = 2000

@@ -20,14 +20,15 @@ from .difference import LEAST, Difference, Runs, difference
 
 Verdict = Literal["better", "worse", "cannot tell"]
 
-# Shares of the budget after which the difference is looked at, and the probability from which it is sure at each: together
-# they call at most one in twenty comparisons of equals (docs/log.md).
+# Shares of the budget after which the difference is looked at. It is called where it is so many standard deviations, divided
+# by the root of the share: O'Brien & Fleming 1979, https://doi.org/10.2307/2530245. The looks together call one comparison of
+# equals in twenty, with a little room for a model whose uncertainty is itself estimated (docs/log.md).
 _LOOKS = 0.5, 0.75, 1.0
-SURE = 0.98
+_BOUNDARY = 2.1
 # Further runs of each member of a side's front, at the end of a budget of trials: they tell noise.
 _REPEATS = 2
-# The normal quantile of SURE, and what more it takes to be sure four times in five.
-_QUANTILE, _POWER = 2.05, 0.84
+# A difference of so many standard errors is seen four times in five.
+_SEEN = 2.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Comparison:
         measure: of what trainings take: `train_s`, or `samples` where they ran on different devices.
         found: None where a side has too few runs.
         margin: a loss of less counts as none.
+        share: of the budget that is used.
     """
 
     studies: tuple[StoredStudy, StoredStudy]
@@ -46,11 +48,12 @@ class Comparison:
     measure: Literal["train_s", "samples"]
     found: Difference | None
     margin: float = 0.0
+    share: float = 1.0
 
     @property
     def verdict(self) -> Verdict:
         """Of the second side's best, whatever it takes: better or worse by no more than the margin, or worse."""
-        return "cannot tell" if self.found is None else verdict(self.found, self.margin)
+        return "cannot tell" if self.found is None else verdict(self.found, self.margin, self.share)
 
     @property
     def more_runs(self) -> float:
@@ -58,13 +61,13 @@ class Comparison:
         if self.found is None:
             return float(max(LEAST - min(self.runs), 0))
         mean, std = self.found.drawn[-1].mean() + self.margin, self.found.drawn[-1].std()
-        times = (_QUANTILE * std / mean) ** 2 if mean else math.inf
+        times = (_BOUNDARY * std / mean) ** 2 if mean else math.inf
         return max(1.0, (times - 1) * min(self.runs))
 
     def runs_for(self, difference: float) -> float:
         """Runs of each side at one setting to see such a difference there four times in five."""
         assert self.found is not None
-        return 2 * ((_QUANTILE + _POWER) * self.found.noise / difference) ** 2 if difference else math.inf
+        return 2 * (_SEEN * self.found.noise / difference) ** 2 if difference else math.inf
 
 
 def targets(runs: int) -> list[int]:
@@ -76,10 +79,16 @@ def targets(runs: int) -> list[int]:
     return sorted({max(LEAST, math.ceil(share * runs)) for share in _LOOKS})
 
 
-def verdict(found: Difference, margin: float = 0.0) -> Verdict:
-    """What is sure of the second side's best."""
-    sure = float(found.better(-margin)[-1])
-    return "better" if sure > SURE else "worse" if sure < 1 - SURE else "cannot tell"
+def verdict(found: Difference, margin: float = 0.0, share: float = 1.0, place: int = -1) -> Verdict:
+    """What is sure of the second side's best.
+
+    Args:
+        share: of the budget that is used.
+        place: of the training time within which; default: the longest.
+    """
+    drawn = found.drawn[place] + margin
+    off = float(drawn.mean()) / max(float(drawn.std()), 1e-12) * math.sqrt(share)
+    return "better" if off > _BOUNDARY else "worse" if off < -_BOUNDARY else "cannot tell"
 
 
 def refereed(
@@ -111,10 +120,10 @@ def refereed(
         budgets = [{"trials": target} for target in targets(trials // 2)]
     else:
         budgets = [{"trials": UNLIMITED, "hours": share * hours / 2} for share in _LOOKS]
-    for budget in budgets:
+    for budget, share in zip(budgets, _LOOKS[-len(budgets) :], strict=True):
         repeats = _REPEATS if hours is None and budget is budgets[-1] else 0
         first, second = (run(spec.changed({"budget": budget}).with_top(confirm=repeats)) for spec in specs)
-        comparison = compared(first, second, margin)
+        comparison = compared(first, second, margin, share)
         yield comparison
         if comparison.verdict != "cannot tell":
             return
@@ -136,7 +145,7 @@ def check_comparable(first: StudySpec, second: StudySpec) -> None:
         raise StudyFileError(faults)
 
 
-def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0) -> Comparison:
+def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share: float = 1.0) -> Comparison:
     """Two studies by the runs that they have.
 
     Raises:
@@ -152,7 +161,7 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0) -> Co
     transform, found = _common_space(first.spec, second.spec), None
     if min(counts) >= LEAST:
         found = difference(transform, (sides[0], sides[1]))
-    return Comparison(studies, counts, measure, found, margin)
+    return Comparison(studies, counts, measure, found, margin, share)
 
 
 def _runs(records: list[TrialRecord], measure: Literal["train_s", "samples"]) -> Runs:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....spaces.readable import number, plural, seconds
 from ...compare.difference import LEAST, Difference
-from ...compare.referee import SURE, Comparison, Verdict, moved, verdict
+from ...compare.referee import Comparison, moved, verdict
 from ..sentences import edge_sentences, outcome_counts
 
 
@@ -58,7 +58,7 @@ def spans(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """Neighbouring training times with one verdict: the first, the last, and the difference there in words."""
     found = comparison.found
     assert found is not None
-    each = [_verdict_at(found, place, comparison.margin) for place in range(len(found.seconds))]
+    each = [verdict(found, comparison.margin, comparison.share, place) for place in range(len(found.seconds))]
     for _, group in groupby(range(len(each)), key=each.__getitem__):
         places = [*group]
         place = places[-1]
@@ -105,11 +105,6 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _verdict_at(found: Difference, place: int, margin: float) -> Verdict:
-    sure = float(found.better(-margin)[place])
-    return "better" if sure > SURE else "worse" if sure < 1 - SURE else "cannot tell"
-
-
 def _taken(comparison: Comparison, value: float) -> str:
     return seconds(value) if comparison.measure == "train_s" else f"{value:,.0f} samples"
 
@@ -119,7 +114,7 @@ def _verdict_sentence(comparison: Comparison) -> str:
     assert found is not None
     mean, low, high = interval(found, -1)
     within = f" by more than {number(comparison.margin)}" if comparison.margin else ""
-    match verdict(found, comparison.margin):
+    match comparison.verdict:
         case "better":
             words = "is not worse" + within if comparison.margin else "is better"
         case "worse":
