@@ -59,6 +59,9 @@ def load_anew(reference: str) -> Task | TrainFunction:
     sources = set(map(str, sources_of(reference)))
     kept = {name: module for name, module in sys.modules.items() if getattr(module, "__file__", None) in sources}
     kept = {name: module for name, module in kept.items() if is_users(str(module.__file__), name)}
+    # A package's attribute may be something else of the same name, such as a function.
+    packages = {name: (sys.modules.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in kept}
+    held = [(package, own, vars(package)[own]) for package, own in packages.values() if package and own in vars(package)]
     try:
         with suppress(TaskError):
             for name in kept:
@@ -66,9 +69,8 @@ def load_anew(reference: str) -> Task | TrainFunction:
             return load_task(reference)
     finally:
         sys.modules.update(kept)
-        for package, own, module in ((*name.rpartition(".")[::2], module) for name, module in kept.items()):
-            if package in sys.modules:
-                setattr(sys.modules[package], own, module)
+        for package, own, value in held:
+            setattr(package, own, value)
     return load_task(reference)
 
 

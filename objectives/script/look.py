@@ -100,14 +100,19 @@ class _Look:
             if time.monotonic() > self._ends:
                 raise _Enough
             self.rows()
+            if not self._evaluates:
+                self._unsure = [*self._unsure, *self.looked.lines[self._after :]]
             self._begins, self._evaluates = True, False
             if not self.looked.passes:
                 self._note(loader)
                 yield from self._weighed(loader)
         elif not self._evaluates:
             self.rows()
-            self._evaluates, self.looked.early = True, [*self.looked.early, *self.looked.lines[self._after :]]
-            del self.looked.lines[self._after :]
+            # What passes without an evaluation write is of their training data too.
+            early = [*self._unsure, *self.looked.lines[self._after :]]
+            self._evaluates, self.looked.early = True, [*self.looked.early, *early]
+            self.looked.lines = [line for line in self.looked.lines if line not in early]
+            self._after, self._unsure = len(self.looked.lines), []
         yield from islice(self.iterate(loader), 1)
         if self._trains:
             with aside():
@@ -116,6 +121,7 @@ class _Look:
         self._trains = False
 
     _begins, _evaluates, _after = False, True, 0
+    _unsure: Sequence[str] = ()
 
     def _weighed(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Two batches that tell a mean from a sum."""

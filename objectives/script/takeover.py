@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from ...spaces.errors import TaskError
 from .files import FilesApart
 
 
@@ -186,8 +187,12 @@ def _take_over() -> None:
         _replace(os, name, _renamed)
     _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
-    for owner, name in ((torch, "set_num_interop_threads"), (multiprocessing, "set_start_method"), (signal, "signal")):
+    for owner, name in ((torch, "set_num_interop_threads"), (signal, "signal")):
         _replace(owner, name, _left_out)
+    for owner in (multiprocessing, torch.multiprocessing):
+        _replace(owner, "set_start_method", _left_out)
+    if torch.distributed.is_available():
+        _replace(torch.distributed, "init_process_group", _several_processes)
     for name in ("stdout", "stderr"):
         _replaced.callback(setattr, sys, name, getattr(sys, name))
         setattr(sys, name, _Written(getattr(sys, name), passes_on=name == "stderr"))
@@ -195,6 +200,10 @@ def _take_over() -> None:
 
 def _left_out(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
     """What a process does once, or in its main thread: the process is not the script's."""
+
+
+def _several_processes(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
+    raise TaskError("expected a script of one process, got one that joins others by torch.distributed.init_process_group")
 
 
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:

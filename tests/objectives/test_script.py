@@ -493,6 +493,11 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
         {},
         "expected a number after 'Test Accuracy:' once its training has ended",
     ),
+    "a process group": (
+        [("import torch\n", "import torch\ntorch.distributed.init_process_group('gloo')\n")],
+        {},
+        "expected a script of one process, got one that joins others",
+    ),
     "a process's own settings": (
         [
             (
@@ -757,6 +762,16 @@ def seen(values: dict[str, float], **others: Any) -> dict[str, Any]:
         "error": "",
     }
     return {"values": values, "batch": 64, "rates": [0.1], "passes": 5, "lines": ["acc 0.5"], **rest, **others}
+
+
+def test_a_number_of_passes_without_an_evaluation_is_of_training_data(folder: Path) -> None:
+    text = (SCRIPTS / "quickstart.py").read_text()
+    (folder / "final.py").write_text(
+        text.replace("    evaluate(test_loader)", "    print('Accuracy: 0.9')\nevaluate(test_loader)")
+    )
+    found = looked_at("final.py", [])
+    assert found.early == ["Accuracy: 0.9"] * 5
+    assert [line for line in found.lines if "Accuracy" in line] == [line for line in found.lines if "Test" in line] != []
 
 
 def test_flags_of_other_names_and_what_stays_is_said() -> None:
