@@ -32,14 +32,17 @@ OLD_RUNS = "old-runs.jsonl"
 Direction = Literal["minimize", "maximize"]
 
 
+metric_option = click.option(
+    "--metric",
+    metavar="NAME[:minimize|:maximize]",
+    help="The result by which runs are compared, and whether a lower or a higher one is better.",
+)
+
+
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How the names of a source are to be read."""
     for option in (
-        click.option(
-            "--metric",
-            metavar="NAME[:minimize|:maximize]",
-            help="The result by which runs are compared, and whether a lower or a higher one is better.",
-        ),
+        metric_option,
         click.option(
             "--map",
             "mapped",

@@ -15,7 +15,7 @@ from ..search.report.completion import study_files
 from ..search.report.stdio.console import give, json_text, terminal
 from ..spaces.deadline import duration_of
 from ..spaces.errors import ClusterError, StudyFileError
-from .ask import groups_of, source_options
+from .ask import groups_of, metric_option
 from .group import FAILURE, documents_only, epilog, main
 from .options import json_option, serial_option, study_in
 
@@ -51,7 +51,7 @@ class _Gate(click.Command):
 @click.option("--trials", type=click.IntRange(min=12), help="Of both sides together; default: their own budgets.")
 @click.option("--within", metavar="DURATION", help="Time for both sides together, instead of a number of trials: 2h, 90m.")
 @click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="A loss of at most this is no loss.")
-@source_options
+@metric_option
 @serial_option("trials one after the other, in this process.")
 @json_option
 @click.pass_context
@@ -63,7 +63,6 @@ def compare(
     within: str | None,
     margin: float,
     metric: str | None,
-    mapped: tuple[str, ...],
     serial: bool,
     as_json: bool,
 ) -> None:
@@ -91,7 +90,7 @@ def compare(
         else:
             if trials is not None or within is not None:
                 raise click.UsageError("--trials and --within are for two study files; runs that exist are only compared", ctx)
-            comparison = _existing(sides, mapped, metric, margin, as_json)
+            comparison = _existing(sides, metric, margin, as_json)
     from ..search.report.terminal.compare import comparison_document, comparison_lines
 
     for line in comparison_lines(comparison):
@@ -145,11 +144,11 @@ def _refereed(
     return comparison
 
 
-def _existing(sides: Sequence[str], mapped: Sequence[str], metric: str | None, margin: float, as_json: bool) -> Comparison:
+def _existing(sides: Sequence[str], metric: str | None, margin: float, as_json: bool) -> Comparison:
     """Compare runs that exist; of a source with several groups of runs, the largest."""
     from ..search.compare.referee import compared
 
-    first, second = (groups_of(side, mapped, metric, as_json, shown=False)[1][0][0] for side in sides)
+    first, second = (groups_of(side, (), metric, as_json, shown=False)[1][0][0] for side in sides)
     return compared(first, second, margin)
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # What a study is exported to: tables of its trials, settings of one for these frameworks, and runs of these trackers.
 _TABLES, _FRAMEWORKS, _TRACKERS = ("csv", "json"), get_args(Framework), get_args(Tracker)
-_open_option = click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 _all_option = click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 
 
@@ -311,8 +310,7 @@ def _exported(stored: StoredStudy, framework: Framework, pick: dict[str, Any], o
 @main.command(epilog=epilog("bsearch report study.yaml"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @out_option("an HTML file; default: results/STUDY/report.html.")
-@_open_option
-def report(study: str, out: Path | None, opens: bool) -> None:
+def report(study: str, out: Path | None) -> None:
     """Write a study's results as one self-contained HTML page.
 
     The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves; each figure can
@@ -330,8 +328,6 @@ def report(study: str, out: Path | None, opens: bool) -> None:
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     say(f"wrote {from_here(path.absolute())}")
-    if opens:
-        click.launch(str(path.absolute()))
 
 
 @main.command(epilog=epilog("bsearch retime study.yaml --profile a100.json"))
@@ -374,7 +370,7 @@ def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool)
 @main.command(epilog=epilog("bsearch dashboard study.yaml --open\n  bsearch dashboard sqlite:///study.db --port 0"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
-@_open_option
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 def dashboard(study: str, port: int, opens: bool) -> None:
     """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
 

@@ -770,7 +770,7 @@ def test_a_number_of_passes_without_an_evaluation_is_of_training_data(folder: Pa
         text.replace("    evaluate(test_loader)", "    print('Accuracy: 0.9')\nevaluate(test_loader)")
     )
     found = looked_at("final.py", [])
-    assert found.early == ["Accuracy: 0.9"] * 5
+    assert [line for line in found.early if "Accuracy" in line] == ["Accuracy: 0.9"] * 5
     assert [line for line in found.lines if "Accuracy" in line] == [line for line in found.lines if "Test" in line] != []
 
 
