@@ -110,7 +110,14 @@ def test_a_bug_is_told_by_training_both_sides_and_nothing_is_trained_twice(folde
     (old,) = (folder / "results" / "against").iterdir()
     assert (old / "tasks.py").read_text() == TASK
     assert (old / "weights.bin").read_text() == "not in git"
+    assert "Both were scored on the same validation samples." in done.output
     trained = done.output.count("complete:")
     assert trained == 12
     again = compared(*arguments)
     assert (again.exit_code, again.output.count("complete:")) == (1, 0)
+    fewer = "    def data(self, setup):\n        data = super().data(setup)\n        return type(data)(data.train, data.test)\n"
+    (folder / "tasks.py").write_text(TASK.replace("    pass", fewer.replace("data.test", "Subset(data.test, range(200))")))
+    (folder / "tasks.py").write_text("from torch.utils.data import Subset\n" + (folder / "tasks.py").read_text())
+    (folder / "study.yaml").write_text(STUDY.format(name="other"))
+    other = compared(str(old / "study.yaml"), "study.yaml", "--serial", "--trials", "12")
+    assert (other.exit_code, "same validation data on both sides, got 300 and 200 samples" in other.output) == (3, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import UNLIMITED
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
+from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy
 from ..suggest.space_transform import SpaceTransform, distribution
 from .difference import LEAST, Difference, Runs, difference
@@ -41,6 +43,7 @@ class Comparison:
         found: None where a side has too few runs.
         margin: a loss of less counts as none.
         share: of the budget that is used.
+        same_data: whether both read the same validation samples; None where that is not known.
     """
 
     studies: tuple[StoredStudy, StoredStudy]
@@ -49,6 +52,7 @@ class Comparison:
     found: Difference | None
     margin: float = 0.0
     share: float = 1.0
+    same_data: bool | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -153,6 +157,10 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share
     """
     studies = first, second
     check_comparable(first.spec, second.spec)
+    sizes, digests = zip(*map(_validation_of, studies), strict=True)
+    if all(sizes) and sizes[0] != sizes[1]:
+        raise StudyFileError(f"expected the same validation data on both sides, got {sizes[0]} and {sizes[1]} samples")
+    same_data = digests[0] == digests[1] if all(digests) else None
     records = [[one for one in study.records if one.outcome == "complete" and one.score is not None] for study in studies]
     kinds = [{one.facts.device_kind for one in some} for some in records]
     measure: Literal["train_s", "samples"] = "train_s" if kinds[0] == kinds[1] else "samples"
@@ -161,7 +169,16 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share
     transform, found = _common_space(first.spec, second.spec), None
     if min(counts) >= LEAST:
         found = difference(transform, (sides[0], sides[1]))
-    return Comparison(studies, counts, measure, found, margin, share)
+    return Comparison(studies, counts, measure, found, margin, share, same_data)
+
+
+def _validation_of(study: StoredStudy) -> tuple[int | None, int]:
+    """The size of a study's validation data, and a digest of some of its samples, as far as they are known."""
+    if not study.url:
+        return None, 0  # runs of elsewhere
+    with closing(study.tables()) as tables:
+        profile = next(iter(stored_profiles(study, tables).values()), None)
+    return (None, 0) if profile is None else (profile.validation_set, profile.validation_digest)
 
 
 def _runs(records: list[TrialRecord], measure: Literal["train_s", "samples"]) -> Runs:

@@ -51,7 +51,11 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         yield from (f"{study.name}: {sentence}" for sentence in edge_sentences(study.front, study.spec.searched()))
     if comparison.measure == "samples":
         yield "The sides ran on different devices, so their trainings are compared by samples instead of seconds."
-    yield "That both were scored on the same data is for you to know."
+    yield {
+        True: "Both were scored on the same validation samples.",
+        False: "Their validation samples differ: compare them only if the change is in how the same data are read.",
+        None: "That both were scored on the same data is for you to know.",
+    }[comparison.same_data]
 
 
 def spans(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -88,6 +92,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "metric": metric.name,
         "direction": metric.direction,
         "margin": comparison.margin,
+        "same_data": comparison.same_data,
         "sides": [{"study": study.name, "runs": runs} for study, runs in zip((first, second), comparison.runs, strict=True)],
     }
     if found is None:
