@@ -26,7 +26,7 @@ Verdict = Literal["better", "worse", "cannot tell"]
 # by the root of the share: O'Brien & Fleming 1979, https://doi.org/10.2307/2530245. The looks together call one comparison of
 # equals in twenty, with a little room for a model whose uncertainty is itself estimated (docs/log.md).
 _LOOKS = 0.5, 0.75, 1.0
-_BOUNDARY = 2.1
+_BOUNDARY = 2.3
 # Further runs of each member of a side's front, at the end of a budget of trials: they tell noise.
 _REPEATS = 2
 # A difference of so many standard errors is seen four times in five.
