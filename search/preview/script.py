@@ -150,7 +150,8 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         if not told[what]:
             numbers = ", ".join(f"{name} {number(value)}" for name, value in islice(values.items(), _MOST_NUMBERS)) or "none"
             expected = f"{path}: expected a flag, a number in its text, or a file that tells its {what}, {got}"
-            faults.append(Fault(what, f"{expected}; it has {numbers}"))
+            why = _why_no_length(values, seen["passes"]) if what == "epochs" else ""
+            faults.append(Fault(what, f"{expected}; it has {numbers}{why}"))
     if metric is None:
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
         expected = f"{path}: expected a number after a word such as accuracy or loss, printed after a pass"
@@ -186,6 +187,18 @@ def _length(values: Mapping[str, float], passes: int) -> str:
     """The number of epochs; or what else a loop over so many passes has in its text."""
     named = _named(values, _LENGTH, passes, _NO_LENGTH) or _named(values, r" in range\(", passes, "^$")
     return named or _only(values, passes, _NO_LENGTH)
+
+
+def _why_no_length(values: Mapping[str, float], passes: int) -> str:
+    """What may be the cause that no number of epochs was found, as a sentence."""
+    named = {name: value for name, value in values.items() if _named({name: value}, _LENGTH, value, _NO_LENGTH)}
+    for name, value in named.items():
+        if value > passes:
+            return f". It ended before {name} {number(value)}: if it stops early, turn that off, since a study does so"
+        if value > 1 and passes % value == 0:
+            return f". It made {passes / value:.0f} times {name} {number(value)}: let it train once"
+    steps = [name for name, value in values.items() if re.search("step|iter", name.lower()) and value >= passes > 1]
+    return f". A loop over {steps[0]} is not taken over: see docs/scripts.md" if steps else ""
 
 
 def _longest(values: Mapping[str, float], passes: int) -> str:

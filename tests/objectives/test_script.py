@@ -782,6 +782,13 @@ def test_flags_of_other_names_and_what_stays_is_said() -> None:
     assert (cut.passes, cut.told["epochs"]) == (150, "--epochs")
     with pytest.raises(StudyFileError, match="tells its batch, 64"):  # two flags have the value
         found_in("a.py", [], seen({"--width": 64, "--size": 64, "--lr": 0.1, "--epochs": 5}))
+    for values, passes, words in (
+        ({"--epochs": 30.0}, 7, "It ended before --epochs 30: if it stops early"),
+        ({"--epochs": 3.0}, 15, "It made 5 times --epochs 3: let it train once"),
+        ({"--max-steps": 200.0}, 198, "A loop over --max-steps is not taken over"),
+    ):
+        with pytest.raises(StudyFileError, match=re.escape(words)):
+            found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, **values}, passes=passes))
     early = found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, "--epochs": 5}, early=["acc 0.9"], lines=["score: 0.5"]))
     assert early.metric[0] == "score:"
 
