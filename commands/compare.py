@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..search.compare.referee import Comparison
     from ..search.run.events import Event
+    from ..search.run.study_run import StudyRun
     from ..search.store.stored import StoredStudy
     from ..spaces.study.spec import StudySpec
 
@@ -127,7 +128,11 @@ def _refereed(
                 said.add(event.text)
                 view.notify(event)
 
-        run = stack.enter_context(running_here(specs[0], serial=serial, notify=notify, watch=view.watch))
+        def watch(run: StudyRun) -> None:
+            run.own_seeds = True  # one that all trials of a side share may suit it, or not
+            view.watch(run)
+
+        run = stack.enter_context(running_here(specs[0], serial=serial, notify=notify, watch=watch))
 
         def trained(spec: StudySpec) -> StoredStudy:
             result = run(spec)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bsearch.cli import main
+from bsearch.search.store.stored import StoredStudy
 from click.testing import CliRunner, Result
 
 STUDY = """study: {name}
@@ -111,6 +112,8 @@ def test_a_bug_is_told_by_training_both_sides_and_nothing_is_trained_twice(folde
     assert (old / "tasks.py").read_text() == TASK
     assert (old / "weights.bin").read_text() == "not in git"
     assert "Both were scored on the same validation samples." in done.output
+    seeds = [record.facts.seed for record in StoredStudy.open("study.yaml").records]
+    assert sorted(map(str, seeds)) == ["0", "1", "2", "3", "4", "5"]
     trained = done.output.count("complete:")
     assert trained == 12
     again = compared(*arguments)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis.gaussian_process import Array, GaussianProcess, Plain, fitted, single_threaded_blas
+from ..analysis.gaussian_process import Array, GaussianProcess, Plain, conditioned, fitted, single_threaded_blas
 from ..analysis.score_scale import ScoreScale
 from ..suggest.space_transform import SpaceTransform
 
@@ -24,6 +24,8 @@ from ..suggest.space_transform import SpaceTransform
 _SIDE, _SIDE_STD = math.log(6.0), 0.5
 # Log noise variance: its prior, wider than the search's, since repeats tell it.
 _NOISE = -4.0, 1.5
+# The share of the variance of a run's noise that is its seed's, whatever the setting: 0 to .27 in seven tables (docs/log.md).
+_COMMON = 0.2
 # Random settings among those that may be a side's best, moves of each observed one, and how far; the best of them are drawn.
 _RANDOM, _MOVES, _MOVED, _DRAWN = 200, 2, 0.05, 120
 _DRAWS = 2000
@@ -42,11 +44,13 @@ class Runs:
     Args:
         parameters: of each run, (n,).
         seconds, scores: (n,).
+        seeds: (n,); None where one is not known.
     """
 
     parameters: Sequence[Mapping[str, Any]]
     seconds: Array
     scores: Array
+    seeds: Sequence[int | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def difference(transform: SpaceTransform, sides: tuple[Runs, Runs], seed: int = 
     scores = np.concatenate([runs.scores for runs in sides])
     scale = ScoreScale(scores)
     with single_threaded_blas():
-        model = fitted(known, scale.of(scores), structure=_Sides(transform.width))
+        model = _with_common_seeds(fitted(known, scale.of(scores), structure=_Sides(transform.width)), scale.of(scores), sides)
         times = fitted(known, np.log(np.concatenate([runs.seconds for runs in sides])), structure=_Sides(transform.width))
         cuts = _cuts(sides)
         places, best = list[Array](), list[Array]()
@@ -113,9 +117,19 @@ def difference(transform: SpaceTransform, sides: tuple[Runs, Runs], seed: int = 
         unmoved = _difference_at(model, best[0], scale)
     count = len(places[0])
     gaps = [_highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut) for cut in cuts]
-    noise = scale.unit * model.std * math.exp(model.log_noise / 2)
+    noise = scale.unit * model.std * math.exp(model.log_noise / 2) / math.sqrt(1 - _COMMON)
     first, second = (transform.decode(one[:-1]) for one in best)
     return Difference(cuts, np.array(gaps), (first, second), unmoved, noise)
+
+
+def _with_common_seeds(model: GaussianProcess, values: Array, sides: Sequence[Runs]) -> GaussianProcess:
+    """The process with a part of the noise shared by a side's runs of one seed, which more of them do not average out."""
+    named = [(side, seed) for side, runs in enumerate(sides) for seed in runs.seeds or [None] * len(runs.scores)]
+    alike = [[one == other and one[1] is not None for other in named] for one in named]
+    shared = _COMMON * math.exp(model.log_noise) * model.std**2 * np.array(alike, dtype=float)
+    own = model.log_noise + math.log(1 - _COMMON)
+    np.fill_diagonal(shared, _COMMON * math.exp(model.log_noise) * model.std**2)
+    return conditioned(model.points, values, model.free, own, model.mean, model.std, shared, structure=model.structure)
 
 
 def _of_side(points: Array, side: int) -> Array:

@@ -190,6 +190,7 @@ def _runs(records: list[TrialRecord], measure: Literal["train_s", "samples"]) ->
         [one.settings for one, _ in known],
         np.array([value for _, value in known], dtype=float),
         np.array([one.score for one, _ in known], dtype=float),
+        [one.facts.seed for one, _ in known],
     )
 
 

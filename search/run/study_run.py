@@ -109,6 +109,7 @@ class StudyRun:
         self.ended = EndedTrials(records, spec.objectives)
         failed = sum(record.outcome == "error" for record in self.ended.done)
         self._history = History(failed=failed, budget=spec.budget.trials)  # of the study
+        self.own_seeds = False  # each new trial has one; otherwise they share the study's
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
         self._said_of_changes: set[str] = set()
@@ -164,7 +165,7 @@ class StudyRun:
             index = self._baseline.popleft()
             setting = self._space.chosen(self.spec.baseline[index])
             if self.finish is None or self.finish.fits(setting):
-                return self.trials.begin(setting, TrialFacts(baseline=index))
+                return self.trials.begin(setting, TrialFacts(baseline=index, seed=self._own_seed()))
             self._say(f"baseline.{index} is not trained: there is not enough time left for it")
         if (repeat := self._next_repeat()) is not None:
             return repeat
@@ -183,9 +184,12 @@ class StudyRun:
             if proposal is None or proposal == "wait":
                 return proposal
             if self.finish is None or self.finish.fits(proposal):
-                return self.trials.begin(proposal)
+                return self.trials.begin(proposal, TrialFacts(seed=self._own_seed()))
         self.ending.reach(Stage.NO_NEW_TRIALS, "no further training fits before the deadline")
         return None
+
+    def _own_seed(self) -> int | None:
+        return self.spec.training.seed + len(self.trials) if self.own_seeds else None
 
     def setups(self, number: int) -> dict[str, TrialSetup]:
         """An attempt that was just taken, as every kind of device would train it: the same batch, its own micro-batches."""
@@ -544,7 +548,8 @@ class StudyRun:
         if setting is None:
             return None
         # A seed of its own: one that settings shared would suit, or not, all of them alike.
-        used = [record.facts.seed for record in repeats if record.facts.seed is not None]
+        others = self.trials if self.own_seeds else repeats
+        used = [record.facts.seed for record in others if record.facts.seed is not None]
         facts = TrialFacts(repeats=setting, seed=next_seed(used, self.spec.training.seed))
         return self.trials.begin(self.trials[setting].parameters, facts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,18 @@ def test_sides_are_compared_at_the_times_that_both_have() -> None:
     assert (np.diff(found.seconds) > 0).all()
     # Within few seconds the slower side has only its fast settings.
     assert found.drawn[0].mean() < found.drawn[-1].mean()
+
+
+def test_runs_of_one_seed_are_believed_less() -> None:
+    """All runs of a side share a seed, or each has its own."""
+    sides = runs(24, 1), runs(24, 2, 0.01)
+    own, shared, unknown = (
+        difference(SPACE, (replace(sides[0], seeds=seeds), replace(sides[1], seeds=seeds)))
+        for seeds in ([*range(24)], [0] * 24, [])
+    )
+    stds = [float(found.drawn[-1].std()) for found in (own, shared, unknown)]
+    assert stds[1] > 1.15 * stds[0]
+    assert stds[2] == stds[0]
 
 
 def test_the_budget_is_looked_at_thrice() -> None:
