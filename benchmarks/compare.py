@@ -134,7 +134,7 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
     first = plain(problem)
     second = plain(other) if change == "wsd" else changed(problem, change, deviation)
     sides = searched(first, runs, 2 * seed), searched(second, runs, 2 * seed + 1)
-    domains = {
+    wide = {
         name: {
             **domain,
             "low": min(domain["low"], second.space[name]["low"]),
@@ -142,9 +142,10 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
         }
         for name, domain in first.space.items()
     }
-    space = SearchSpace.of(domains_of(domains))
+    common, *own = (SpaceTransform(SearchSpace.of(domains_of(one)).searched) for one in (wide, first.space, second.space))
+    spaces = [(common, common), (own[0], own[1])]
     for looked, target in zip(zip(*sides, strict=True), targets(runs), strict=True):
-        found = difference(SpaceTransform(space.searched), looked, seed)
+        found = difference(spaces, looked, seed)
         if verdict(found, share=target / runs) != "cannot tell":
             break
     sides = looked

@@ -89,27 +89,29 @@ class _Sides(Plain):
         self.noise = _NOISE
 
 
-def difference(transform: SpaceTransform, sides: tuple[Runs, Runs], seed: int = 0) -> Difference:
+def difference(spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: tuple[Runs, Runs], seed: int = 0) -> Difference:
     """The difference between two sides' bests.
 
     Args:
-        transform: of the space of both.
+        spaces: for each side, how its settings are points; of several ways that in which the sides resemble each other most.
     """
     rng = np.random.default_rng(seed)
-    points = [np.array([transform.encode(one) for one in runs.parameters]) for runs in sides]
-    known = np.vstack([_of_side(some, side) for side, some in enumerate(points)])
     scores = np.concatenate([runs.scores for runs in sides])
     scale = ScoreScale(scores)
+    seconds = np.log(np.concatenate([runs.seconds for runs in sides]))
     with single_threaded_blas():
-        model = _with_common_seeds(fitted(known, scale.of(scores), structure=_Sides(transform.width)), scale.of(scores), sides)
-        times = fitted(known, np.log(np.concatenate([runs.seconds for runs in sides])), structure=_Sides(transform.width))
+        fits = [_fitted(each, sides, scale.of(scores)) for each in spaces]
+        model, transforms = max(zip(fits, spaces, strict=True), key=lambda fit: _evidence(fit[0], scale.of(scores)))
+        points = [np.array([way.encode(one) for one in runs.parameters]) for way, runs in zip(transforms, sides, strict=True)]
+        model = _with_common_seeds(model, scale.of(scores), sides)
+        times = fitted(model.points, seconds, structure=model.structure)
         cuts = _cuts(sides)
         places, best = list[Array](), list[Array]()
         for side in range(2):
-            candidates = _candidates(transform, points, side, rng)
-            means, seconds = model.mean_at(candidates), np.exp(times.mean_at(candidates))
+            candidates = _candidates(transforms[side], points, side, rng)
+            means = model.mean_at(candidates)
             best.append(candidates[np.argmax(means)])
-            places.append(_drawable(candidates, means, seconds, cuts))
+            places.append(_drawable(candidates, means, np.exp(times.mean_at(candidates)), cuts))
         at = np.vstack(places)
         mean, covariance = model.joint(at)
         seconds = np.exp(times.mean_at(at))
@@ -118,8 +120,21 @@ def difference(transform: SpaceTransform, sides: tuple[Runs, Runs], seed: int = 
     count = len(places[0])
     gaps = [_highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut) for cut in cuts]
     noise = scale.unit * model.std * math.exp(model.log_noise / 2) / math.sqrt(1 - _COMMON)
-    first, second = (transform.decode(one[:-1]) for one in best)
+    first, second = (way.decode(one[:-1]) for way, one in zip(transforms, best, strict=True))
     return Difference(cuts, np.array(gaps), (first, second), unmoved, noise)
+
+
+def _fitted(transforms: Sequence[SpaceTransform], sides: Sequence[Runs], values: Array) -> GaussianProcess:
+    points = [
+        _of_side(np.array([way.encode(one) for one in runs.parameters]), side)
+        for side, (way, runs) in enumerate(zip(transforms, sides, strict=True))
+    ]
+    return fitted(np.vstack(points), values, structure=_Sides(transforms[0].width))
+
+
+def _evidence(model: GaussianProcess, values: Array) -> float:
+    """The log of the values' probability by a process, but for a constant."""
+    return -0.5 * float((values - model.mean) / model.std @ model.weights) - float(np.log(np.diag(model.factor)).sum())
 
 
 def _with_common_seeds(model: GaussianProcess, values: Array, sides: Sequence[Runs]) -> GaussianProcess:

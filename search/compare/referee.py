@@ -166,9 +166,9 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share
     measure: Literal["train_s", "samples"] = "train_s" if kinds[0] == kinds[1] else "samples"
     sides = [_runs(some, measure) for some in records]
     counts = len(sides[0].scores), len(sides[1].scores)
-    transform, found = _common_space(first.spec, second.spec), None
+    found = None
     if min(counts) >= LEAST:
-        found = difference(transform, (sides[0], sides[1]))
+        found = difference(_spaces(first.spec, second.spec), (sides[0], sides[1]))
     return Comparison(studies, counts, measure, found, margin, share, same_data)
 
 
@@ -194,11 +194,26 @@ def _runs(records: list[TrialRecord], measure: Literal["train_s", "samples"]) ->
     )
 
 
-def _common_space(first: StudySpec, second: StudySpec) -> SpaceTransform:
-    """The space of what either side searches, wide enough for both."""
+def _spaces(first: StudySpec, second: StudySpec) -> list[tuple[SpaceTransform, SpaceTransform]]:
+    """How settings are points: in ranges that hold both sides', and by their places in each side's own, where these differ.
+
+    Another optimizer's rates may lie elsewhere altogether, and mean the same.
+    """
     both = [spec.space.domains() for spec in (first, second)]
     names = {name: None for domains in both for name in searched_of(domains)}
-    return SpaceTransform({name: distribution(_wide([domains[name] for domains in both if name in domains])) for name in names})
+    wide = {name: _wide([domains[name] for domains in both if name in domains]) for name in names}
+    own = [{name: _own(domains.get(name), of_both) for name, of_both in wide.items()} for domains in both]
+    common = SpaceTransform({name: distribution(domain) for name, domain in wide.items()})
+    ways = [(common, common)]
+    if own[0] != own[1]:
+        first_own, second_own = (SpaceTransform({name: distribution(domain) for name, domain in one.items()}) for one in own)
+        ways.append((first_own, second_own))
+    return ways
+
+
+def _own(domain: Domain | None, of_both: Domain) -> Domain:
+    """A side's own range of a number that both search; else that of both."""
+    return domain if isinstance(domain, Range) and isinstance(of_both, Range) and domain.low < domain.high else of_both
 
 
 def _wide(domains: list[Domain]) -> Domain:
