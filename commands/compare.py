@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +12,8 @@ import click
 from ..search.report.completion import study_files
 from ..search.report.stdio.console import give, json_text, terminal
 from ..spaces.deadline import duration_of
-from ..spaces.errors import ClusterError, StudyFileError
-from .ask import groups_of, metric_option
+from ..spaces.errors import ClusterError
+from .ask import groups_of, is_study, metric_option
 from .group import FAILURE, documents_only, epilog, main
 from .options import json_option, serial_option, study_in
 
@@ -84,6 +82,8 @@ def compare(
     with documents_only(as_json):
         if against is not None or all(map(_is_file, sides)):
             files = [Path(side) for side in sides]
+            if metric is not None:
+                raise click.UsageError("--metric is for runs of another source; a study has its own")
             specs = [study_in(file) for file in files]
             if against is not None:
                 specs.insert(0, _at(files[0], against))
@@ -153,35 +153,18 @@ def _existing(sides: Sequence[str], metric: str | None, margin: float, as_json: 
     """Compare runs that exist; of a source with several groups of runs, the largest."""
     from ..search.compare.referee import compared
 
+    if metric is not None and (study := next(filter(is_study, sides), None)):
+        raise click.UsageError(f"--metric is for runs of another source; {study} is a study")
     first, second = (groups_of(side, (), metric, as_json, shown=False)[1][0][0] for side in sides)
     return compared(first, second, margin)
 
 
 def _at(file: Path, revision: str) -> StudySpec:
-    """A study as it was in a revision, checked out into a folder of its own; what git does not have is linked there."""
-    file = file.resolve()
+    """A study as it was in a revision."""
+    from ..search.compare.revision import check_code_of, study_at
 
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=False)  # noqa: S603, S607
-        if done.returncode:
-            got = done.stderr.strip().removeprefix("fatal: ")
-            raise StudyFileError(f"--against {revision}: expected a revision of the git repository of {file}; git says: {got}")
-        return done.stdout.strip()
-
-    root = Path(git("rev-parse", "--show-toplevel"))
-    commit = git("rev-parse", "--verify", "--short=12", "--end-of-options", f"{revision}^{{commit}}")
-    folder = file.parent / "results" / "against" / commit
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = folder.with_name(f"{commit}.part.tar")
-        git("-C", str(root), "archive", "--format=tar", f"--output={part}", commit)
-        shutil.rmtree(folder.with_suffix(".part"), ignore_errors=True)
-        shutil.unpack_archive(part, folder.with_suffix(".part"), "tar", filter="data")
-        part.unlink()
-        for name in git("-C", str(root), "ls-files", "--others", "--directory").splitlines():
-            link = folder.with_suffix(".part") / name.rstrip("/")
-            if not name.endswith((".db", "results/", "__pycache__/")) and link.parent.is_dir() and not link.exists():
-                link.symlink_to(root / name)
-        folder.with_suffix(".part").rename(folder)
-    spec = study_in(folder / file.relative_to(root))
+    then = study_at(file, revision)
+    spec = study_in(then)
+    check_code_of(spec, then, file)
+    commit = next(folder.name for folder in then.parents if folder.parent.name == "bsearch")
     return spec.with_top(study=f"{spec.study}-{commit}")

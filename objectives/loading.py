@@ -74,6 +74,21 @@ def load_anew(reference: str) -> Task | TrainFunction:
     return load_task(reference)
 
 
+@contextmanager
+def modules_apart() -> Iterator[None]:
+    """Context whose imports of users' modules are undone: another study's may have the same names."""
+    known, places = set(sys.modules), sys.path[:]
+    try:
+        yield
+    finally:
+        sys.path[:] = places
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__dict__", {}).get("__file__")
+            if name not in known and file and is_users(str(file), name):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+
+
 # Fractions of the budget, in equal steps, at which a user's schedule is checked before it is used.
 _LOOKS = 100
 

@@ -50,6 +50,7 @@ class Looked:
         passes: over the training data.
         seed: that it gave to torch; None where it gave none.
         lines: that it wrote after a pass; `early`, those of them before the pass's first evaluation.
+        evaluates: it iterates a loader after a pass without training.
         sums: its loss grows with the batch.
         counts: lines at which its training loops use a count of batches for more than printing: `train.py:12`.
         whole: it came to its end; `cut`: it was stopped after a minute.
@@ -65,6 +66,7 @@ class Looked:
     seed: int | None = None
     lines: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
+    evaluates: bool = False
     sums: bool = False
     counts: list[str] = field(default_factory=list)
     whole: bool = False
@@ -110,7 +112,8 @@ class _Look:
             self.rows()
             # What passes without an evaluation write is of their training data too.
             early = [*self._unsure, *self.looked.lines[self._after :]]
-            self._evaluates, self.looked.early = True, [*self.looked.early, *early]
+            self._evaluates = self.looked.evaluates = True
+            self.looked.early = [*self.looked.early, *early]
             self.looked.lines = [line for line in self.looked.lines if line not in early]
             self._after, self._unsure = len(self.looked.lines), []
         yield from islice(self.iterate(loader), 1)

@@ -51,6 +51,7 @@ def run_script(
     loss: Literal["mean", "sum"] = "mean",
     splits: bool = True,
     resumes: bool = True,
+    evaluates: bool = False,
 ) -> Iterator[Measurement]:
     """Train by a script, with the trial's batch, rate, length and seed in the place of its own.
 
@@ -65,6 +66,8 @@ def run_script(
             regular expression.
         loss: whether what it back-propagates is a mean over the batch's samples, or their sum.
         splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
+        evaluates: whether its metric comes after it has iterated a loader without training: then what it writes after a pass
+            before that is of its training data.
         resumes: whether a trial that was interrupted goes on from its checkpoint; otherwise it begins anew.
 
     Raises:
@@ -77,7 +80,19 @@ def run_script(
     if setup.training.schedule != "constant" or setup.training.warmup:
         raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
     setup = setup if resumes else replace(setup, checkpoint=None)
-    run = partial(_Run, script=script, arguments=shlex.split(arguments), told=told, metric=metric, loss=loss, splits=splits)
+    if steps:  # of whole batches
+        size = setup.effective_batch
+        setup = replace(setup, samples_budget=max(setup.samples_budget // size, 1) * size)
+    run = partial(
+        _Run,
+        script=script,
+        arguments=shlex.split(arguments),
+        told=told,
+        metric=metric,
+        loss=loss,
+        splits=splits,
+        needs=evaluates,
+    )
 
     def train(report: Report[Measurement]) -> None:
         try:
@@ -200,11 +215,12 @@ class _Run:
         metric: str,
         loss: Literal["mean", "sum"],
         splits: bool,
+        needs: bool,
         report: Report[Measurement],
     ) -> None:
         self.setup, self._where, self._arguments, self._told, self._report = setup, script, arguments, told, report
         self._metric_text, self._metric = metric, metric_pattern(metric)
-        self._weighs, self._splits = loss == "mean", splits
+        self._weighs, self._splits, self._needs_evaluation = loss == "mean", splits, needs
         self._made, self._loop = Made(), None
         self._output, self._written, self._scores, self._earlier = Output(), "", dict[float, str](), dict[float, str]()
         self._step: Step | None = None
@@ -266,7 +282,9 @@ class _Run:
         """What trains so without bsearch."""
         values = values_of(self._told, self.setup, endless=False)
         written = [f"{name} set to {value!r}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
-        command = shlex.join(["python", *self._where.split(" "), *self._arguments, *flags_of(values)])
+        name = self._where.removeprefix("-m ")
+        script = [name] if name == self._where else ["-m", name]
+        command = shlex.join(["python", *script, *self._arguments, *flags_of(values)])
         return f"{command}  # with {', '.join(written)}" if written else command
 
     def _stop(self) -> None:
@@ -327,7 +345,13 @@ class _Run:
                     f"{size}. Say by batch= how it is told."
                 )
             weights, shuffle = loader_order(self._where, loader)
-            if loader.drop_last and not self._told.steps:  # a training ends with a whole batch
+            if self.setup.effective_batch > len(loader.dataset):  # type: ignore[arg-type]
+                size = len(loader.dataset)  # type: ignore[arg-type]
+                raise TaskError(
+                    f"{self._where}: expected a batch of at most the {size} samples of its training data, got "
+                    f"{self.setup.effective_batch}"
+                )
+            if loader.drop_last:  # a training ends with a whole batch
                 size, budget = self.setup.effective_batch, self.setup.samples_budget
                 self.setup = replace(self.setup, samples_budget=max(budget // size, 1) * size)
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
@@ -453,7 +477,9 @@ class _Run:
         with aside():
             self.wrote("".join(["\n", *self.files.new_rows()]))  # after a line that is not ended yet
         # What it wrote before it evaluated is of its training data, unless it wrote nothing else.
-        loop, scores, self._scores, self._earlier = self._loop, self._scores or self._earlier, {}, {}
+        earlier = {} if self._needs_evaluation else self._earlier
+        scores = {} if self._needs_evaluation and not self._evaluates else self._scores or earlier
+        loop, self._scores, self._earlier = self._loop, {}, {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
             return
         if not scores:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -160,8 +161,9 @@ def as_main(
     if left:
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
     root = path.parent if package is None else folder.resolve()
+    own = partial(_lies_below, folders=(root, folder.resolve()))
     # Another run of it may be under way, while it is examined: each has modules of its own.
-    for name in [name for name, one in list(sys.modules.items()) if _lies_below(one, root)]:
+    for name in [name for name, one in list(sys.modules.items()) if own(one)]:
         if name.partition(".")[0] not in ("bsearch", "__main__"):
             del sys.modules[name]
     if (hydra := sys.modules.get("hydra.core.global_hydra")) is not None:
@@ -179,7 +181,7 @@ def as_main(
     finally:
         os.chdir(came_from)
         sys.argv, sys.path[:] = before
-        for name in [name for name, one in list(sys.modules.items()) if name not in modules and _lies_below(one, root)]:
+        for name in [name for name, one in list(sys.modules.items()) if name not in modules and own(one)]:
             del sys.modules[name]
         sys.modules["__main__"] = modules["__main__"]
         module.__dict__.clear()
@@ -234,11 +236,11 @@ def _code_of(loader: SourceFileLoader, fullname: str) -> Any:
     return _inherited(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
 
 
-def _lies_below(module: Any, folder: Path) -> bool:
-    """Whether a module, or a package without a file, is one of this folder's."""
+def _lies_below(module: Any, folders: Sequence[Path]) -> bool:
+    """Whether a module, or a package without a file, is one of these folders'."""
     known = getattr(module, "__dict__", {})  # some modules make up attributes
     places = [known.get("__file__") or "", *(known.get("__path__") or ())]
-    return any(place and Path(place).is_relative_to(folder) and "site-packages" not in place for place in places)
+    return any(place and Path(place).is_relative_to(one) for place in places for one in folders if "site-packages" not in place)
 
 
 @contextmanager

@@ -61,15 +61,18 @@ class Difference:
         seconds: training times, ascending, (k,).
         drawn: of the difference within each, (k, draws); in the metric's unit, positive where the second side is better.
         best: each side's best setting.
-        unmoved: mean and standard deviation of the difference at the first side's best setting.
+        unmoved: mean and standard deviation of the difference at the first side's best setting; None where the same setting
+            is another one on the second side.
         noise: standard deviation of a run.
+        runs: of both sides.
     """
 
     seconds: Array
     drawn: Array
     best: tuple[Mapping[str, Any], Mapping[str, Any]]
-    unmoved: tuple[float, float]
+    unmoved: tuple[float, float] | None
     noise: float
+    runs: int
 
     def better(self, margin: float = 0.0) -> Array:
         """The probability that the second side is better by more than this, (k,): of a normal difference."""
@@ -116,12 +119,12 @@ def difference(spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: t
         mean, covariance = model.joint(at)
         seconds = np.exp(times.mean_at(at))
         drawn = scale.back(_draws(mean, covariance, rng))
-        unmoved = _difference_at(model, best[0], scale)
+        unmoved = _difference_at(model, best[0], scale) if transforms[0] is transforms[1] else None
     count = len(places[0])
     gaps = [_highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut) for cut in cuts]
     noise = scale.unit * model.std * math.exp(model.log_noise / 2) / math.sqrt(1 - _COMMON)
     first, second = (way.decode(one[:-1]) for way, one in zip(transforms, best, strict=True))
-    return Difference(cuts, np.array(gaps), (first, second), unmoved, noise)
+    return Difference(cuts, np.array(gaps), (first, second), unmoved, noise, len(scores))
 
 
 def _fitted(transforms: Sequence[SpaceTransform], sides: Sequence[Runs], values: Array) -> GaussianProcess:

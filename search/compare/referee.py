@@ -17,6 +17,7 @@ from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
 from ..run.profiles import stored_profiles
 from ..store.stored import StoredStudy
+from ..store.url import shown_url
 from ..suggest.space_transform import SpaceTransform, distribution
 from .difference import LEAST, Difference, Runs, difference
 
@@ -27,6 +28,10 @@ Verdict = Literal["better", "worse", "cannot tell"]
 # equals in twenty, with a little room for a model whose uncertainty is itself estimated (docs/log.md).
 _LOOKS = 0.5, 0.75, 1.0
 _BOUNDARY = 2.3
+# By how much wider it is for one run: of six a side, 8.5 % of equals were called without.
+_FEW = 1.7
+# What else ends a study: both sides have the same budget here.
+_NO_LIMITS: dict[str, Any] = dict.fromkeys(("hours", "by", "until", "keep", "cost", "min_gain"))
 # Further runs of each member of a side's front, at the end of a budget of trials: they tell noise.
 _REPEATS = 2
 # A difference of so many standard errors is seen four times in five.
@@ -53,6 +58,15 @@ class Comparison:
     margin: float = 0.0
     share: float = 1.0
     same_data: bool | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the studies, with their folders where they are called alike."""
+        first, second = (study.name for study in self.studies)
+        if first != second:
+            return first, second
+        places = [study.spec.task.rpartition(":")[0].rpartition("/")[0] or shown_url(study.url) for study in self.studies]
+        return f"{first} ({places[0]})", f"{second} ({places[1]})"
 
     @property
     def verdict(self) -> Verdict:
@@ -90,9 +104,9 @@ def verdict(found: Difference, margin: float = 0.0, share: float = 1.0, place: i
         share: of the budget that is used.
         place: of the training time within which; default: the longest.
     """
-    drawn = found.drawn[place] + margin
+    drawn, boundary = found.drawn[place] + margin, _BOUNDARY * (1 + _FEW / found.runs)
     off = float(drawn.mean()) / max(float(drawn.std()), 1e-12) * math.sqrt(share)
-    return "better" if off > _BOUNDARY else "worse" if off < -_BOUNDARY else "cannot tell"
+    return "better" if off > boundary else "worse" if off < -boundary else "cannot tell"
 
 
 def refereed(
@@ -115,6 +129,8 @@ def refereed(
     if specs[0].devices != specs[1].devices:
         raise StudyFileError(Fault("devices", "expected the same in both studies"))
     if trials is None and hours is None:
+        if any(spec.budget.trials == UNLIMITED for spec in specs):
+            raise StudyFileError(Fault("budget", "expected --trials or --within, since a study has no number of trials"))
         trials = sum(spec.budget.trials for spec in specs)
     if trials is not None and trials < 2 * LEAST:
         raise StudyFileError(f"expected at least {2 * LEAST} trials, {LEAST} of each side; got {trials}")
@@ -126,7 +142,8 @@ def refereed(
         budgets = [{"trials": UNLIMITED, "hours": share * hours / 2} for share in _LOOKS]
     for budget, share in zip(budgets, _LOOKS[-len(budgets) :], strict=True):
         repeats = _REPEATS if hours is None and budget is budgets[-1] else 0
-        first, second = (run(spec.changed({"budget": budget}).with_top(confirm=repeats)) for spec in specs)
+        sides = (spec.changed({"budget": _NO_LIMITS | budget}) for spec in specs)
+        first, second = (run(spec.with_top(confirm=max(spec.confirm, repeats) if repeats else 0)) for spec in sides)
         comparison = compared(first, second, margin, share)
         yield comparison
         if comparison.verdict != "cannot tell":
@@ -145,6 +162,10 @@ def check_comparable(first: StudySpec, second: StudySpec) -> None:
         faults.append(Fault("objectives.metric", f"expected one metric, got {got}"))
     if first.storage is not None and (first.storage, first.study) == (second.storage, second.study):
         faults.append(Fault("study", f"expected two studies, got {first.study} twice. Give the second another name."))
+    rates = [spec.space.domains().get("reference_rate") for spec in (first, second)]
+    batches = {getattr(rate, "at_batch", None) for rate in rates if rate is not None}
+    if len(batches) > 1:
+        faults.append(Fault("space.reference_rate.at_batch", "expected the same in both studies, since it is what rates mean"))
     if faults:
         raise StudyFileError(faults)
 
@@ -225,7 +246,10 @@ def _wide(domains: list[Domain]) -> Domain:
     return Choices(choices=tuple(dict.fromkeys(value for domain in domains for value in values_of(domain))))
 
 
-def moved(found: Difference) -> Mapping[str, tuple[Any, Any]]:
-    """By parameter, the best setting of each side, where they differ."""
-    first, second = found.best
-    return {name: (first[name], second[name]) for name in first if name in second and first[name] != second[name]}
+def moved(comparison: Comparison) -> Mapping[str, tuple[Any, Any]]:
+    """By parameter that both sides have, the best setting of each, where they differ."""
+    assert comparison.found is not None
+    first, second = comparison.found.best
+    both = [study.spec.space.domains() for study in comparison.studies]
+    shared = [name for name in first if name in second and all(name in domains for domains in both)]
+    return {name: (first[name], second[name]) for name in shared if first[name] != second[name]}

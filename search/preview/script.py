@@ -62,6 +62,7 @@ class Script:
     sums: bool = False
     seed: int = 0
     other_rates: tuple[float, ...] = ()
+    evaluates: bool = False
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -144,7 +145,8 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         "seed": "" if seed is None else _named(values, "seed", seed, "data|split") or _named(values, "rng|random", seed, "^$"),
     }
     passes = round(values[told["epochs"]]) if seen["cut"] and told["epochs"] else seen["passes"]
-    metric = metric_in(seen["lines"], seen["passes"]) or metric_in(seen["early"], seen["passes"])
+    after = metric_in(seen["lines"], seen["passes"])
+    metric, evaluates = after or metric_in(seen["early"], seen["passes"]), after is not None and seen["evaluates"]
     faults: list[Fault] = []
     for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
         if not told[what]:
@@ -164,7 +166,14 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
     kept = {what: how for what, how in told.items() if how}
     settings = seen["batch"], rate, passes, seen["samples"], seen["optimizer"]
     others = tuple(one for one in dict.fromkeys(seen["rates"]) if not math.isclose(one, rate))
-    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]), seen["sums"], seed or 0, others)
+    return Script(
+        *(path, shlex.join(arguments), kept, *settings, metric),
+        counts=tuple(seen["counts"]),
+        sums=seen["sums"],
+        seed=seed or 0,
+        other_rates=others,
+        evaluates=evaluates,
+    )
 
 
 def _named(values: Mapping[str, float], words: str, value: float, not_words: str) -> str:
@@ -307,6 +316,7 @@ def train(setup):
         metric={metric!r},  # in what it prints or logs; the number that follows is the metric
         loss={loss!r},  # over a batch's samples: their "mean" or "sum"
         splits={splits},  # {why}
+        evaluates={evaluates},  # whether only what it writes after an evaluation by a loader is the metric
     )
 '''
 
@@ -361,6 +371,7 @@ def files_of(script: Script) -> dict[str, str]:
         told=told,
         metric=text,
         splits=not script.counts,
+        evaluates=script.evaluates,
         why=why,
         loss="sum" if script.sums else "mean",
     )

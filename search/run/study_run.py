@@ -161,11 +161,12 @@ class StudyRun:
             number = self._interrupted.popleft()
             if self.finish is None or self.finish.resumes():
                 return self._resumed(number)
+        seed = self.spec.training.seed + len(self.trials) if self.own_seeds else None
         while self._baseline:
             index = self._baseline.popleft()
             setting = self._space.chosen(self.spec.baseline[index])
             if self.finish is None or self.finish.fits(setting):
-                return self.trials.begin(setting, TrialFacts(baseline=index, seed=self._own_seed()))
+                return self.trials.begin(setting, TrialFacts(baseline=index, seed=seed))
             self._say(f"baseline.{index} is not trained: there is not enough time left for it")
         if (repeat := self._next_repeat()) is not None:
             return repeat
@@ -184,12 +185,9 @@ class StudyRun:
             if proposal is None or proposal == "wait":
                 return proposal
             if self.finish is None or self.finish.fits(proposal):
-                return self.trials.begin(proposal, TrialFacts(seed=self._own_seed()))
+                return self.trials.begin(proposal, TrialFacts(seed=seed))
         self.ending.reach(Stage.NO_NEW_TRIALS, "no further training fits before the deadline")
         return None
-
-    def _own_seed(self) -> int | None:
-        return self.spec.training.seed + len(self.trials) if self.own_seeds else None
 
     def setups(self, number: int) -> dict[str, TrialSetup]:
         """An attempt that was just taken, as every kind of device would train it: the same batch, its own micro-batches."""

@@ -493,6 +493,26 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
         {},
         "expected a number after 'Test Accuracy:' once its training has ended",
     ),
+    "a number of a pass without an evaluation": (
+        [("    evaluate(test_loader)", "    print('Test Accuracy: 1.0')\n    if t: evaluate(test_loader)")],
+        {"evaluates": True},
+        [0.58],
+    ),
+    "a rest of what steps= names": (
+        [
+            ("batch_size=16,", "batch_size=16, drop_last=True,"),
+            ("for t in range(5):\n", "taken = []\nSTEPS = 10\nfor t in range(99):\n    if len(taken) >= STEPS: break\n"),
+            (
+                "        optimizer.zero_grad()\n",
+                "        optimizer.zero_grad()\n        taken += [1]\n        if len(taken) >= STEPS: break\n",
+            ),
+            ("def train(dataloader):\n", "def train(dataloader):\n    global taken\n"),
+            ("        loss = loss_fn(", "        assert len(inputs) == 30, len(inputs)\n        loss = loss_fn("),
+        ],
+        {"epochs": "", "steps": "STEPS", "setup": {"batch": 30, "accumulation": 1}},
+        "",
+    ),
+    "a batch of more than the data": ([], {"setup": {"batch": 300}}, "expected a batch of at most the 200 samples"),
     "a process group": (
         [("import torch\n", "import torch\ntorch.distributed.init_process_group('gloo')\n")],
         {},
@@ -544,7 +564,10 @@ def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
     told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Test Accuracy:"} | told
     size: Any = {"batch": 20, "accumulation": 2} | told.pop("setup", {})  # type: ignore[arg-type, call-overload]
     trained = run_script(own(folder, **size, epochs=2), "changed.py", **told)
-    if isinstance(expected, str):
+    if not expected:
+        *_, last = trained
+        assert last.samples_seen % size["batch"] == 0
+    elif isinstance(expected, str):
         with pytest.raises(TaskError, match=expected):
             list(trained)
     else:
@@ -758,6 +781,7 @@ def seen(values: dict[str, float], **others: Any) -> dict[str, Any]:
         "samples": 600,
         "seed": None,
         "early": [],
+        "evaluates": False,
         "cut": False,
         "error": "",
     }
