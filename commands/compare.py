@@ -47,8 +47,10 @@ class _Gate(click.Command):
 )
 @click.argument("sides", metavar="MAIN CHANGE", nargs=-1, required=True, shell_complete=study_files)
 @click.option("--against", metavar="REVISION", help="Compare a study with itself as it was in git, checked out apart.")
-@click.option("--trials", type=click.IntRange(min=12), help="Of both sides together; default: their own budgets.")
-@click.option("--within", metavar="DURATION", help="Time for both sides together, instead of a number of trials: 2h, 90m.")
+@click.option(
+    "--trials", type=click.IntRange(min=12), help="Trials to finish, instead of budget.trials, of both sides together."
+)
+@click.option("--within", metavar="DURATION", help="How long it may take: 2h, 90m, for both sides together.")
 @click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="A loss of at most this is no loss.")
 @metric_option
 @serial_option("trials one after the other, in this process.")

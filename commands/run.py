@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
-@click.option("--within", metavar="DURATION", help="The same, counted from the first run with this deadline: 2h, 90m.")
+@click.option("--within", metavar="DURATION", help="How long it may take: 2h, 90m, from the first run with this deadline.")
 @until_option("then the study stops, and keeps the model.")
 @keep_option("results/STUDY/model, with a deadline or --until")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")

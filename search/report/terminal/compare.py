@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....spaces.readable import number, plural, seconds
+from ....spaces.study.goals import turned
 from ...compare.difference import LEAST
 from ...compare.referee import Comparison, moved, verdict
 from ..sentences import edge_sentences, outcome_counts
@@ -85,8 +86,9 @@ def _other_trials(comparison: Comparison) -> Iterator[str]:
 def interval(comparison: Comparison, place: int) -> tuple[float, float, float]:
     """The mean difference of the metric within a training time, the second side's less the first's, and its 95 % interval."""
     assert comparison.found is not None
-    drawn = comparison.found.drawn[place] * _sign(comparison)
-    return float(drawn.mean()), *map(float, np.quantile(drawn, [0.025, 0.975]))  # type: ignore[return-value]
+    drawn = comparison.found.drawn[place]
+    mean, *ends = (_in_metric(comparison, float(one)) for one in (drawn.mean(), *np.quantile(drawn, [0.025, 0.975])))
+    return mean, min(ends), max(ends)
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
@@ -112,15 +114,15 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             for cut, (mean, low, high), sure in zip(found.seconds, intervals, found.better(-comparison.margin), strict=True)
         ],
         "best": [dict(one) for one in found.best],
-        "at_first_best": found.unmoved and {"difference": found.unmoved[0] * _sign(comparison), "std": found.unmoved[1]},
+        "at_first_best": found.unmoved and {"difference": _in_metric(comparison, found.unmoved[0]), "std": found.unmoved[1]},
         "run_std": found.noise,
         "more_runs": comparison.more_runs if np.isfinite(comparison.more_runs) else None,
     }
 
 
-def _sign(comparison: Comparison) -> float:
-    """Of the metric in the score, of which higher is better."""
-    return -1.0 if comparison.studies[0].spec.objectives.metric.direction == "minimize" else 1.0
+def _in_metric(comparison: Comparison, difference: float) -> float:
+    """A difference of scores, of which higher are better, as one of the metric."""
+    return turned(difference, comparison.studies[0].spec.objectives.metric.direction)
 
 
 def _taken(comparison: Comparison, value: float) -> str:
@@ -145,7 +147,7 @@ def _moved_sentence(comparison: Comparison) -> Iterator[str]:
     changes = [f"{name} {number(one)} to {number(other)}" for name, (one, other) in moved(comparison).items()]
     unmoved, both = comparison.found.unmoved, [study.spec.space.domains().keys() for study in comparison.studies]
     if unmoved is not None and changes and both[0] == both[1]:
-        mean, std = unmoved[0] * _sign(comparison), 1.96 * unmoved[1]
+        mean, std = _in_metric(comparison, unmoved[0]), 1.96 * unmoved[1]
         where = f"At {comparison.names[0]}'s own best setting the difference is {mean:+.2g} +/- {std:.2g}"
         yield f"{where}; the best moved: {', '.join(changes)}."
     elif changes:
