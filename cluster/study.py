@@ -507,10 +507,12 @@ def running_here(
     with ExitStack() as started:
         opened: list[Runner] = []
 
+        def say(text: str) -> None:
+            notify(Event("message", text=text))
+
         @contextmanager
         def runner() -> Iterator[Runner]:
             if not opened:
-                say = lambda text: notify(Event("message", text=text))  # noqa: E731
                 opened.append(started.enter_context(_runner(spec, out, serial=serial, say=say)))
             yield opened[0]
 

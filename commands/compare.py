@@ -51,7 +51,7 @@ class _Gate(click.Command):
     "--trials", type=click.IntRange(min=12), help="Trials to finish, instead of budget.trials, of both sides together."
 )
 @click.option("--within", metavar="DURATION", help="How long it may take: 2h, 90m, for both sides together.")
-@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="A loss of at most this is no loss.")
+@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="Count a loss of at most this as none.")
 @metric_option
 @serial_option("trials one after the other, in this process.")
 @json_option
@@ -69,11 +69,11 @@ def compare(
 ) -> None:
     """Say whether CHANGE is better than MAIN, each at its own best settings.
 
-    Both are study files: each is searched with the same budget, in turn, until it is sure which is better or the budget is used
+    Both are study files: each is searched with the same budget, in turn, until it is clear which is better or the budget is used
     up. The trials are those of both studies; the same command again resumes. Or both are runs that exist, as `bsearch ask`
     reads them, or databases: then nothing is trained.
 
-    Exit code 0: better, or no worse than --margin. 1: worse. 2: cannot tell. 3: they cannot be compared.
+    Exit code 0: better, or worse by no more than --margin. 1: worse. 2: cannot tell. 3: anything that failed.
     """
     if len(sides) != (1 if against else 2):
         raise click.UsageError("expected two studies or sources of runs, or one study and --against", ctx)
@@ -165,8 +165,7 @@ def _at(file: Path, revision: str) -> StudySpec:
     """A study as it was in a revision."""
     from ..search.compare.revision import check_code_of, study_at
 
-    then = study_at(file, revision)
+    then, folder = study_at(file, revision)
     spec = study_in(then)
-    check_code_of(spec, then, file)
-    commit = next(folder.name for folder in then.parents if folder.parent.name == "bsearch")
-    return spec.with_top(study=f"{spec.study}-{commit}")
+    check_code_of(spec, folder, file)
+    return spec.with_top(study=f"{spec.study}-{folder.name}")

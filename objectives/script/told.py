@@ -207,13 +207,14 @@ class _ModulesChanged:
 
     def __init__(self, values: Mapping[str, Number], folder: Path) -> None:
         self.left, self._trees = dict[str, Number](), dict[Path, ast.Module]()
-        for name, value in values.items():
-            file, _, within = name.partition(":")
+        for file in {name.partition(":")[0] for name in values}:
+            # All of a file at once: one that is changed already has another name.
+            left = {name.removeprefix(f"{file}:"): value for name, value in values.items() if name.startswith(f"{file}:")}
             path = (folder / file).resolve()
             if path.is_file():
-                self._trees[path] = self._trees.get(path) or ast.parse(path.read_bytes(), str(path))
-            if not path.is_file() or _written_into(self._trees[path], {within: value}):
-                self.left[name] = value
+                self._trees[path] = ast.parse(path.read_bytes(), str(path))
+                left = _written_into(self._trees[path], left)
+            self.left |= {f"{file}:{name}": value for name, value in left.items()}
 
     def __enter__(self) -> None:
         if not _trees_of:

@@ -15,8 +15,8 @@ from ...spaces.study.spec import StudySpec
 _NOT_LINKED = (".py", ".pyc", ".yaml", ".yml", "results", "__pycache__", ".venv")
 
 
-def study_at(file: Path, revision: str) -> Path:
-    """The study file of a revision, in a folder below git's own; files that git does not have are linked there anew.
+def study_at(file: Path, revision: str) -> tuple[Path, Path]:
+    """The study file of a revision, and the folder below git's own where that is; what git does not have is linked there anew.
 
     Raises:
         StudyFileError: there is no such revision, or it does not have the file.
@@ -49,17 +49,16 @@ def study_at(file: Path, revision: str) -> Path:
     then = folder / file.relative_to(root)
     if not then.is_file():
         raise StudyFileError(f"--against {revision}: {file.relative_to(root)} is not in that revision of the repository")
-    return then
+    return then, folder
 
 
-def check_code_of(spec: StudySpec, checked_out: Path, file: Path) -> None:
+def check_code_of(spec: StudySpec, folder: Path, file: Path) -> None:
     """Check that a study of a revision trains that revision's code.
 
     Raises:
         StudyFileError: it would import files of today's.
     """
     repository = next((each for each in file.resolve().parents if (each / ".git").exists()), file.resolve().parent)
-    folder = next(each for each in checked_out.parents if each.parent.name == "bsearch")
     today = [path for path in sources_of(spec.task) if path.is_relative_to(repository) and not path.is_relative_to(folder)]
     if today:
         raise StudyFileError(

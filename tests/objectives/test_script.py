@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from bsearch.objectives.profiling.loop_session import examined_session
 from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.metric import metric_pattern, value_of
 from bsearch.objectives.script.script import run_script
+from bsearch.objectives.script.told import _ModulesChanged
 from bsearch.objectives.task_code import sources_of, task_code_hash
 from bsearch.search.preview.script import files_of, found_in, metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
@@ -826,6 +828,19 @@ def test_numbers_in_modules_are_told_to_all_runs_of_an_examination(folder: Path)
     function.__name__ = "train"  # type: ignore[attr-defined]
     examination = examined_session(function, replace(own(folder, 24), smallest_micro_batch=2))
     assert (examination.verdict, examination.findings) == ("exact", ()), examination.lines
+
+
+def test_several_numbers_of_a_module_are_told_at_once(folder: Path) -> None:
+    (folder / "settings.py").write_text("FIRST = dict(size=16)\nSECOND = dict(size=16)\n")
+    values = {"settings.py:size=16": 3, "settings.py:size=16 #2": 4}
+    changed = _ModulesChanged(values, folder)
+    assert changed.left == {}
+    with changed, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        settings = importlib.import_module("settings")
+        del sys.modules["settings"]
+    assert (settings.FIRST["size"], settings.SECOND["size"]) == (3, 4)
+    assert _ModulesChanged({"settings.py:none=1": 2}, folder).left == {"settings.py:none=1": 2}
 
 
 def test_what_a_script_counts_itself_begins_anew(folder: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     yield {
         True: "Both were scored on the same validation samples.",
         False: "Their validation samples differ: compare them only if the change is in how the same data are read.",
-        None: "That both were scored on the same data is for you to know.",
+        None: "Whether both were scored on the same data cannot be checked here.",
     }[comparison.same_data]
 
 
@@ -138,8 +138,8 @@ def _verdict_sentence(comparison: Comparison) -> str:
         case "worse":
             words = "is worse" + within
         case _:
-            words = f"is neither surely better nor surely worse{within}"
-    return f"{comparison.names[1]} {words}: by {mean:+.2g} [{low:+.2g}, {high:+.2g}], whatever the training takes."
+            words = f"may be better or worse{within}"
+    return f"{comparison.names[1]} {words}: by {mean:+.2g} [{low:+.2g}, {high:+.2g}], with no limit on training time."
 
 
 def _moved_sentence(comparison: Comparison) -> Iterator[str]:
