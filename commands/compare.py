@@ -69,8 +69,8 @@ def compare(
 ) -> None:
     """Say whether CHANGE is better than MAIN, each at its own best settings.
 
-    Both are study files: each is searched with the same budget, in turn, until it is clear which is better or the budget is used
-    up. The trials are those of both studies; the same command again resumes. Or both are runs that exist, as `bsearch ask`
+    Both are study files: each is searched with the same budget, in turn, until it is clear which is better, or the budget is
+    used up. The trials are those of both studies; the same command again resumes. Or both are runs that exist, as `bsearch ask`
     reads them, or databases: then nothing is trained.
 
     Exit code 0: better, or worse by no more than --margin. 1: worse. 2: cannot tell. 3: anything that failed.
