@@ -98,6 +98,19 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int) -> li
     return batches
 
 
+def _seconds_of(spec: StudySpec, profile: DeviceProfile, plan: PlannedBatch) -> float:
+    """Seconds of one epoch, sample, unit, step or second, whichever says how long trainings are."""
+    match spec.space.length:
+        case "epochs":
+            return plan.epoch_s
+        case "train_s":
+            return 1.0
+        case "steps":
+            return plan.step_s
+    per_sample = plan.step_s / plan.effective_batch
+    return per_sample / (profile.units_per_sample or 1.0) if spec.space.length == "tokens" else per_sample
+
+
 def time_left_s(spec: StudySpec) -> float | None:
     """Seconds until a study's deadline if it began now; None where it has none.
 
@@ -123,13 +136,12 @@ def forecast(
         for profile in profiles.values()
     ]
     plans, profile = each[0], next(iter(profiles.values()))
-    epochs = bounds(spec.space.epochs)
-    epoch_s = [plan.epoch_s for some in each for plan in some]
-    fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
+    shortest, longest = bounds(spec.space.domains()[spec.space.length])
+    one = [_seconds_of(spec, profile, plan) for some in each for plan in some]
+    fastest, slowest = min(one) * shortest, max(one) * longest
     evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
     # Searched on log scales, so the geometric mean is the middle one.
-    middle_epochs = math.sqrt(epochs[0] * epochs[1])
-    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * middle_epochs
+    middle = math.exp(sum(map(math.log, one)) / len(one)) * math.sqrt(shortest * longest)
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
     left_s = time_left_s(spec)
     trials = spec.budget.trials
@@ -167,7 +179,7 @@ def _advice(
     advice = []
     if spec.budget.cost is not None and cost is not None and cost > spec.budget.cost:
         advice.append(f"budget.cost {spec.budget.cost:g} will end the study before its {spec.budget.trials} trials")
-    if span < 2.5 and isinstance(spec.space.epochs, Fixed):
+    if span < 2.5 and spec.space.length == "epochs" and isinstance(spec.space.epochs, Fixed):
         advice.append(
             f"training times differ by only a factor of {span:.1f}: search `epochs` as well, such as {{low: 2, high: 20}}"
         )

@@ -15,6 +15,7 @@ from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import bound_of
+from ...spaces.study.space import LENGTHS
 from ..analysis.choice import NEARLY_BEST, below, chance_to_reach, fastest_within, settings_reaching
 from ..analysis.confirm import CONFIDENCE, FOR_REPEATS, averaged
 from ..analysis.rates import BestRates, Estimate
@@ -218,7 +219,7 @@ def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterat
 these trials.
     """
     for name, domain in searched.items():
-        if not isinstance(domain, Range) or name == "epochs":  # the front spans those by itself
+        if not isinstance(domain, Range) or name in LENGTHS:  # the front spans those by itself
             continue
         of_trials = [trial.parameters.get(name) for trial in front.trials]
         values = [float(value) for value in of_trials if isinstance(value, int | float)]

@@ -125,7 +125,7 @@ class StudySpec(Section):
         """
         budget = self.budget
         limited = (budget.hours is not None or budget.cost is not None) and not budget.keeps_model
-        of_one_length = "epochs" not in self.searched() and self.objectives.second_speed is None
+        of_one_length = self.space.length not in self.searched() and self.objectives.second_speed is None
         can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
         return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
 
@@ -167,8 +167,10 @@ class StudySpec(Section):
         parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)  # a floor changes no trial
         for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
-        for domain in parts["space"].values():  # where trials are tried, not what they are
-            domain.pop("prior", None)
+        space = parts["space"]
+        for domain in (*space.values(), *space.get("rates", {}).values()):  # where trials are tried, not what they are
+            if domain is not None:
+                domain.pop("prior", None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
