@@ -130,6 +130,11 @@ class StudySpec(Section):
         return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
 
     @property
+    def trains_equally_long(self) -> bool:
+        """Whether all trainings take the same seconds, so that the study is about its metric alone."""
+        return isinstance(self.space.train_s, Fixed) and self.objectives.speeds == ("train_s",)
+
+    @property
     def is_limited_by_time(self) -> bool:
         """Whether time limits the study rather than a number of trials: fast trials are then worth more to the sampler."""
         budget = self.budget

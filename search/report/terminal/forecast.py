@@ -67,11 +67,14 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     total = " to ".join(seconds(round(each)) for each in sorted({least, least + timing_s}))
     total = "" if forecast.left_s is not None else f". In all about {total}: starting takes about {START_S} s{timing}"
     total += "" if forecast.overhead_s else "; what a trial takes besides training is known once this study has run"
-    yield (
+    trains = (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
-        f"span up to a factor of {forecast.span:.3g} in training time.\n"
-        f"{_duration(spec, forecast, slots)}{total}."
+        f"span up to a factor of {forecast.span:.3g} in training time."
     )
+    if spec.trains_equally_long:
+        aim = f"this is a search for the best {spec.objectives.metric.name}"
+        trains = f"Every trial trains for {seconds(forecast.slowest_trial_s)} by known step times, so {aim} in that time."
+    yield f"{trains}\n{_duration(spec, forecast, slots)}{total}."
     if forecast.cost is not None:
         yield f"At devices.prices the trials cost about {number(forecast.cost)} on {profile.device}."
     elif spec.devices.prices:
