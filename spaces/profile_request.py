@@ -124,7 +124,8 @@ def _length(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iter
     if spec.space.tokens is not None and profile.units_per_sample is None:
         message = "expected data that say how many each sample has (Data(lengths=...)), got none. Write samples instead."
         yield Fault("space.tokens", message)
-    if spec.space.train_s is not None and not profile.step_times and profile.optimizer is not None:
+    timed = spec.budget.profile_s and profile.step_times
+    if spec.space.train_s is not None and not timed and profile.optimizer is not None:
         message = "expected budget.profile_s above 0, since known step times decide how many samples that is; got"
         yield Fault("space.train_s", f"{message} {spec.budget.profile_s:g}.")
 

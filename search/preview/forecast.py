@@ -11,6 +11,7 @@ from typing import Any
 from ...spaces.deadline import moment_of
 from ...spaces.domain import Choices, Fixed, bounds, values_of
 from ...spaces.errors import InfeasiblePlanError
+from ...spaces.laws.bottlenecks import Bottleneck, bottlenecks
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study.spec import StudySpec
@@ -41,6 +42,7 @@ class Forecast:
         overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
         slowdown: time of training by the clock over known time, in that study.
         span: slowest over fastest.
+        limits: what limits the speed of its trainings.
         cost: of the trials by the study's prices; None where this device has none.
         left_s: until its deadline; None where it has none.
     """
@@ -52,6 +54,7 @@ class Forecast:
     trials: int
     span: float
     advice: tuple[str, ...]
+    limits: tuple[Bottleneck, ...] = ()
     overhead_s: float | None = None
     slowdown: float | None = None
     cost: float | None = None
@@ -158,7 +161,8 @@ def forecast(
         study_s=study_s,
         trials=trials,
         span=slowest / fastest,
-        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle, trials, cost)),
+        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, trials, cost)),
+        limits=tuple(bottlenecks(profile, int(bounds(spec.space.effective_batch)[1]), evaluation_s / (evaluation_s + middle))),
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
         cost=cost,
@@ -171,8 +175,6 @@ def _advice(
     profile: DeviceProfile,
     span: float,
     study_s: float,
-    evaluation_s: float,
-    trial_s: float,
     trials: int,
     cost: float | None,
 ) -> list[str]:
@@ -185,11 +187,6 @@ def _advice(
         )
     if spec.budget.hours is not None and study_s > spec.budget.hours * 3600:
         advice.append(f"budget.hours {spec.budget.hours:g} will end the study before its {spec.budget.trials} trials")
-    if evaluation_s > 0.5 * trial_s:
-        advice.append(
-            f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "
-            "or less validation data would leave more for training"
-        )
     if profile.validates_on_training:
         advice.append(
             "the validation data are the training data, so the front will show what trials memorise: hold samples out"

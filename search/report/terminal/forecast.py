@@ -80,7 +80,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     elif spec.devices.prices:
         priced = ", ".join(spec.devices.prices)
         yield f"What they cost is not known: devices.prices has {priced}, and not the device here, {profile.device}."
-    for advice in forecast.advice:
+    for advice in (*forecast.limits, *forecast.advice):
         yield f"- {advice}"
     yield f"Next: bsearch run {study}"
 
