@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from .device import DeviceProfile
 from .step_time import StepTime
@@ -32,6 +32,9 @@ class Bottleneck:
     low: int | None = None
     high: int | None = None
     share: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "text": str(self)}
 
     def __str__(self) -> str:
         match self.by:

@@ -22,10 +22,29 @@ from .fitted import Fitted
 START_S = 20
 
 
-def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
-    """The JSON document of `bsearch check --json`."""
+def check_document(spec: StudySpec, checked: CheckedStudy) -> Mapping[str, Any]:
+    """The JSON document of `bsearch check --json`; of several profiles, facts of the first."""
     profile = next(iter(checked.profiles.values()))
-    return {"study": study, "device": profile.to_dict(), "forecast": checked.forecast and checked.forecast.to_dict()}
+    forecast = {} if checked.forecast is None else checked.forecast.to_dict()
+    limits = () if checked.forecast is None else checked.forecast.limits
+    examination = overall(each.examination for each in checked.profiles.values())
+    return {
+        "study": spec.study,
+        "searched": list(spec.searched()),
+        "feasible_batches": list(checked.feasible),
+        "device": {name: getattr(profile, name) for name in _OF_DEVICE},
+        "examination": None if examination is None else {"verdict": examination.verdict, "text": examination.sentence},
+        "plans": forecast.pop("plans", []),
+        "limits": [limit.to_dict() for limit in limits],
+        "forecast": {name: value for name, value in forecast.items() if name != "limits"} or None,
+    }
+
+
+# What a plan depends on.
+_OF_DEVICE = (
+    *("kind", "device", "training_set", "validation_set", "unit", "units_per_sample", "model_parameters", "optimizer"),
+    *("batch_statistics", "limit_bytes", "largest_micro_batch", "smallest_micro_batch", "evaluation_batch", "note"),
+)
 
 
 def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterator[str | Text | Fitted]:
