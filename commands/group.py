@@ -53,6 +53,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "profile": ("measure", "Predict memory and step time; time batch sizes."),
         "verify": ("check", "Measure here what bsearch claims."),
     },
+    "Your agents": {
+        "mcp": ("agents", "Serve a folder's studies over MCP."),
+    },
     "Your cluster": {
         "submit": ("jobs", "Send a study to a cluster as a batch job."),
         "jobs": ("jobs", "List, follow and stop those jobs."),

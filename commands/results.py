@@ -375,7 +375,7 @@ def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool)
     after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device, objectives=objectives)
     console = terminal(as_json)
     if as_json:
-        give_answer("retime", retimed_document(stored, device.name, after), "front", "was")
+        give_answer("retime", retimed_document(stored, device.name, after), "front")
         return
     for part in retimed_parts(stored, device.name, after, console.width):
         console.print(part)

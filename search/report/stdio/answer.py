@@ -1,7 +1,7 @@
 """What programs read: each command's answer as one line of JSON of a published schema (`answers.schema.json`), errors alike.
 
 Schemas only grow: what an answer has, it keeps. An answer to a question has about `MOST` characters at most: lists are thinned
-out, and `left_out` says of how many. Files, and what is asked for as a whole (`show --all`), are whole.
+out, and `thinned` says by how many. Files, and what is asked for as a whole (`show --all`), are whole.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ KINDS: dict[type[BaseException], str] = {
 }
 # How messages are written: where, what was expected, what came, what to do.
 _MESSAGE = re.compile(
-    r"(?s)(?:(?P<where>.{1,400}?): )?expected (?P<expected>.+?)(?:[,;:] got (?P<got>.+?))?(?:\. (?P<do>[A-Z`].+)|\.?\s*)$"
+    r"(?s)(?:(?P<where>.{1,400}?): )?expected (?P<expected>.+?)(?:[,;:] (?:but )?got (?P<got>.+?))?"
+    r"(?:\. (?P<do>[A-Z`].+)|\.?\s*)$"
 )
 
 
@@ -115,7 +116,7 @@ def _short(document: dict[str, Any], lists: Sequence[str]) -> dict[str, Any]:
         while count > 2 and len(json_text(document, indent=None)) > MOST:
             count = max(count * 3 // 4, 2)
             document = {**document, name: [every[round(row * (len(every) - 1) / (count - 1))] for row in range(count)]}
-            document["left_out"] = {**document.get("left_out", {}), name: len(every) - count}
+            document["thinned"] = {**document.get("thinned", {}), name: len(every) - count}
     return document if len(json_text(document, indent=None)) <= MOST else _cut_texts(document)
 
 
