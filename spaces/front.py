@@ -11,42 +11,20 @@ from .study.goals import Direction, Speed
 
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
-    """The trials that no other trial beats in both what training takes (such as seconds) and the metric, fastest first.
-
-    Args:
-        also: with a second measure of what training takes, those that no other beats in all three. Where several members are
-            as good, the fastest counts.
-    """
+    """The trials that no other trial beats in both what training takes (such as seconds) and the metric, fastest first."""
 
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
     direction: Direction = "maximize"
     speed: Speed = "train_s"
-    second_speed: Speed | None = None
 
     @property
     def best(self) -> TrialRecord | None:
         """The member with the best metric; None where there is none."""
         return max(self.trials, key=_score, default=None)
 
-    @property
-    def curve(self) -> tuple[TrialRecord, ...]:
-        """The members that no other beats in the first measure and the metric, fastest first: each is better than the last."""
-        if self.second_speed is None:
-            return self.trials
-        found: list[TrialRecord] = []
-        for trial in sorted(self.trials, key=lambda member: (self.taken(member) or 0.0, -_score(member))):
-            if not found or _score(trial) > _score(found[-1]):
-                found.append(trial)
-        return tuple(found)
-
-    @property
-    def speeds(self) -> tuple[Speed, ...]:
-        """The measures of what training takes, one or two."""
-        return (self.speed,) if self.second_speed is None else (self.speed, self.second_speed)
-
     def within(self, most: float) -> ParetoFront:
-        """The members that take at most so much by the front's first measure."""
+        """The members that take at most so much by the front's measure of speed."""
         return replace(self, trials=tuple(trial for trial in self.trials if (self.taken(trial) or 0.0) <= most))
 
     def reaches(self, trial: TrialRecord, target: float) -> bool:

@@ -273,8 +273,8 @@ def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
 
 def known_taken(
     spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
-) -> Callable[[Mapping[str, Any]], tuple[float, ...]] | None:
-    """What training takes by the study's measures of speed, as a function of the searched parameters; None if it is not known.
+) -> Callable[[Mapping[str, Any]], float] | None:
+    """What training takes by the study's measure of speed, as a function of the searched parameters; None if it is not known.
 
     That is where steps were not timed, or their energy was not measured where it is an objective. Values are NaN where no plan
     exists or the rule is undefined, so that samplers skip the point. They are cached, because samplers ask for thousands.
@@ -284,8 +284,8 @@ def known_taken(
     """
     if not all(profile.step_times for profile in profiles.values()):
         return None
-    speeds = spec.objectives.speeds
-    if "energy_j" in speeds and any(law.power is None for profile in profiles.values() for law in profile.all_step_times):
+    speed = spec.objectives.speed
+    if speed == "energy_j" and any(law.power is None for profile in profiles.values() for law in profile.all_step_times):
         return None
     fixed, costly = spec.fixed(), _costly(spec)
     depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
@@ -294,7 +294,7 @@ def known_taken(
         depends_on += ["rule", *BETAS]
     names = (*costly, *depends_on)
     defaults = [fixed.get(name) for name in names]
-    cached: dict[Any, tuple[float, ...]] = {}
+    cached: dict[Any, float] = {}
 
     @cache
     def plan(
@@ -318,14 +318,14 @@ def known_taken(
         except InfeasiblePlanError:
             return math.nan, None
 
-    def taken(parameters: Mapping[str, Any]) -> tuple[float, ...]:
+    def taken(parameters: Mapping[str, Any]) -> float:
         relevant = tuple(map(parameters.get, names, defaults))
         if relevant not in cached:
             values = {**fixed, **parameters}
             key = tuple((name, values[name]) for name in costly)
             known_s, watts = seconds_and_watts(key, values)
-            each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
-            cached[relevant] = tuple(math.nan if per_second is None else known_s * per_second for per_second in each)
+            per_second = taken_per_second(speed, int(values["devices"]), price, watts)
+            cached[relevant] = math.nan if per_second is None else known_s * per_second
         return cached[relevant]
 
     return taken

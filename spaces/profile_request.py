@@ -77,7 +77,7 @@ def profile_request(
         devices=spec.devices.counts,
         share=spec.devices.share,
         timing_s=float(spec.budget.profile_s),
-        energy="energy_j" in spec.objectives.speeds,
+        energy=spec.objectives.speed == "energy_j",
         others=tuple(others) if spec.budget.profile_s else (),
     )
 
@@ -137,17 +137,15 @@ def _split(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Itera
 
 
 def _energy(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
-    names = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
-    if not names:
+    if spec.objectives.speed != "energy_j":
         return
     if not profile.step_times:
         if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            instead = "Write train_s." if names[0] == "speed" else "Remove second_speed."
             message = "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0."
-            yield Fault(f"objectives.{names[0]}", f"{message} {instead}")
+            yield Fault("objectives.speed", f"{message} Write train_s.")
     elif any(law.power is None for law in profile.all_step_times):
         message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
-        yield Fault(f"objectives.{names[0]}", message)
+        yield Fault("objectives.speed", message)
 
 
 def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:

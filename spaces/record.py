@@ -42,8 +42,8 @@ class TrialFacts:
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
-        expected_seconds, expected_second, expected_accuracy, expected_std: what the full budget takes by the study's measures,
-            and the prediction from its learning curve.
+        expected_seconds, expected_accuracy, expected_std: what the full budget takes by the study's measure of speed, and the
+            prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
         front_probability: probability that this mean lies on the front.
@@ -98,7 +98,6 @@ class TrialFacts:
     rung_fraction: float | None = None
     rung_accuracy: float | None = None
     expected_seconds: float | None = None
-    expected_second: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None
     runs: int | None = None

@@ -141,7 +141,7 @@ def profile_study(spec: StudySpec, card: Card | None = None) -> ProfiledStudy:
     runner = SerialRunner(spec.devices)
     profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True)
     unread = next((measured.no_energy for _, measured in profiled.values() if measured.no_energy), "")
-    if unread and "energy_j" in spec.objectives.speeds:
+    if unread and spec.objectives.speed == "energy_j":
         raise ProfilingError(f"energy_j: expected a device whose energy can be read; {unread}")
     request, profile = next(iter(profiled.values()))
     rows = memory_rows(spec.task, request, profile, min(_MEMORY_S, timing_s))

@@ -53,10 +53,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "study": name,
         "storage": storage,
         "objectives": {
-            **{
-                key: {"name": speed, "unit": MEASURES[speed].unit, "direction": "minimize"}
-                for key, speed in zip(("speed", "second_speed"), front.speeds, strict=False)
-            },
+            "speed": {"name": front.speed, "unit": MEASURES[front.speed].unit, "direction": "minimize"},
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},

@@ -78,7 +78,7 @@ def with_trials_per_device(
     """
     if not spec.devices.auto_share:
         return spec
-    if runner.device == "cpu" or not runner.shares_devices or "energy_j" in spec.objectives.speeds:
+    if runner.device == "cpu" or not runner.shares_devices or spec.objectives.speed == "energy_j":
         return spec.with_trials_per_device(1)
     alone = spec.with_cores(runner.cores)
     kind = spec.devices.time_on if spec.devices.time_on in runner.kinds else runner.kinds[0]

@@ -231,25 +231,24 @@ def _facts(text: Any, info: ValidationInfo) -> TrialFacts:
 
 
 def _values(values: list[float] | None, info: ValidationInfo) -> tuple[float, ...] | None:
-    """A trial's values: seconds or another measure first, the metric second."""
-    outcome, facts, measures = info.data.get("outcome"), info.data.get("facts", TrialFacts()), (info.context or {})["measures"]
+    """A trial's values: seconds or another measure first, the metric second. Earlier versions had a third, another measure."""
+    outcome, facts, speed = info.data.get("outcome"), info.data.get("facts", TrialFacts()), (info.context or {})["speed"]
     if values is None:
         if outcome == "complete":
             raise Unreadable("objectives: expected the values of a complete trial, got none")
         return None
-    counts = (2, 3) if measures is None else (1 + len(measures),)
-    if len(values) not in counts:
-        raise Unreadable(f"objectives: expected {' or '.join(map(str, counts))} numbers, got {cut(repr(values), 60)}")
+    if len(values) not in (2, 3):
+        raise Unreadable(f"objectives: expected 2 numbers, got {cut(repr(values), 60)}")
     for place, value in enumerate(values):
         _number("objectives", value, least=-_LARGEST if place == 1 else 0)
     for measure, fact in (("cost", facts.price), ("energy_j", facts.watts)):
-        if outcome == "complete" and measure in (measures or ()) and fact is None:
+        if outcome == "complete" and measure == speed and fact is None:
             raise Unreadable(f"facts: expected what {measure} follows from, got none")
-    return tuple(map(float, values))  # an integer may be too large for NumPy
+    return tuple(map(float, values[:2]))  # an integer may be too large for NumPy
 
 
 class _TrialRow(_Row):
-    """A trial; its values are checked against the measures of speed of its study, which the context has."""
+    """A trial; its values are checked against the measure of speed of its study, which the context has."""
 
     number: Whole
     outcome: Annotated[Any, AfterValidator(_known_outcome)]
@@ -273,8 +272,9 @@ def _unreadable(number: int, why: str) -> TrialRecord:
 def objectives_of(spec: str | None) -> Objectives | None:
     """A stored study's objectives, by the text of its spec; None where that cannot be read."""
     try:
-        return Objectives.model_validate(json.loads(spec or "")["objectives"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        stored = json.loads(spec or "")["objectives"]
+        return Objectives.model_validate({name: value for name, value in stored.items() if name != "second_speed"})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -298,7 +298,7 @@ def trials_of(
     numbered = readable(schema.trials, rows, lambda row: (_number("number", row["number"], whole=True), row))
     for number, row in numbered:
         try:
-            found[number] = _TrialRow.of(row, measures=objectives and objectives.speeds).record(direction)
+            found[number] = _TrialRow.of(row, speed=objectives and objectives.speed).record(direction)
         except Unreadable as error:
             found[number] = _unreadable(number, str(error))
     places, count = sorted(found), 0
@@ -481,6 +481,8 @@ class StudyRow:
                 stored[name] = section[key]
         if isinstance(budget := stored.get("budget"), dict):
             stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
+        if isinstance(objectives := stored.get("objectives"), dict) and objectives.get("second_speed") is None:
+            stored["objectives"] = {name: value for name, value in objectives.items() if name != "second_speed"}
         said: list[str] = []
         while True:
             try:

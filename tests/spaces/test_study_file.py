@@ -164,17 +164,6 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("  dataset: cifar10", "  seed: 3", "space.seed: 'seed' is reserved for bsearch's own results"),
         ("  reference_rate:", "  learning_rate:", "space.learning_rate: expected reference_rate, the rate at one batch"),
         (
-            "speed: train_s",
-            "second_speed: train_s",
-            "objectives.second_speed: expected another measure than objectives.speed, got train_s twice. Remove second_speed.",
-        ),
-        ("speed: train_s", "second_speed: cost", "objectives.second_speed: expected devices.prices with it, got none"),
-        (
-            "speed: train_s",
-            "second_speed: device_s",
-            "expected a measure that is no fixed multiple of train_s, got device_s, which is one if",
-        ),
-        (
             "direction: minimize",
             "direction: minimize, at_least: 2",
             "metric: expected at_most with direction: minimize, got at_le",

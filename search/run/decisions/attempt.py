@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....objectives.machine.processor import OtherPrograms
@@ -80,22 +79,21 @@ def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
     return None if mode == "none" else mode
 
 
-def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: float | None) -> list[float]:
-    """What a training of `train_s` seconds takes by each of the measures, in their order."""
-    each = [taken_per_second(speed, attempt.devices, price, attempt.watts) for speed in speeds]
-    known = [train_s * per_second for per_second in each if per_second is not None]
-    assert len(known) == len(each)
-    return known
+def taken_by(speed: Speed, train_s: float, attempt: Attempt, price: float | None) -> float:
+    """What a training of `train_s` seconds takes by a measure of speed."""
+    per_second = taken_per_second(speed, attempt.devices, price, attempt.watts)
+    assert per_second is not None
+    return train_s * per_second
 
 
 def result_of(
-    attempt: Attempt, outcome: Outcome, expected_s: float | None, speeds: Sequence[Speed], price: float | None, shared: bool
+    attempt: Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
 ) -> TrialResult:
     """The result of an attempt that ended its trial, with every fact that is stored.
 
     Args:
         expected_s: training time expected on the device it ran on.
-        speeds: the study's measures of what training takes.
+        speed: the study's measure of it.
         shared: its device was shared on purpose, so that taking longer says nothing.
     """
     setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
@@ -113,7 +111,7 @@ def result_of(
             accumulation=setup.plan.accumulation,
             activation_checkpointing=_used(setup),
         )
-    taken, value = [math.nan], math.nan
+    taken = value = math.nan
     if last is not None:
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
@@ -148,10 +146,10 @@ def result_of(
             train_s_error=error,
             extra={name: value for name, value in extra.items() if _is_told(value)},
         )
-        taken = taken_by(speeds, train_s, attempt, price)
+        taken = taken_by(speed, train_s, attempt, price)
         value = last.value(setup.metric)
     if outcome.kind in ("complete", "diverged") and abs(value) <= LARGEST:
-        return TrialResult(outcome.kind, facts, (taken[0], value, *taken[1:]))
+        return TrialResult(outcome.kind, facts, (taken, value))
     return TrialResult(outcome.kind, facts, violation=float(outcome.kind == "infeasible"))
 
 

@@ -74,7 +74,7 @@ class Planner:
             checkpoint=checkpoint_url(spec, self._name, self._task_hash, suggestion),
             checkpoint_every_s=float(spec.cluster.checkpoint_every_s),
             pauses_at=RUNG if spec.pauses else None,
-            counts_energy="energy_j" in spec.objectives.speeds,
+            counts_energy=spec.objectives.speed == "energy_j",
         )
         return setup if self._finish is None else self._finish.setup(setup)
 
