@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .readable import joules, number, seconds
+from .readable import number, seconds
 from .record import TrialRecord
 from .study.goals import Direction, Speed
 
@@ -38,17 +38,17 @@ class ParetoFront:
     @property
     def noun(self) -> str:
         """What it measures, in a word."""
-        return {"cost": "cost", "energy_j": "energy"}.get(self.speed, "time")
+        return "cost" if self.speed == "cost" else "time"
 
     @property
     def fastest(self) -> str:
         """What its first member is."""
-        return {"cost": "cheapest", "energy_j": "most economical"}.get(self.speed, "fastest")
+        return "cheapest" if self.speed == "cost" else "fastest"
 
     @property
     def faster(self) -> str:
         """What its earlier members are."""
-        return {"cost": "cheaper", "energy_j": "more economical"}.get(self.speed, "faster")
+        return "cheaper" if self.speed == "cost" else "faster"
 
     def amount(self, trial: TrialRecord) -> str:
         """What a trial takes, with its unit."""
@@ -56,7 +56,7 @@ class ParetoFront:
 
     def takes(self, trial: TrialRecord) -> str:
         """What a trial takes, as it follows a result in a sentence: "in 12.3 s", or "for a cost of 0.05"."""
-        return f"{_TAKES.get(self.speed, 'in')} {self.amount(trial)}"
+        return f"{'for a cost of' if self.speed == 'cost' else 'in'} {self.amount(trial)}"
 
 
 def _score(member: TrialRecord) -> float:
@@ -64,18 +64,12 @@ def _score(member: TrialRecord) -> float:
     return member.score
 
 
-_TAKES: dict[Speed, str] = {"cost": "for a cost of", "energy_j": "with"}
-
-
 def amount(speed: Speed, taken: float | None) -> str:
     """An amount of a measure of speed, with its unit.
 
-    >>> amount("train_s", 75.2), amount("cost", 0.0512), amount("energy_j", 12_300.0), amount("energy_j", None)
-    ('1 min 15 s', '0.0512', '12.3 kJ', '-')
+    >>> amount("train_s", 75.2), amount("cost", 0.0512), amount("cost", None)
+    ('1 min 15 s', '0.0512', '-')
     """
-    match speed:
-        case "cost":
-            return "-" if taken is None else number(taken)
-        case "energy_j":
-            return joules(taken)
+    if speed == "cost":
+        return "-" if taken is None else number(taken)
     return seconds(taken)

@@ -265,27 +265,18 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
-def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
-    """Predicted power of all of a trial's devices while they train; None if it was not measured."""
-    law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.watts(setup.plan)
-
-
 def known_taken(
     spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
 ) -> Callable[[Mapping[str, Any]], float] | None:
     """What training takes by the study's measure of speed, as a function of the searched parameters; None if it is not known.
 
-    That is where steps were not timed, or their energy was not measured where it is an objective. Values are NaN where no plan
-    exists or the rule is undefined, so that samplers skip the point. They are cached, because samplers ask for thousands.
+    That is where steps were not timed. Values are NaN where no plan exists or the rule is undefined, so that samplers skip the
+    point. They are cached, because samplers ask for thousands.
 
     Args:
         price: of such a device for an hour, which a cost is made of.
     """
     if not all(profile.step_times for profile in profiles.values()):
-        return None
-    speed = spec.objectives.speed
-    if speed == "energy_j" and any(law.power is None for profile in profiles.values() for law in profile.all_step_times):
         return None
     fixed, costly = spec.fixed(), _costly(spec)
     depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
@@ -304,28 +295,25 @@ def known_taken(
         profile = profiles[key].under(batch_plan)
         return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices, effective_batch)
 
-    def seconds_and_watts(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
-        """The same values as from the trial's setup, without building one: seconds, and watts meanwhile."""
+    def seconds(key: CostKey, values: Mapping[str, Any]) -> float:
+        """The same as from the trial's setup, without building one."""
         effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
         try:
             batch_plan, profile, law, limits = plan(key, effective_batch, devices, values.get("accumulation"))
             if may_be_undefined:
                 optimizer_settings(spec, effective_batch, epochs, values)
             samples_budget = _samples_budget(profile, epochs, effective_batch)
-            if law is None:
-                return math.nan, None
-            return law.train_s(batch_plan, samples_budget, **limits), law.watts(batch_plan)
+            return math.nan if law is None else law.train_s(batch_plan, samples_budget, **limits)
         except InfeasiblePlanError:
-            return math.nan, None
+            return math.nan
 
     def taken(parameters: Mapping[str, Any]) -> float:
         relevant = tuple(map(parameters.get, names, defaults))
         if relevant not in cached:
             values = {**fixed, **parameters}
             key = tuple((name, values[name]) for name in costly)
-            known_s, watts = seconds_and_watts(key, values)
-            per_second = taken_per_second(speed, int(values["devices"]), price, watts)
-            cached[relevant] = math.nan if per_second is None else known_s * per_second
+            per_second = taken_per_second(spec.objectives.speed, int(values["devices"]), price)
+            cached[relevant] = math.nan if per_second is None else seconds(key, values) * per_second
         return cached[relevant]
 
     return taken

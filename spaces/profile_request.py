@@ -77,7 +77,6 @@ def profile_request(
         devices=spec.devices.counts,
         share=spec.devices.share,
         timing_s=float(spec.budget.profile_s),
-        energy=spec.objectives.speed == "energy_j",
         others=tuple(others) if spec.budget.profile_s else (),
     )
 
@@ -86,12 +85,12 @@ def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRe
     """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
     low, high = bounds(spec.space.effective_batch)
     request = profile_request(spec, device, cost_keys(spec)[0])
-    return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
+    return replace(request, timing_s=0.0, others=(), shared_batch=round(math.sqrt(low * high)))
 
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
-    parts = (_batches, _examined, _split, _energy, _optimizer, _cost)
+    parts = (_batches, _examined, _split, _optimizer, _cost)
     return [fault for part in parts for fault in part(spec, profile, feasible)]
 
 
@@ -134,18 +133,6 @@ def _split(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Itera
         yield Fault("devices.per_trial", message.format(max(spec.devices.counts)))
     if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
         yield Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}"))
-
-
-def _energy(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
-    if spec.objectives.speed != "energy_j":
-        return
-    if not profile.step_times:
-        if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            message = "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0."
-            yield Fault("objectives.speed", f"{message} Write train_s.")
-    elif any(law.power is None for law in profile.all_step_times):
-        message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
-        yield Fault("objectives.speed", message)
 
 
 def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:

@@ -46,6 +46,10 @@ class Suggestion:
     resumes_from: float = 0.0
 
 
+# Fields of setups that earlier versions have stored, and that change no training.
+FORMER_FIELDS = frozenset({"counts_energy"})
+
+
 @dataclass(frozen=True, slots=True)
 class TrialSetup:
     """Everything that one attempt at a trial needs; passed to every method of a task.
@@ -96,7 +100,6 @@ class TrialSetup:
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
-    counts_energy: bool = False  # read the devices' own counters of energy
     model_folder: str | None = None
     scores_test: bool = True
     ends_by: float | None = None
@@ -180,7 +183,7 @@ class TrialSetup:
         optimizer["betas"] = tuple(optimizer["betas"])
         return cls(
             **{
-                **values,
+                **{name: value for name, value in values.items() if name not in FORMER_FIELDS},
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
                 "training": Training.model_validate(values["training"]),

@@ -208,18 +208,6 @@ class SmallMemory(SimCLR):
         return super().embed(model, batch, setup)
 
 
-class Metered(SimCLR):
-    """Its passes take known seconds and joules of a device that is only imagined; one without a graph takes more power."""
-
-    seconds = joules = 0.0
-
-    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
-        samples = len(batch[0])
-        Metered.seconds += samples * 1e-3
-        Metered.joules += samples * (1.0 if torch.is_grad_enabled() else 3.0)
-        return super().embed(model, batch, setup)
-
-
 TASKS = {
     kind.__name__: kind for kind in (SimCLR, WithDropout, BarlowTwins, SupCon, Triplets, CLIP, CLIPWithDropout, Normed, Queue)
 }

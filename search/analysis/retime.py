@@ -14,7 +14,7 @@ from ...spaces.boundary.files import text_of
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.front import ParetoFront
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.planning import known_train_s, known_watts, plan_limits, planned, training_cost
+from ...spaces.planning import known_train_s, plan_limits, planned, training_cost
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Parameter, TrialSetup
@@ -126,19 +126,12 @@ def retimed(
         setups: of each trial's last attempt, as `Tables.setups` gives them.
 
     Raises:
-        StudyFileError: the profile is of another task, or the front is of costs or energy and it has no price or no power.
+        StudyFileError: the profile is of another task, or the front is of costs and it has no price.
     """
     price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
     if price is None and spec.objectives.speed == "cost":
         raise StudyFileError(
             f"retime: expected a price for {device.name}, since the front is of costs. Write it under devices.prices."
-        )
-    if spec.objectives.speed == "energy_j" and any(
-        law.power is None for _, profile in device.profiles for law in profile.all_step_times
-    ):
-        raise StudyFileError(
-            f"retime: expected a profile of {device.name} with its power, since the front is of energy. Run bsearch profile "
-            "STUDY --set objectives.speed=energy_j --out FILE there."
         )
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(
@@ -199,7 +192,6 @@ def _there(
         train_s=train_s,
         device_s=train_s * plan.devices,
         price=price,
-        watts=known_watts(profile, there),
         train_s_source="retimed",
         micro_batch=plan.largest_micro_batch,
         accumulation=plan.accumulation,

@@ -25,7 +25,6 @@ MEASURES: dict[Speed, Measure] = {
     "train_s": Measure("training time", "s", "seconds of training"),
     "device_s": Measure("device time", "s", "seconds of training × devices"),
     "cost": Measure("cost", "currency", "of a training, without evaluation"),
-    "energy_j": Measure("energy", "J", "joules of a training, without evaluation"),
 }
 
 _SETTINGS = ("effective_batch", "learning_rate", "rule", "epochs")

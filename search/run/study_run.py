@@ -565,7 +565,7 @@ class StudyRun:
 
     def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, watts=attempt.watts)
+        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price)
 
 
 def gain_sentence(gain: float) -> str:

@@ -36,7 +36,7 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.goals import Direction, Objectives
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import Measurement, OutcomeKind, Parameter, TrialSetup
+from ...spaces.trial import FORMER_FIELDS, Measurement, OutcomeKind, Parameter, TrialSetup
 from ..analysis.rates import StoredRates
 from . import schema
 
@@ -241,9 +241,8 @@ def _values(values: list[float] | None, info: ValidationInfo) -> tuple[float, ..
         raise Unreadable(f"objectives: expected 2 numbers, got {cut(repr(values), 60)}")
     for place, value in enumerate(values):
         _number("objectives", value, least=-_LARGEST if place == 1 else 0)
-    for measure, fact in (("cost", facts.price), ("energy_j", facts.watts)):
-        if outcome == "complete" and measure == speed and fact is None:
-            raise Unreadable(f"facts: expected what {measure} follows from, got none")
+    if outcome == "complete" and speed == "cost" and facts.price is None:
+        raise Unreadable("facts: expected what cost follows from, got none")
     return tuple(map(float, values[:2]))  # an integer may be too large for NumPy
 
 
@@ -269,11 +268,16 @@ def _unreadable(number: int, why: str) -> TrialRecord:
     return TrialRecord.of(number, "unreadable", {}, TrialFacts(message=why))
 
 
+def _of_now(objectives: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored objectives without what earlier versions had: a second measure of speed, and energy, now seconds."""
+    now = {name: value for name, value in objectives.items() if name != "second_speed"}
+    return {**now, "speed": "train_s"} if now.get("speed") == "energy_j" else now
+
+
 def objectives_of(spec: str | None) -> Objectives | None:
     """A stored study's objectives, by the text of its spec; None where that cannot be read."""
     try:
-        stored = json.loads(spec or "")["objectives"]
-        return Objectives.model_validate({name: value for name, value in stored.items() if name != "second_speed"})
+        return Objectives.model_validate(_of_now(json.loads(spec or "")["objectives"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -341,7 +345,7 @@ class AttemptRow(_Row):
         Raises:
             Unreadable: it cannot be read by this version, or would not be the same here.
         """
-        if unknown := self.setup.keys() - set(TrialSetup.__slots__):
+        if unknown := self.setup.keys() - set(TrialSetup.__slots__) - FORMER_FIELDS:
             raise Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
         setup: TrialSetup = _validated("setup", TrialSetup, self.setup)
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
@@ -481,9 +485,11 @@ class StudyRow:
                 stored[name] = section[key]
         if isinstance(budget := stored.get("budget"), dict):
             stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
-        if isinstance(objectives := stored.get("objectives"), dict) and objectives.get("second_speed") is None:
-            stored["objectives"] = {name: value for name, value in objectives.items() if name != "second_speed"}
         said: list[str] = []
+        if isinstance(objectives := stored.get("objectives"), dict):
+            stored["objectives"] = now = _of_now(objectives)
+            gone = [f"{name} {value}" for name, value in objectives.items() if now.get(name) != value]
+            said += [f"spec.objectives: {what} is of an earlier version; the front is of {now['speed']}" for what in gone]
         while True:
             try:
                 spec = StudySpec.model_validate(stored)

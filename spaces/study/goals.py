@@ -31,7 +31,7 @@ def bound_of(direction: Direction) -> str:
 
 
 # Measures of speed.
-Speed = Literal["train_s", "device_s", "cost", "energy_j"]
+Speed = Literal["train_s", "device_s", "cost"]
 
 
 def _deadline(value: str) -> str:
@@ -165,8 +165,7 @@ class Objectives(Section):
     speed: Speed = Field(
         "train_s",
         description="Measure of speed: `train_s`, seconds of training; `device_s`, those seconds times the trial's devices, so "
-        "that additional devices are not free; `cost`, device-seconds at the price under `devices.prices`; or `energy_j`, the "
-        "joules that the trial's devices use in training.",
+        "that additional devices are not free; or `cost`, device-seconds at the price under `devices.prices`.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
         Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction, at_least}`."

@@ -247,12 +247,6 @@ def _objectives(study: StudySpec) -> Iterator[Disagreement]:
             "objectives.metric",
             f"expected a name that no parameter and none of bsearch's own results has, got {metric}. Rename the metric.",
         )
-    if study.objectives.speed == "energy_j" and study.devices.share < 1:
-        yield (
-            "objectives",
-            "expected whole devices with energy_j, since a GPU does not say how much each trial uses; got "
-            f"devices.per_trial: {study.devices.share:g}. Write per_trial: 1.",
-        )
 
 
 def _samplers(study: StudySpec) -> Iterator[Disagreement]:

@@ -17,7 +17,6 @@ from bsearch.objectives.loading import load_task
 from bsearch.objectives.loop import Loop, newest_loop
 from bsearch.objectives.optimizers import named_optimizer
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling import power
 from bsearch.objectives.profiling.loop_session import LoopMemory
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import leaving
@@ -392,13 +391,6 @@ def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
             assert traced.total == pytest.approx(counted.total, rel=0.02)
     finally:
         memory.close()
-
-
-def test_its_power_is_not_known_and_its_profile_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(power, "EnergyCounter", lambda kind: None)
-    profile = profile_task(f"{FILE}:classifier", request("classifier", timing_s=0.1, energy=True))
-    assert len(profile.step_times) == 1 and profile.step_times[0].power is None
-    assert profile.no_energy == "power is read while a Task trains, not a training loop of your own"
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "baseline[0]: expected a value for every searched parameter, got none for devices",
         ),
         ("kind: cpu", "kind: cuda", "devices.kind: expected one of auto, cpu, gpu; got 'cuda'."),
-        ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s, cost, energy_j; got 'time'"),
+        ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s, cost; got 'time'"),
         ("effective_batch: 256, r", "effective_batch: 9000, r", "baseline[0].effective_batch: expected 16 to 4096 (log)"),
         ("width: 32}", "wdth: 32}", "baseline[0].wdth: expected a parameter from space, got 'wdth'. Did you mean 'width'?"),
         (", width: 32}", "}", "baseline[0]: expected a value for every searched parameter, got none for width"),

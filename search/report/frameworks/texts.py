@@ -42,7 +42,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TRAINERS_SCHEDULES = {"constant": "constant_with_warmup", "wsd": "warmup_stable_decay"}
 # What belongs to the run of the study and its machine, not to the training.
 _OF_THE_RUN = (
-    *("checkpoint", "checkpoint_every_s", "pauses_at", "counts_energy", "model_folder", "scores_test", "ends_by", "device"),
+    *("checkpoint", "checkpoint_every_s", "pauses_at", "model_folder", "scores_test", "ends_by", "device"),
     *("cpus", "memory_limit_bytes"),
 )
 

@@ -29,7 +29,6 @@ class Attempt:
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
     measurements: list[Measurement] = field(default_factory=list)
     devices: int = 0  # of its trial; it may have to do with fewer
-    watts: float | None = None  # of those, by the law that times the study
 
     def __post_init__(self) -> None:
         self.devices = self.devices or self.setup.plan.devices
@@ -81,7 +80,7 @@ def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
 
 def taken_by(speed: Speed, train_s: float, attempt: Attempt, price: float | None) -> float:
     """What a training of `train_s` seconds takes by a measure of speed."""
-    per_second = taken_per_second(speed, attempt.devices, price, attempt.watts)
+    per_second = taken_per_second(speed, attempt.devices, price)
     assert per_second is not None
     return train_s * per_second
 
@@ -136,11 +135,6 @@ def result_of(
             train_s=train_s,
             device_s=train_s * attempt.devices,
             measured_train_s=measured_s,
-            measured_energy_j=(
-                None
-                if reported.measured_energy_j is None
-                else reported.measured_energy_j * setup.samples_budget / last.samples_seen
-            ),
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
