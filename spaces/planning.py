@@ -45,7 +45,7 @@ def trial_setup(
     step_plans(plan, samples_budget, **limits)  # refuses a remainder without a plan
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
-    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent", *RECIPE):
+    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", *RECIPE):
         values.pop(own, None)
     return TrialSetup(
         study=name,
@@ -124,7 +124,6 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
             values.get("exponent"),
             values.get("noise_batch"),
             samples_ratio=float(epochs) / bounds(spec.space.epochs)[1],
-            timescale_exponent=float(values.get("timescale_exponent", 0.0)),
         ),
     )
     if training.beta2_scaling == "half_life":
@@ -324,7 +323,6 @@ _NO_COST = {
     "schedule",
     "warmup",
     "beta2_scaling",
-    "ema_scaling",
     "evaluations",
     "seed",
     "betas",

@@ -17,7 +17,7 @@ from .boundary.given import LARGEST, number_of, scalar_of, shown
 from .errors import TaskError, cut, cut_middle
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
-from .study.training import Training
+from .study.training import Training, training_now
 
 Parameter = bool | int | float | str
 _T = TypeVar("_T")
@@ -132,7 +132,7 @@ class TrialSetup:
     def ema_decay(self, samples: int) -> float:
         """What the average of weights keeps of itself in a step of so many samples; `training.ema` is not None."""
         assert self.training.ema is not None
-        return average_decay(self.training.ema, samples / self.reference_batch, self.training.ema_scaling)
+        return average_decay(self.training.ema, samples / self.reference_batch)
 
     @property
     def learning_rate(self) -> float:
@@ -186,7 +186,7 @@ class TrialSetup:
                 **{name: value for name, value in values.items() if name not in FORMER_FIELDS},
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
-                "training": Training.model_validate(values["training"]),
+                "training": Training.model_validate(training_now(values["training"])),
                 "parameters": MappingProxyType(dict(values["parameters"])),
             }
         )

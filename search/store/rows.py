@@ -36,6 +36,7 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.goals import Direction, Objectives
 from ...spaces.study.spec import StudySpec
+from ...spaces.study.training import training_now
 from ...spaces.trial import FORMER_FIELDS, Measurement, OutcomeKind, Parameter, TrialSetup
 from ..analysis.rates import StoredRates
 from . import schema
@@ -347,7 +348,9 @@ class AttemptRow(_Row):
         """
         if unknown := self.setup.keys() - set(TrialSetup.__slots__) - FORMER_FIELDS:
             raise Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
-        setup: TrialSetup = _validated("setup", TrialSetup, self.setup)
+        training = self.setup.get("training")
+        now = {**self.setup, "training": training_now(training)} if isinstance(training, dict) else self.setup
+        setup: TrialSetup = _validated("setup", TrialSetup, now)
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
         _number("setup.samples_budget", setup.samples_budget, least=setup.effective_batch)
         # Where its model went and by when it had to be over is that attempt's, and nothing that trains the same again.
@@ -485,6 +488,10 @@ class StudyRow:
                 stored[name] = section[key]
         if isinstance(budget := stored.get("budget"), dict):
             stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
+        if isinstance(training := stored.get("training"), dict):
+            stored["training"] = training_now(training)
+        if isinstance(space := stored.get("space"), dict):  # where what is no key of ours is a parameter of the task
+            stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
         said: list[str] = []
         if isinstance(objectives := stored.get("objectives"), dict):
             stored["objectives"] = now = _of_now(objectives)

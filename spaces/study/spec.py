@@ -280,9 +280,6 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
             study.place_of("beta2_scaling"),
             "expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.",
         )
-    scaled = study.space.ema_scaling is not None or study.training.ema_scaling != "half_life"
-    if scaled and not study.averages_weights:
-        yield study.place_of("ema_scaling"), "expected training.ema with it, whose decay it scales; got none. Write ema: 0.999."
 
 
 def _sharding(study: StudySpec) -> Iterator[Disagreement]:

@@ -229,9 +229,12 @@ def test_a_study_of_energy_and_cost_is_shown_by_its_seconds(tmp_path: Path) -> N
     """Earlier versions measured power, and had fronts of three objectives."""
     spec = {"study": "old", "task": "tasks.py:Old", "space": {"effective_batch": 8, "reference_rate": 0.1}}
     spec |= {"objectives": {"speed": "energy_j", "second_speed": "cost", "metric": {"name": "f1"}}}
+    spec["space"] |= {"ema_scaling": None, "timescale_exponent": None}  # keys of then, without a word
+    spec["training"] = {"ema_scaling": "half_life", "cudnn_benchmark": False}
     with pytest.warns(LeftOutWarning) as said:
         read = StudyRow({"name": "old", "spec": json.dumps(spec)}).study
     assert (read.objectives.speed, read.objectives.metric.name) == ("train_s", "f1")
+    assert not read.space.task_parameters()
     assert [str(warning.message).partition("spec.objectives: ")[2].partition(" is of")[0] for warning in said] == [
         "speed energy_j",
         "second_speed cost",

@@ -50,7 +50,7 @@ def test_all_curves_at_once_are_as_each_by_itself(each: list[dict[float, float]]
     known = FinishedCurves()
     for number, curve in enumerate(each):
         known.put(number, Curve(1.0, [2.0], [0.0]))
-        known.put(number, Curve((number + 1.0,), sorted(curve), [curve[at] for at in sorted(curve)]))
+        known.put(number, Curve(number + 1.0, sorted(curve), [curve[at] for at in sorted(curve)]))
     alone = [np.interp(fraction, sorted(curve), [curve[at] for at in sorted(curve)], left=np.nan) for curve in each]
     np.testing.assert_allclose(known.at(fraction), alone, atol=1e-12)
     assert known.taken.tolist() == [number + 1.0 for number in range(len(each))]
