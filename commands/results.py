@@ -25,7 +25,6 @@ from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
-from ..spaces.study.goals import Speed
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
 from .options import json_option, named, opened, out_option, pick_option
@@ -353,13 +352,8 @@ def report(study: str, out: Path | None) -> None:
     required=True,
     help="A profile of another device, from `bsearch profile STUDY --out FILE` there: its step times replace the study's own.",
 )
-@click.option(
-    "--second-speed",
-    type=click.Choice(get_args(Speed)),
-    help="A second measure of speed, as a third objective; default: the study's objectives.second_speed.",
-)
 @json_option
-def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool) -> None:
+def retime(study: str, profile: Path, as_json: bool) -> None:
     """Recompute a study's front with another device's step times, without training.
 
     Accuracies stay; on a device with less memory the same effective batch accumulates more.
@@ -368,11 +362,8 @@ def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool)
     from ..search.report.terminal.retime import retimed_document, retimed_parts
 
     stored = opened(study)
-    if second_speed == stored.spec.objectives.speed:
-        raise click.UsageError(f"--second-speed: expected another measure than the study's own, which is {second_speed}")
     device, setups = read_profile(profile), stored.tables().setups(stored.name)
-    objectives = stored.spec.objectives.with_second_speed(second_speed)
-    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device, objectives=objectives)
+    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device)
     console = terminal(as_json)
     if as_json:
         give_answer("retime", retimed_document(stored, device.name, after), "front")

@@ -48,7 +48,7 @@ def trial_setup(
     step_plans(plan, samples_budget, **limits)  # refuses a remainder without a plan
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
-    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent", *RECIPE):
+    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", *RECIPE):
         values.pop(own, None)
     return TrialSetup(
         study=name,
@@ -140,7 +140,6 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
             values.get("exponent"),
             values.get("noise_batch"),
             samples_ratio=float(epochs) / longest_epochs(spec),
-            timescale_exponent=float(values.get("timescale_exponent", 0.0)),
         ),
     )
     if training.beta2_scaling == "half_life":
@@ -286,27 +285,18 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
-def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
-    """Predicted power of all of a trial's devices while they train; None if it was not measured."""
-    law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.watts(setup.plan)
-
-
 def known_taken(
     spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
-) -> Callable[[Mapping[str, Any]], tuple[float, ...]] | None:
-    """What training takes by the study's measures of speed, as a function of the searched parameters; None if it is not known.
+) -> Callable[[Mapping[str, Any]], float] | None:
+    """What training takes by the study's measure of speed, as a function of the searched parameters; None if it is not known.
 
-    That is where steps were not timed, or their energy was not measured where it is an objective. Values are NaN where no plan
-    exists or the rule is undefined, so that samplers skip the point. They are cached, because samplers ask for thousands.
+    That is where steps were not timed. Values are NaN where no plan exists or the rule is undefined, so that samplers skip the
+    point. They are cached, because samplers ask for thousands.
 
     Args:
         price: of such a device for an hour, which a cost is made of.
     """
     if not all(profile.step_times for profile in profiles.values()):
-        return None
-    speeds = spec.objectives.speeds
-    if "energy_j" in speeds and any(law.power is None for profile in profiles.values() for law in profile.all_step_times):
         return None
     fixed, costly = spec.fixed(), _costly(spec)
     length = spec.space.length
@@ -316,7 +306,7 @@ def known_taken(
         depends_on += ["rule", *BETAS]
     names = (*costly, *depends_on)
     defaults = [fixed.get(name) for name in names]
-    cached: dict[Any, tuple[float, ...]] = {}
+    cached: dict[Any, float] = {}
 
     @cache
     def plan(
@@ -326,29 +316,27 @@ def known_taken(
         profile = profiles[key].under(batch_plan)
         return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices, effective_batch)
 
-    def seconds_and_watts(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
-        """The same values as from the trial's setup, without building one: seconds, and watts meanwhile."""
+    def seconds(key: CostKey, values: Mapping[str, Any]) -> float:
+        """The same as from the trial's setup, without building one."""
         effective_batch, devices = int(values["effective_batch"]), int(values["devices"])
         try:
             batch_plan, profile, law, limits = plan(key, effective_batch, devices, values.get("accumulation"))
             if may_be_undefined:
                 optimizer_settings(spec, effective_batch, values.get("epochs", 1.0), values)
             samples_budget = _samples_budget(spec, profile, values[length], batch_plan)
-            if law is None:
-                return math.nan, None
-            known_s = values[length] if length == "train_s" else law.train_s(batch_plan, samples_budget, **limits)
-            return known_s, law.watts(batch_plan)
+            if law is None or length == "train_s":
+                return math.nan if law is None else float(values[length])
+            return law.train_s(batch_plan, samples_budget, **limits)
         except InfeasiblePlanError:
-            return math.nan, None
+            return math.nan
 
-    def taken(parameters: Mapping[str, Any]) -> tuple[float, ...]:
+    def taken(parameters: Mapping[str, Any]) -> float:
         relevant = tuple(map(parameters.get, names, defaults))
         if relevant not in cached:
             values = {**fixed, **parameters}
             key = tuple((name, values[name]) for name in costly)
-            known_s, watts = seconds_and_watts(key, values)
-            each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
-            cached[relevant] = tuple(math.nan if per_second is None else known_s * per_second for per_second in each)
+            per_second = taken_per_second(spec.objectives.speed, int(values["devices"]), price)
+            cached[relevant] = math.nan if per_second is None else seconds(key, values) * per_second
         return cached[relevant]
 
     return taken
@@ -359,7 +347,6 @@ _NO_COST = {
     "schedule",
     "warmup",
     "beta2_scaling",
-    "ema_scaling",
     "evaluations",
     "seed",
     "betas",

@@ -81,7 +81,6 @@ def profile_request(
         devices=spec.devices.counts,
         share=spec.devices.share,
         timing_s=float(spec.budget.profile_s),
-        energy="energy_j" in spec.objectives.speeds,
         others=tuple(others) if spec.budget.profile_s else (),
     )
 
@@ -90,12 +89,12 @@ def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRe
     """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
     low, high = bounds(spec.space.effective_batch)
     request = profile_request(spec, device, cost_keys(spec)[0])
-    return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
+    return replace(request, timing_s=0.0, others=(), shared_batch=round(math.sqrt(low * high)))
 
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
-    parts = (_batches, _length, _examined, _split, _energy, _optimizer, _cost)
+    parts = (_batches, _length, _examined, _split, _optimizer, _cost)
     return [fault for part in parts for fault in part(spec, profile, feasible)]
 
 
@@ -149,20 +148,6 @@ def _split(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Itera
         yield Fault("devices.per_trial", message.format(max(spec.devices.counts)))
     if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
         yield Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}"))
-
-
-def _energy(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
-    names = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
-    if not names:
-        return
-    if not profile.step_times:
-        if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            instead = "Write train_s." if names[0] == "speed" else "Remove second_speed."
-            message = "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0."
-            yield Fault(f"objectives.{names[0]}", f"{message} {instead}")
-    elif any(law.power is None for law in profile.all_step_times):
-        message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
-        yield Fault(f"objectives.{names[0]}", message)
 
 
 def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:

@@ -24,8 +24,6 @@ class TrialFacts:
             betas, eps, epochs, samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
         price: for an hour of what it has of each of its devices, of the kind whose seconds these are.
-        watts: power of all its devices while it trains, on average, of that kind too.
-        measured_energy_j: joules of the full training by the devices' own counters.
         spent: what the devices that its attempts held cost meanwhile.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
@@ -42,8 +40,8 @@ class TrialFacts:
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
-        expected_seconds, expected_second, expected_accuracy, expected_std: what the full budget takes by the study's measures,
-            and the prediction from its learning curve.
+        expected_seconds, expected_accuracy, expected_std: what the full budget takes by the study's measure of speed, and the
+            prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
         front_probability: probability that this mean lies on the front.
@@ -75,8 +73,6 @@ class TrialFacts:
     train_s: float | None = None
     device_s: float | None = None
     price: float | None = None
-    watts: float | None = None
-    measured_energy_j: float | None = None
     spent: float | None = None
     train_s_source: Literal["known", "measured", "retimed"] | None = None
     measured_train_s: float | None = None
@@ -98,7 +94,6 @@ class TrialFacts:
     rung_fraction: float | None = None
     rung_accuracy: float | None = None
     expected_seconds: float | None = None
-    expected_second: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None
     runs: int | None = None
@@ -164,12 +159,12 @@ SEARCHED_FACTS = frozenset(
 )
 # Names that results have beside facts and parameters.
 RESULTS = frozenset(
-    {"accuracy", "all", "attempt", "cost", "ended_at", "energy_j", "on_front", "outcome", "started_at"} | {"trial", "val_loss"}
+    {"accuracy", "all", "attempt", "cost", "ended_at", "on_front", "outcome", "started_at"} | {"trial", "val_loss"}
 )
 # Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
     (
-        *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "peak_bytes", "peak_reserved_bytes"),
+        *("ghost_batch", "model_parameters", "momentum", "peak_bytes", "peak_reserved_bytes"),
         *("resumed_at", "shortened_to", "steps", "stolen_share", "throttled_s", "waited_s"),
     ),
     float,
@@ -383,19 +378,18 @@ class TrialRecord:
 
     def taken(self, speed: Speed) -> float | None:
         """What its training takes by a measure of speed; None if that is unknown."""
-        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price, self.facts.watts)
+        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price)
         return None if self.train_s is None or each is None else self.train_s * each
 
 
-def taken_per_second(speed: Speed, devices: int, price: float | None, watts: float | None) -> float | None:
+def taken_per_second(speed: Speed, devices: int, price: float | None) -> float | None:
     """What a second of training on so many devices is by a measure of speed; None where it depends on something unknown.
 
     Args:
         price: of a device for an hour.
-        watts: power of all of these devices together.
 
-    >>> [taken_per_second(speed, 2, 1.8, 500.0) for speed in ("train_s", "device_s", "cost", "energy_j")]
-    [1.0, 2.0, 0.001, 500.0]
+    >>> [taken_per_second(speed, 2, 1.8) for speed in ("train_s", "device_s", "cost")]
+    [1.0, 2.0, 0.001]
     """
     match speed:
         case "train_s":
@@ -404,8 +398,6 @@ def taken_per_second(speed: Speed, devices: int, price: float | None, watts: flo
             return float(devices)
         case "cost":
             return None if price is None else devices * price / 3600
-        case "energy_j":
-            return watts
 
 
 def counted(records: Iterable[TrialRecord]) -> float:

@@ -18,7 +18,7 @@ from .errors import TaskError, cut, cut_middle
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .study.space import ratio_name
-from .study.training import Training
+from .study.training import Training, training_now
 
 Parameter = bool | int | float | str
 _T = TypeVar("_T")
@@ -49,6 +49,10 @@ class Suggestion:
     parameters: Mapping[str, Parameter]
     notes: Mapping[str, Any] = field(default_factory=dict)
     resumes_from: float = 0.0
+
+
+# Fields of setups that earlier versions have stored, and that change no training.
+FORMER_FIELDS = frozenset({"counts_energy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,6 @@ class TrialSetup:
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
-    counts_energy: bool = False  # read the devices' own counters of energy
     model_folder: str | None = None
     scores_test: bool = True
     ends_by: float | None = None
@@ -148,7 +151,7 @@ class TrialSetup:
     def ema_decay(self, samples: int) -> float:
         """What the average of weights keeps of itself in a step of so many samples; `training.ema` is not None."""
         assert self.training.ema is not None
-        return average_decay(self.training.ema, samples / self.reference_batch, self.training.ema_scaling)
+        return average_decay(self.training.ema, samples / self.reference_batch)
 
     @property
     def learning_rate(self) -> float:
@@ -211,10 +214,10 @@ class TrialSetup:
         optimizer["betas"] = tuple(optimizer["betas"])
         return cls(
             **{
-                **values,
+                **{name: value for name, value in values.items() if name not in FORMER_FIELDS},
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
-                "training": Training.model_validate(values["training"]),
+                "training": Training.model_validate(training_now(values["training"])),
                 "parameters": MappingProxyType(dict(values["parameters"])),
             }
         )

@@ -88,6 +88,11 @@ class Folder:
                 self._answers = {arguments: (time.monotonic(), found)} | dict(list(self._answers.items())[:50])
             return found
 
+    async def of_study(self, name: str, command: str, *options: str) -> Answer:
+        """A command's answer about a study of the folder."""
+        self.study(name)
+        return await self.ask(command, self.path(name), *options)
+
     async def _answer(self, arguments: Sequence[str]) -> Answer:
         async with self._slots:
             command = [sys.executable, "-m", "bsearch", *arguments, "--json"]
@@ -142,7 +147,7 @@ class Folder:
     async def status(self, name: str) -> Answer:
         """A study as it is now, with how the last run that was started here ended."""
         spec, path = self.study(name), self.path(name)
-        found = await self.ask("show", path)
+        found = await self.of_study(name, "show")
         of_study = [(command, run) for command, run in self._runs.items() if command[:2] == ("run", path)]
         if not of_study:
             return found

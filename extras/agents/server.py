@@ -6,7 +6,7 @@ Protocol and kit: https://modelcontextprotocol.io. What the tools say comes from
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +20,6 @@ from ...search.report.stdio.answer import schemas
 from ...spaces.errors import BsearchError, StudyFileError, cut
 from ...spaces.study.spec import Framework, StudySpec
 from .folder import Folder, error_document, text_answer
-
-_CODE = "A study's task is Python code, which this runs with your rights."
 
 
 class _Server(MCPServer):
@@ -46,80 +44,78 @@ def _result(document: Mapping[str, Any]) -> CallToolResult:
     return CallToolResult(content=[text], structured_content=dict(document), is_error="error" in document)
 
 
-def server(root: Path) -> MCPServer:
-    """The server of a folder."""
-    folder, kit = Folder(root), _Server("bsearch", version=__version__, instructions=skill())
+class Tools:
+    """A tool for each method."""
 
-    @kit.tool()
-    async def check(study: str, settings: list[str] = []) -> CallToolResult:  # noqa: B006
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    async def check(self, study: str, settings: Settings = ()) -> CallToolResult:
         """Validate a study file and forecast it: plans, seconds, what limits speed. Settings: KEY=VALUE, as space.width=32."""
-        folder.study(study, settings)
-        return _result(await folder.ask("check", folder.path(study), *(part for one in settings for part in ("--set", one))))
+        self.folder.study(study, settings)
+        changes = [part for one in settings for part in ("--set", one)]
+        return _result(await self.folder.ask("check", self.folder.path(study), *changes))
 
-    @kit.tool()
-    async def run(study: str, trials: int | None = None, settings: list[str] = [], serial: bool = False) -> CallToolResult:  # noqa: B006
+    async def run(self, study: str, trials: int | None = None, settings: Settings = (), serial: bool = False) -> CallToolResult:
         """Start a study, or resume it, and return at once; poll with status. Starting it twice runs it once."""
-        return _result(await folder.run(study, trials, settings, serial))
+        return _result(await self.folder.run(study, trials, settings, serial))
 
-    @kit.tool()
-    async def status(study: str) -> CallToolResult:
+    async def status(self, study: str) -> CallToolResult:
         """Whether a study runs, its trials by outcome, its front, and how its last run ended."""
-        return _result(await folder.status(study))
+        return _result(await self.folder.status(study))
 
-    @kit.tool()
-    async def stop(study: str) -> CallToolResult:
+    async def stop(self, study: str) -> CallToolResult:
         """Stop a study's run on this machine. Nothing is lost: run resumes it."""
-        return _result(await folder.stop(study))
+        return _result(await self.folder.stop(study))
 
-    @kit.tool()
-    async def front(study: str) -> CallToolResult:
+    async def front(self, study: str) -> CallToolResult:
         """The Pareto front of speed against the metric, its best trial, what limits speed, and commands that use it."""
-        folder.study(study)
-        return _result(await folder.ask("show", folder.path(study)))
+        return _result(await self.folder.of_study(study, "show"))
 
-    @kit.tool()
-    async def explain(study: str, trial: int) -> CallToolResult:
+    async def explain(self, study: str, trial: int) -> CallToolResult:
         """One trial: its settings, its learning curve, its attempts and errors."""
-        folder.study(study)
-        return _result(await folder.ask("show", folder.path(study), "--pick", str(trial)))
+        return _result(await self.folder.of_study(study, "show", "--pick", str(trial)))
 
-    @kit.tool()
-    async def ask(source: str, until: float | None = None) -> CallToolResult:
-        """What trials, or a table of runs that exist, can tell: best rates by batch, noise, blow-ups, the next runs; with
-        until, the samples that it takes to reach a value of the metric.
+    async def ask(self, source: str, until: float | None = None) -> CallToolResult:
+        """What a study's trials, or a table of runs that exist, can tell: best rates by batch, noise, blow-ups, the next runs;
+        with until, the samples that it takes to reach a value of the metric.
         """
         if source.endswith((".yaml", ".yml")):
-            folder.study(source)
+            self.folder.study(source)
         options = () if until is None else ("--until", repr(until))
-        return _result(await folder.ask("ask", folder.path(source), *options))
+        return _result(await self.folder.ask("ask", self.folder.path(source), *options))
 
-    @kit.tool()
     async def compare(
-        study: str, change: str | None = None, against: str | None = None, trials: int | None = None, margin: float = 0.0
+        self, study: str, change: str | None = None, against: str | None = None, trials: int | None = None, margin: float = 0.0
     ) -> CallToolResult:
         """Whether a change is better, each side at its best settings: study with change, another study file; or study as it is
-        now against a git revision. Says better, worse or cannot tell; "running" where it is not settled yet: ask again.
+        now against a git revision. Says better, worse or cannot tell; pending where it is not settled yet: ask again.
         """
         if (change is None) == (against is None):
             raise StudyFileError("compare: expected change or against, one of them")
-        spec = folder.study(study)
-        sides = [folder.path(study)] if change is None else [folder.path(study), folder.path(change)]
-        if change is not None:
-            folder.study(change)
+        names = [study] if change is None else [study, change]
+        specs = [self.folder.study(name) for name in names]
         options = [] if against is None else [f"--against={against}"]
         options += [] if trials is None else ["--trials", str(trials)]
-        return _result(await folder.compare(sides, spec.study, [*options, "--margin", repr(margin), "--serial"]))
+        options += ["--margin", repr(margin), "--serial"]
+        return _result(await self.folder.compare([*map(self.folder.path, names)], specs[0].study, options))
 
-    @kit.tool()
-    async def export(study: str, to: Framework, trial: int) -> CallToolResult:
+    async def export(self, study: str, to: Framework, trial: int) -> CallToolResult:
         """A trial's settings for another library, as text to paste."""
-        folder.study(study)
-        return _result(await folder.text("export", folder.path(study), "--to", to, "--pick", str(trial)))
+        self.folder.study(study)
+        return _result(await self.folder.text("export", self.folder.path(study), "--to", to, "--pick", str(trial)))
 
-    for tool in ("check", "run", "compare"):
-        described = kit._tool_manager.get_tool(tool)
-        assert described is not None
-        described.description = f"{described.description} {_CODE}"
+
+Settings = Sequence[str]
+
+
+def server(root: Path) -> MCPServer:
+    """The server of a folder."""
+    tools, kit = Tools(Folder(root)), _Server("bsearch", version=__version__, instructions=skill())
+    for tool in (tools.check, tools.run, tools.compare):
+        kit.add_tool(tool, description=f"{tool.__doc__} A study's task is Python code, which this runs with your rights.")
+    for tool in (tools.status, tools.stop, tools.front, tools.explain, tools.ask, tools.export):
+        kit.add_tool(tool)
 
     @kit.resource("bsearch://schemas/{name}", mime_type="application/json")
     def schema(name: Literal["study", "answers"]) -> str:

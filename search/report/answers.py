@@ -30,7 +30,7 @@ _CERTAINTY = ("runs", "mean_low", "mean_high", "front_probability", "ties", "sto
 def trial_summary(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     """What a decision needs of a trial: its results with their uncertainty, its plan, and its searched parameters."""
     known = trial_document(record, front)
-    names = ("trial", "outcome", *front.speeds, front.metric, *PLAN_COLUMNS, *record.parameters, *_CERTAINTY)
+    names = ("trial", "outcome", front.speed, front.metric, *PLAN_COLUMNS, *record.parameters, *_CERTAINTY)
     return {name: known[name] for name in dict.fromkeys(names) if known.get(name) is not None}
 
 

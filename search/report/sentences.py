@@ -91,10 +91,9 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         if left
         else ""
     )
-    rival = "no setting that takes no more by either measure" if front.second_speed else "no equally fast or faster setting"
     return (
         f"{front.metric} is the mean over seeds, +/- half the width of its {CONFIDENCE:.0%} interval; first runs are corrected "
-        f"for selection bias, estimated from the repeats; on front: the probability that {rival} is "
+        f"for selection bias, estimated from the repeats; on front: the probability that no equally fast or faster setting is "
         "better; = N: tied with the faster trial N." + missing
     )
 
@@ -148,7 +147,7 @@ def best_sentence(front: ParetoFront, *, alike: bool = False) -> str | None:
 def step_sentence(front: ParetoFront) -> str | None:
     """What the next faster member would save and cost, in a sentence; None where there is none."""
     nearly = fastest_within(front, NEARLY_BEST) if front.trials else None
-    faster = [trial for trial in front.curve if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)]
+    faster = [trial for trial in front.trials if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)]
     if nearly is None or not faster or nearly.accuracy is None or faster[-1].accuracy is None:
         return None
     next_s, near_s = front.taken(faster[-1]) or 0.0, front.taken(nearly) or 0.0

@@ -74,11 +74,11 @@ def with_trials_per_device(
 ) -> StudySpec:
     """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
 
-    One trial per device on CPUs, whose cores trials do not share, and where energy is counted, which is measured per device.
+    One trial per device on CPUs, whose cores trials do not share.
     """
     if not spec.devices.auto_share:
         return spec
-    if runner.device == "cpu" or not runner.shares_devices or "energy_j" in spec.objectives.speeds:
+    if runner.device == "cpu" or not runner.shares_devices:
         return spec.with_trials_per_device(1)
     alone = spec.with_cores(runner.cores)
     kind = spec.devices.time_on if spec.devices.time_on in runner.kinds else runner.kinds[0]
@@ -117,8 +117,7 @@ def _profiles_of(
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
         known = tables.profile(about)
         shared = known is not None and first_run and any(law.others or law.stolen for law in known.all_step_times)
-        # Where energy could not be read, what was missing may be there now; earlier versions examined nothing.
-        again = known is not None and (shared or known.no_energy or known.examination is None)
+        again = known is not None and (shared or known.examination is None)  # earlier versions examined nothing
         if known is None or again or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:

@@ -300,7 +300,7 @@ class StudyRun:
         assert last is not None
         facts = replace(
             self._early_stopping.rung_facts(setup.number),
-            expected_seconds=self._taken(attempt, last)[0],
+            expected_seconds=self._taken(attempt, last),
             train_s=last.elapsed_s / setup.share_of(last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
         )
@@ -327,7 +327,7 @@ class StudyRun:
             self.tables.update_setup(setup)
         shared = self.spec.devices.share < 1
         expected_s = self._planner.expected_s(attempt)
-        result = result_of(attempt, outcome, expected_s, self.spec.objectives.speeds, self._price, shared)
+        result = result_of(attempt, outcome, expected_s, self.spec.objectives.speed, self._price, shared)
         facts = result.facts | prediction | TrialFacts(spent=self.spending.of(number))
         if shortened or by_clock:
             facts |= TrialFacts(epochs=attempt.setup.epochs, samples_budget=attempt.setup.samples_budget)
@@ -514,21 +514,19 @@ class StudyRun:
         self.tables.end_left_attempts(self.name, record.number, stopped)
         return self.tables.attempts_begun(self.name, record.number)
 
-    def _taken(self, attempt: Attempt, measurement: Measurement) -> list[float]:
+    def _taken(self, attempt: Attempt, measurement: Measurement) -> float:
         """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""
         train_s = attempt.known_s
         if train_s is None:
             train_s = measurement.elapsed_s / attempt.setup.share_of(measurement)
-        return taken_by(self.spec.objectives.speeds, train_s, attempt, self._price)
+        return taken_by(self.spec.objectives.speed, train_s, attempt, self._price)
 
     def _load_curves(self) -> None:
         """Read the curves of trials that ended before from the database."""
         curves = self.tables.curves(self.name)
         for record in (*self.ended.done, *self.ended.paused.values()):
-            measured, budget = map(record.taken, self.spec.objectives.speeds), record.facts.samples_budget
-            taken = [amount for amount in measured if amount is not None]
-            known = len(taken) == len(self.spec.objectives.speeds)
-            if record.outcome in ("complete", "stopped", "paused") and known and budget:
+            taken, budget = record.taken(self.spec.objectives.speed), record.facts.samples_budget
+            if record.outcome in ("complete", "stopped", "paused") and taken is not None and budget:
                 curve = [(min(seen / budget, 1.0), value) for seen, value in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, taken, curve, done=record.outcome == "complete")
                 if record.outcome == "complete" and record.facts.rung_fraction is not None:
@@ -571,7 +569,7 @@ class StudyRun:
 
     def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, watts=attempt.watts)
+        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price)
 
 
 def gain_sentence(gain: float) -> str:

@@ -55,7 +55,6 @@ class DeviceProfile:
             factor; the laws do not hold for it.
         sharing: total samples per second by the number of runs side by side on the device, where that was asked for.
         note: why memory is not known, where it could have been.
-        no_energy: why energy is not known, where it was asked for.
         neighbours: what other programs held of the GPU while it was profiled, as a sentence; empty: nothing, or not known.
         activation_checkpointing: what the laws hold for: the least that fits.
         embedding: the same of a loss over a whole batch's embeddings: "whole" where they are of a single micro-batch.
@@ -92,7 +91,6 @@ class DeviceProfile:
     timing_s: float = 0.0
     sharing: tuple[tuple[int, float], ...] = ()
     note: str = ""
-    no_energy: str = ""
     neighbours: str = ""
     validates_on_training: bool = False
     activation_checkpointing: ActivationCheckpointing = "none"
@@ -265,7 +263,6 @@ class ProfileRequest:
         devices: the numbers of devices that a trial may have.
         share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
-        energy: measure the devices' power too.
         shared_batch: measure how many trials to run on one GPU, with this effective batch; 0: do not.
         others: parameters and values that trials may use instead, each with all parameters then; expected to cost the same.
     """
@@ -277,7 +274,6 @@ class ProfileRequest:
     devices: tuple[int, ...] = (1,)
     share: float = 1.0
     timing_s: float = 0.0
-    energy: bool = False
     shared_batch: int = 0
     others: tuple[tuple[str, Parameter, Mapping[str, Parameter]], ...] = ()
 
@@ -301,7 +297,6 @@ class ProfileRequest:
             "share": self.share,
             "timing_s": self.timing_s,
             # Requests of earlier versions are found as they are.
-            **({"energy": True} if self.energy else {}),
             **({"shared_batch": self.shared_batch} if self.shared_batch else {}),
             "others": [list(pair) for pair in self.others],
         }
@@ -316,7 +311,6 @@ class ProfileRequest:
             devices=tuple(values["devices"]),
             share=values["share"],
             timing_s=values["timing_s"],
-            energy=values.get("energy", False),
             shared_batch=values.get("shared_batch", 0),
             others=tuple((name, value, parameters) for name, value, parameters in values["others"]),
         )

@@ -34,7 +34,7 @@ from ..domain import (
 from ..errors import near_miss
 from ..learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from ..schedule import SCHEDULES
-from .training import Beta2Scaling, EmaScaling, Precision
+from .training import Beta2Scaling, Precision
 
 # What may say how long a training is: one of them in each study.
 LENGTHS = ("epochs", "samples", "tokens", "steps", "train_s")
@@ -158,11 +158,6 @@ class Space(Section):
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
         None, description="Exponent of the rule `power`: 0 is constant, 0.5 is sqrt, 1 is linear."
     )
-    timescale_exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
-        None,
-        description="Exponent m of the rule `adamw_tau`, whose timescale tau scales as samples**m: 0 keeps it constant; -0.527 "
-        "was fitted to language-model pre-training.",
-    )
     noise_batch: Annotated[AnyDomain, *_POSITIVE] | None = Field(
         None,
         description="The batch, in samples, at which gradient noise is as large as the gradient; required by the rules "
@@ -218,9 +213,6 @@ class Space(Section):
     )
     ema: Annotated[AnyDomain, AfterValidator(_inside_one)] | None = Field(
         None, description="Searched instead of `training.ema`."
-    )
-    ema_scaling: Annotated[AnyDomain, AfterValidator(_each_of(get_args(EmaScaling)))] | None = Field(
-        None, description="Searched instead of `training.ema_scaling`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas."

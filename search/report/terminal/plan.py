@@ -80,7 +80,7 @@ def _rates(spec: StudySpec, batch: int) -> list[dict[str, Any]]:
     return found
 
 
-_OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent"})
+_OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batch"})
 
 
 def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:

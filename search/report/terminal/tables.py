@@ -20,7 +20,7 @@ def front_table(front: ParetoFront, target: float | None = None) -> Fitted:
 
 def worth_of_front(front: ParetoFront) -> tuple[str, ...]:
     """Columns of trials that are needed most: what is decided by, then the settings to copy, then how sure they are."""
-    results = (front.metric, *front.speeds, "reaches", "effective_batch", "learning_rate")
+    results = (front.metric, front.speed, "reaches", "effective_batch", "learning_rate")
     return ("trial", "run", "outcome", *results, "", "+/-", "rule", "epochs", "on\nfront", "runs")
 
 
