@@ -6,7 +6,7 @@ Protocol and kit: https://modelcontextprotocol.io. What the tools say comes from
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -112,9 +112,11 @@ Settings = Sequence[str]
 def server(root: Path) -> MCPServer:
     """The server of a folder."""
     tools, kit = Tools(Folder(root)), _Server("bsearch", version=__version__, instructions=skill())
-    for tool in (tools.check, tools.run, tools.compare):
+    runs_code: Sequence[Callable[..., Any]] = (tools.check, tools.run, tools.compare)
+    reads: Sequence[Callable[..., Any]] = (tools.status, tools.stop, tools.front, tools.explain, tools.ask, tools.export)
+    for tool in runs_code:
         kit.add_tool(tool, description=f"{tool.__doc__} A study's task is Python code, which this runs with your rights.")
-    for tool in (tools.status, tools.stop, tools.front, tools.explain, tools.ask, tools.export):
+    for tool in reads:
         kit.add_tool(tool)
 
     @kit.resource("bsearch://schemas/{name}", mime_type="application/json")
