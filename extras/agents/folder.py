@@ -206,7 +206,7 @@ def _read(out: str, err: str, code: int) -> Answer:
     """The last answer in what a command printed."""
     for line in (*reversed(out.splitlines()), *reversed(err.splitlines())):
         if line.startswith('{"answer"'):
-            return json.loads(line)  # type: ignore[no-any-return]
+            return _with_schema(json.loads(line))
     return error_document(OutputError(f"expected an answer, got exit code {code}: {cut(err.strip()[-400:])}"))
 
 
@@ -215,9 +215,13 @@ def _last(log: Path, code: int) -> Answer:
 
 
 def error_document(error: BsearchError) -> Answer:
-    """An error as commands answer it; of a study file with the place of its schema."""
-    document: Answer = json.loads(error_answer(error))
-    return {**document, "schema": _SCHEMA} if isinstance(error, StudyFileError) else document
+    """An error as commands answer it; of a study with the place of the schema of study files."""
+    return _with_schema(json.loads(error_answer(error)))
+
+
+def _with_schema(document: Answer) -> Answer:
+    is_of_study = document.get("error", {}).get("kind") == "study"
+    return {**document, "schema": _SCHEMA} if is_of_study else document
 
 
 async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
