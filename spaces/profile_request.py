@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from .domain import applying, bounds, values_of
@@ -17,7 +15,7 @@ from .learning_rate import (
     with_beta2_half_life,
 )
 from .plan import BatchPlan
-from .planning import CostKey, cost_keys, first_values, training_of
+from .planning import CostKey, first_values, training_of
 from .study.spec import StudySpec
 from .study.training import BETAS
 from .trial import TrialSetup
@@ -83,13 +81,6 @@ def profile_request(
         timing_s=float(spec.budget.profile_s),
         others=tuple(others) if spec.budget.profile_s else (),
     )
-
-
-def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRequest:
-    """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
-    low, high = bounds(spec.space.effective_batch)
-    request = profile_request(spec, device, cost_keys(spec)[0])
-    return replace(request, timing_s=0.0, others=(), shared_batch=round(math.sqrt(low * high)))
 
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:

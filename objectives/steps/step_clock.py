@@ -40,8 +40,7 @@ def trains_alone(setup: TrialSetup) -> bool:
 
 
 class StepClock:
-    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and what kept it from
-    a core.
+    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and waits for a core.
 
     Some steps are not representative: the first of each size (kernel selection, compilation, loader start) and those in
     which bytes are counted. Each is charged the mean time of the other steps. Under a memory limit, which on a CPU is that of

@@ -233,16 +233,16 @@ def _facts(text: Any, info: ValidationInfo) -> TrialFacts:
 
 def _values(values: list[float] | None, info: ValidationInfo) -> tuple[float, ...] | None:
     """A trial's values: seconds or another measure first, the metric second. Earlier versions had a third, another measure."""
-    outcome, facts, speed = info.data.get("outcome"), info.data.get("facts", TrialFacts()), (info.context or {})["speed"]
+    outcome, facts, study = info.data.get("outcome"), info.data.get("facts", TrialFacts()), info.context or {}
     if values is None:
         if outcome == "complete":
             raise Unreadable("objectives: expected the values of a complete trial, got none")
         return None
-    if len(values) not in (2, 3):
-        raise Unreadable(f"objectives: expected 2 numbers, got {cut(repr(values), 60)}")
+    if len(values) != study["values"]:
+        raise Unreadable(f"objectives: expected {study['values']} numbers, got {cut(repr(values), 60)}")
     for place, value in enumerate(values):
         _number("objectives", value, least=-_LARGEST if place == 1 else 0)
-    if outcome == "complete" and speed == "cost" and facts.price is None:
+    if outcome == "complete" and study["speed"] == "cost" and facts.price is None:
         raise Unreadable("facts: expected what cost follows from, got none")
     return tuple(map(float, values[:2]))  # an integer may be too large for NumPy
 
@@ -275,12 +275,13 @@ def _of_now(objectives: Mapping[str, Any]) -> dict[str, Any]:
     return {**now, "speed": "train_s"} if now.get("speed") == "energy_j" else now
 
 
-def objectives_of(spec: str | None) -> Objectives | None:
-    """A stored study's objectives, by the text of its spec; None where that cannot be read."""
+def objectives_of(spec: str | None) -> tuple[Objectives | None, int]:
+    """A stored study's objectives by the text of its spec, None where it cannot be read, and how many values trials have."""
     try:
-        return Objectives.model_validate(_of_now(json.loads(spec or "")["objectives"]))
+        stored = json.loads(spec or "")["objectives"]
+        return Objectives.model_validate(_of_now(stored)), 2 if stored.get("second_speed") is None else 3
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+        return None, 2
 
 
 def trials_of(
@@ -289,6 +290,7 @@ def trials_of(
     objectives: Objectives | None,
     known: Mapping[int, TrialRecord],
     attempted: Any = None,
+    values: int = 2,
 ) -> list[TrialRecord]:
     """A study's trials by number, from 0 without gaps: one whose row is missing or cannot be read is `unreadable`.
 
@@ -297,13 +299,14 @@ def trials_of(
         objectives: of the study; None where they are not known.
         known: trials as they were read before.
         attempted: the largest number among the study's attempts.
+        values: of each trial.
     """
     found = dict(known)
     direction: Direction = "maximize" if objectives is None else objectives.metric.direction
     numbered = readable(schema.trials, rows, lambda row: (_number("number", row["number"], whole=True), row))
     for number, row in numbered:
         try:
-            found[number] = _TrialRow.of(row, speed=objectives and objectives.speed).record(direction)
+            found[number] = _TrialRow.of(row, speed=objectives and objectives.speed, values=values).record(direction)
         except Unreadable as error:
             found[number] = _unreadable(number, str(error))
     places, count = sorted(found), 0

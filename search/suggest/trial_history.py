@@ -105,11 +105,7 @@ def _below_front(taken: Array, score: Array) -> Array:
 
 
 def front_places(taken: Array, score: Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of the trials that no other beats; of equal trials, all are included.
-
-    Args:
-        taken, score: (n,); of score, higher is better.
-    """
+    """Indices of the trials that no other beats, by what they take and score (n,); of equal trials, all are included."""
     return np.sort(np.array(front_members(np.column_stack([taken, -score]).tolist()), dtype=np.int64))
 
 

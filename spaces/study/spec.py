@@ -180,11 +180,6 @@ class StudySpec(Section):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
 
-    def with_trials_per_device(self, trials: int) -> Self:
-        """The study with `devices.per_trial: auto` resolved to so many trials on each device."""
-        share = Fixed(value=1 / trials if trials > 1 else 1)
-        return self.model_copy(update={"devices": self.devices.model_copy(update={"per_trial": share})})
-
     def with_cores(self, cores: int) -> Self:
         """The study with `devices.cpus: auto` resolved."""
         return self.model_copy(update={"devices": self.devices.model_copy(update={"cpus": cores})})

@@ -141,8 +141,8 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ),
         (
             "per_trial: 1",
-            "per_trial: atuo",
-            "devices.per_trial: expected a number of devices, a share of a GPU such as 0.5, or auto; got 'atuo'",
+            "per_trial: auto",
+            "devices.per_trial: expected a number of devices, or a share of a GPU such as 0.5; got 'auto'",
         ),
         ("per_trial: 1", "per_trial: [0.5, 1]", "devices.per_trial: expected an integer >= 1, got 0.5"),
         (
