@@ -64,7 +64,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 )
 @click.argument("sources", metavar="SOURCE|STUDY...", nargs=-1, required=True, shell_complete=study_files)
-@batch_option("its best rate; may be repeated.")
+@batch_option("its best rate, or the data to a target at it; may be repeated.")
 @until_option("the data that a study needs until then, by batch.")
 @scale_option
 @click.option(
@@ -132,7 +132,7 @@ def groups_of(
     """A study, or the studies that a source's runs become."""
     if is_study(source):
         return None, [(opened(source), None)]
-    columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown)
+    columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown, targets=True)
     return columns, [(as_study(group), group) for group in found]
 
 
@@ -144,12 +144,16 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Print what each group of runs says."""
+    from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.terminal.ask import group_parts, verdict_document
 
     console, documents = terminal(as_json), []
     for study, group in groups:
-        answers = verdicts(study, timed=group is None or group.timed, batches=batches)
+        if group is not None and group.to_target:
+            answers = target_verdicts(study, group.to_target, batches)
+        else:
+            answers = verdicts(study, timed=group is None or group.timed, batches=batches)
         documents.append(verdict_document(study, group, answers))
         for part in () if as_json else group_parts(source, study, group, answers, several=len(groups) > 1, short=bool(batches)):
             console.print(part)
@@ -176,7 +180,7 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     from ..search.report.terminal.ask import samples_document, samples_parts
 
     if not is_study(source):
-        raise click.UsageError(f"--until: expected a study, got {source}")
+        raise click.UsageError(f"--until: expected a study, got {source}; a table of runs to a target says itself what it is")
     study = opened(source)
     with located_faults(None if is_url(source) else Path(named(source)[0])):
         found = study_samples(study.name, study.spec, study.records, until, batches)
@@ -221,13 +225,16 @@ def _read(
     console: Console | None,
     *,
     shown: bool = True,
+    targets: bool = False,
 ) -> tuple[Columns, list[Imported]]:
     """A source's runs, by the meaning of its names, which are shown first; what is unclear is asked for on a terminal.
 
     Args:
         console: None: nothing is shown and nothing asked.
         shown: also names of which all are clear.
+        targets: runs to a target are read as such.
     """
+    from ..search.laws.runs_table import to_target
     from ..search.report.terminal.ask import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
@@ -239,7 +246,10 @@ def _read(
     runs, meanings = without(every, meanings)
     while True:
         try:
-            columns = columns_of(source, runs, mapped=meanings, direction=direction)
+            if targets and (found := to_target(source, runs, meanings)) is not None:
+                runs, columns = found
+            else:
+                columns = columns_of(source, runs, mapped=meanings, direction=direction)
             break
         except UnclearColumnsError as error:
             if console is not None:
@@ -292,7 +302,8 @@ def as_study(found: Imported) -> StoredStudy:
     from ..search.store.stored import StoredStudy, study_identity
 
     spec = found.spec
-    records = told_apart(found.records)
+    # Slow ways to a target are no blow-ups.
+    records = found.records if found.to_target else told_apart(found.records)
     identity = study_identity(spec, "imported")
     return StoredStudy("", spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
 

@@ -35,7 +35,8 @@ class Verdict:
     """An answer, or silence.
 
     Args:
-        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`.
+        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`; of runs to a target
+            also `reached`, `best batch` or `data to target`.
         text: the answer, or why there is none.
         runs: that it stands on.
         silent: the runs cannot say.
@@ -80,6 +81,11 @@ def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> 
     if on < settings:
         text += f"; {rest} beaten by one that was as fast and at least as good"
     return Verdict("front", text, len(complete), data={"members": members})
+
+
+def best_rate_verdict(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
+    """The best rate at a few batches, by the study's metric."""
+    return _best_rate(*_rates(study, complete, ()), ())
 
 
 def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]) -> tuple[BestRates | None, str]:
