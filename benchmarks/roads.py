@@ -6,8 +6,8 @@ A `Task` and a `Loop` beside the plainest loop (shuffle, index tensors, cross-en
 Face's adapter beside `transformers.Trainer`, Lightning's beside `lightning.Trainer`, each pair with the same model, data,
 optimizer and number of steps. A round is a whole training of each in one process, in alternating order; a step's time is the
 mean CPU time of the training thread, of the steps after the tenth, so that waiting for a core does not count; printed is the
-median over the rounds of the ratio within one, with the 95 % interval of that median. Memory is the growth of the resident set from before the training to its peak. The fixed cost is the CPU time of a
-training of one step.
+median over the rounds of the ratio within one, with the 95 % interval of that median. Memory is the growth of the resident set
+from before the training to its peak. The fixed cost is the CPU time of a training of one step.
 """
 
 from __future__ import annotations
