@@ -17,7 +17,7 @@ import numpy as np
 from scipy.linalg import block_diag
 from scipy.special import ndtr
 
-from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
+from ..analysis.gaussian_process import Array, Bowls, GaussianProcess, Plain, Structure, conditioned, fitted
 from ..analysis.score_scale import ScoreScale
 from .pausing import GapKernel
 from .priors.batch_rate_prior import BatchRate, ScorePrior, SecondsPrior
@@ -94,7 +94,7 @@ class FrontModel:
         # Logs of the most that a candidate takes by each measure, where the last strips end.
         self.most = np.full(self.log_taken.shape[1], -math.inf)
         self._last, self._ended, self._floor = last, ended, floor
-        self._structures: dict[str, Structure] = {}
+        self._structures: dict[str, Structure] = {"score": Bowls(self.points.shape[1])}
         if place is not None:
             self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"score": ScorePrior(place)}
         self._set_score(observations, place)
