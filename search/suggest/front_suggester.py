@@ -168,7 +168,11 @@ class FrontSuggester(Suggester):
     def _too_few(self, observations: Observations) -> bool:
         """Whether the next points are among the first, which no model chooses."""
         place = self._place
-        first = min(self.transform.parameters + _FIRST, _MOST_FIRST) if place is None else first_points(self._known_seconds is not None)
+        first = (
+            min(self.transform.parameters + _FIRST, _MOST_FIRST)
+            if place is None
+            else first_points(self._known_seconds is not None)
+        )
         first += ANCHORS if place is not None and self._pauses else 0
         return len(observations.points) + len(observations.paused) < first
 
