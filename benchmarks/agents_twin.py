@@ -307,6 +307,23 @@ class Surrogate:
         return float(min(bits + np.interp(bits, at, spread) * rng.standard_normal(), WORST))
 
 
+def held_out(rows: list[dict[str, Any]]) -> None:
+    """Print how well fifths of the table are predicted from the rest."""
+    from scipy.stats import spearmanr
+
+    order, bits = np.random.default_rng(0).permutation(len(rows)), np.array([row["bits"] for row in rows])
+    predicted = np.zeros(len(rows))
+    for part in range(5):
+        left_out = order[part::5]
+        rest = [rows[place] for place in np.setdiff1d(order, left_out)]
+        predicted[left_out] = Surrogate.of(rest).bits([rows[place] for place in left_out])
+    for name, some in (("all", bits < np.inf), ("the better half", bits < np.median(bits))):
+        missed, spread = predicted[some] - bits[some], bits[some] - bits[some].mean()
+        rank, share = spearmanr(predicted[some], bits[some])[0], 1 - missed @ missed / (spread @ spread)
+        print(f"{len(rows)} trainings, held out, {name}: rank correlation {rank:.3f}, R² {share:.3f}")
+    print("run noise at bits: " + ", ".join(f"{spread:.3f} at {at:.2f}" for at, spread in noise_of(rows)))
+
+
 def features(settings: list[dict[str, Any]]) -> np.ndarray:
     """Coordinates of settings with `steps`, (n, d): about 1 wide."""
     rows = [
@@ -328,11 +345,11 @@ def features(settings: list[dict[str, Any]]) -> np.ndarray:
 
 def scaled(bits: np.ndarray) -> np.ndarray:
     """Where good settings differ as much as bad ones."""
-    return np.log(bits - 2.9)
+    return np.log(bits - 2.6)
 
 
 def unscaled(values: np.ndarray) -> np.ndarray:
-    return np.minimum(np.exp(values) + 2.9, WORST)
+    return np.minimum(np.exp(values) + 2.6, WORST)
 
 
 def noise_of(rows: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
@@ -373,6 +390,7 @@ class Searched:
 
     settings: list[dict[str, Any] | None]
     bits: list[float]  # true ones, by the surrogate; NaN where lost
+    measured: list[float]  # with the noise of a run; infinite where lost
     asks_s: list[float]
 
 
@@ -441,22 +459,24 @@ def by_optuna(way: str, seed: int, trials: int, run: Trial, asks_s: list[float])
 
 
 def searched(way: str, seed: int, trials: int, surrogate: Surrogate) -> Searched:
-    rng, result = np.random.default_rng((seed, 2)), Searched([], [], [])
+    rng, result = np.random.default_rng((seed, 2)), Searched([], [], [], [])
 
     def run(setting: Mapping[str, Any], device_batch: int) -> float | None:
         if device_batch < 1:
             result.settings.append(None)
             result.bits.append(math.nan)
+            result.measured.append(math.inf)
             return None
         result.settings.append({**setting, "steps": steps_of(setting, device_batch)})
         result.bits.append(float(surrogate.bits([result.settings[-1]])[0]))
-        return surrogate.run(result.bits[-1], rng)
+        result.measured.append(surrogate.run(result.bits[-1], rng))
+        return result.measured[-1]
 
     (by_bsearch if way.startswith("bsearch") else by_optuna)(way, seed, trials, run, result.asks_s)
     return result
 
 
-WAYS = ["random", "tpe", "gp", "cmaes", "tpe-planned", "gp-planned", "bsearch", "bsearch-ratios", "bsearch-timed"]
+WAYS = ["random", "tpe", "tpe-planned", "cmaes", "bsearch", "bsearch-ratios", "bsearch-timed", "gp", "gp-planned"]
 AFTER = (10, 25, 50)
 
 
@@ -471,29 +491,47 @@ def cell(values: np.ndarray) -> str:
 
 def compare(ways: list[str], seeds: int, surrogate: Surrogate, rows: list[dict[str, Any]]) -> dict[str, list[Searched]]:
     """Search by each way, and print."""
-    best_known = float(surrogate.bits(rows).min())
     found: dict[str, list[Searched]] = {}
     reached: dict[str, np.ndarray] = {}
-    print(f"{'bits per byte after trials':<18}" + "".join(f"{count:>18}" for count in AFTER) + "    way  lost  ask ms")
+    print(f"{'bits after trials':<16}" + "".join(f"{count:>19}" for count in AFTER) + "     lost   ask ms")
     for way in ways:
         found[way] = [searched(way, seed, max(AFTER), surrogate) for seed in range(seeds)]
         reached[way] = np.array([best_after(result) for result in found[way]])
-        random = np.median(reached.get("random", reached[way]), axis=0)
-        shares = (random - reached[way].mean(axis=0)) / (random - best_known)
         lost = np.mean([np.isnan(result.bits) for result in found[way]])
         asks_ms = 1e3 * np.median([each for result in found[way] for each in result.asks_s[-5:]])
         figures = "  ".join(cell(column) for column in reached[way].T)
-        print(
-            f"{way:<18}  {figures}  " + " ".join(f"{share:.2f}" for share in shares) + f"  {lost:4.0%}  {asks_ms:.0f}",
-            flush=True,
-        )
-        if "tpe" in reached and way not in ("random", "tpe"):
-            print(
-                f"{'   less tpe':<18}  " + "  ".join(cell(column) for column in (reached[way] - reached["tpe"]).T), flush=True
-            )
+        print(f"{way:<16}  {figures}  {lost:7.1%}  {asks_ms:6.0f}", flush=True)
+        for other in ("tpe", "tpe-planned"):
+            if other in reached and way.startswith(("bsearch", "gp")):
+                less = "  ".join(cell(column) for column in (reached[way] - reached[other]).T)
+                print(f"{'   less ' + other:<16} {less}", flush=True)
     if {"bsearch", "bsearch-ratios"} <= set(reached):
         print(f"ratios after 25 less free rates after 50: {cell(reached['bsearch-ratios'][:, 1] - reached['bsearch'][:, 2])}")
+    if "random" in reached:
+        known = min(float(surrogate.bits(rows).min()), *(float(values.min()) for values in reached.values()))
+        middle = np.median(reached["random"], axis=0)
+        print(f"share of the way from random search's median to the best known, {known:.3f}:")
+        for way, values in reached.items():
+            print(f"{way:<16}" + "".join(f"{share:7.2f}" for share in (middle - values.mean(axis=0)) / (middle - known)))
     return found
+
+
+def verify(found: dict[str, list[Searched]], count: int) -> None:
+    """Train the setting that each search measured as best of so many trials, with a seed of its own, and print."""
+    import torch
+
+    torch.set_num_threads(1)
+    for way, results in found.items():
+        true, predicted = [], []
+        for result in results:
+            best = int(np.argmin(result.measured[:count]))
+            setting = result.settings[best]
+            if setting is not None:
+                true.append(trained(setting, setting["steps"], seed=77))
+                predicted.append(result.bits[best])
+        print(
+            f"{way:<16}  trained anew after {count}: {cell(np.array(true))}, predicted {cell(np.array(predicted))}", flush=True
+        )
 
 
 def main() -> None:
@@ -501,6 +539,7 @@ def main() -> None:
     parser.add_argument("--make", type=float, metavar="MINUTES", help="train and append to the table")
     parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--verify", action="store_true", help="also train the best setting of each search after 25 trials")
     options = parser.parse_args()
     if options.make:
         make(options.make)
@@ -510,8 +549,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rows = table()
-    surrogate = Surrogate.of(rows)
-    compare(options.ways, options.seeds, surrogate, rows)
+    held_out(rows)
+    found = compare(options.ways, options.seeds, Surrogate.of(rows), rows)
+    if options.verify:
+        verify(found, 25)
 
 
 if __name__ == "__main__":
