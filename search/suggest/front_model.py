@@ -89,7 +89,8 @@ class FrontModel:
         self.most = -math.inf  # log of the most that a candidate takes, where the last strip ends
         self._last, self._ended, self._floor = last, ended, floor
         # Of one or two parameters, the vague prior found more of Zeus's batches.
-        self._structures: dict[str, Structure] = {"score": Bowls(width)} if (width := self.points.shape[1]) > 2 else {}
+        width = self.points.shape[1]
+        self._structures: dict[str, Structure] = {"score": Bowls(width)} if width > 2 else {}
         if place is not None:
             self._structures = {"seconds": SecondsPrior(place), "score": ScorePrior(place)}
         self._set_score(observations, place)
