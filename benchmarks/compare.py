@@ -134,7 +134,7 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
     first = plain(problem)
     second = plain(other) if change == "wsd" else changed(problem, change, deviation)
     sides = searched(first, runs, 2 * seed), searched(second, runs, 2 * seed + 1)
-    domains = {
+    wide = {
         name: {
             **domain,
             "low": min(domain["low"], second.space[name]["low"]),
@@ -142,10 +142,11 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
         }
         for name, domain in first.space.items()
     }
-    space = SearchSpace.of(domains_of(domains))
-    for looked in zip(*sides, strict=True):
-        found = difference(SpaceTransform(space.searched), looked, seed)
-        if verdict(found) != "cannot tell":
+    common, *own = (SpaceTransform(SearchSpace.of(domains_of(one)).searched) for one in (wide, first.space, second.space))
+    spaces = [(common, common), (own[0], own[1])]
+    for looked, target in zip(zip(*sides, strict=True), targets(runs), strict=True):
+        found = difference(spaces, looked, seed)
+        if verdict(found, share=target / runs) != "cannot tell":
             break
     sides = looked
     rng = np.random.default_rng(seed)
@@ -154,7 +155,7 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
     ours, theirs = ([one.score(best, rng) for _ in range(3)] for one in (first, second))
     p = stats.ttest_ind(ours, theirs).pvalue
     return {
-        "compare": verdict(found),
+        "compare": verdict(found, share=target / runs),
         "higher": "better" if once > sides[0].scores.max() else "worse",
         "t-test": ("better" if np.mean(theirs) > np.mean(ours) else "worse") if p < 0.05 else "cannot tell",
         "runs": len(looked[0].scores),
@@ -182,8 +183,18 @@ def run_deviation(problem: Problem) -> float:
     return math.sqrt(statistics.fmean(statistics.variance(group) for group in groups if statistics.fmean(group) > best - 1))
 
 
-def truth(problem: Problem, side: Side) -> float:
-    return max(side.mean(one) for one in grid(problem))
+def true_difference(task: str, change: str) -> float:
+    """Of the best settings in the mean, on the logit's scale, in standard deviations of a run."""
+    (problem,) = problems(task)
+    deviation = run_deviation(problem)
+    first = max(map(problem.accuracy, grid(problem)))
+    if change == "wsd":
+        (other,) = problems(change_of(task, change))
+        best = max(map(other.accuracy, grid(other)))
+    else:
+        side, times = changed(problem, change, deviation), 4 if change == "moved" else 1
+        best = max(side.mean({**one, "reference_rate": times * one["reference_rate"]}) for one in grid(problem))
+    return (logit(best) - logit(first)) / deviation
 
 
 def main() -> None:
@@ -199,6 +210,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         for task in options.tasks:
             for change in options.changes:
+                print(f"{task:10s} {change:8s}  {true_difference(task, change):+.1f} standard deviations of a run", flush=True)
                 jobs = [pool.submit(judged, task, change, options.runs, seed) for seed in range(options.repeats)]
                 results = [job.result() for job in jobs]
                 z = [one["z"] for one in results]

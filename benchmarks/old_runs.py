@@ -1,15 +1,16 @@
 """What old runs are worth: verdicts on tables whose truth is known, and a search that is warm-started by them.
 
     .venv/bin/python benchmarks/old_runs.py verdicts [--problems digits cifar laws odd lcbench] [--seeds 4]
-    .venv/bin/python benchmarks/old_runs.py critical [--problems digits cifar lcbench] [--seeds 8]
+    .venv/bin/python benchmarks/old_runs.py critical [--problems mlperf zeus digits cifar lcbench] [--seeds 8]
     .venv/bin/python benchmarks/old_runs.py warm [--problems lcbench laws] [--seeds 3] [--rows warm.csv]
 
 `verdicts` imports random runs as a table of theirs would be, and prints how often `ask` was silent about the best rate, how far
 off it was at three batches (the median factor), and what share of its 90 % intervals held the truth: the rate that is best on
 average over everything else; the exponent's truth is the slope through those.
 
-`critical` asks for critical batches of runs of several lengths; their truth is by the best of everything else in the whole
-table.
+`critical` asks for critical batches: of runs to a target, MLPerf's and Zeus's, with samples at batches that were held out too;
+their truth is the median of all runs, and the law of the whole table where that knows the critical batch within a factor of 4;
+and of runs of several lengths, by the best of everything else in the whole table.
 
 `warm` prints the share of the true front's hypervolume after 5, 10 and 25 trials, seconds known, for a search by itself; one
 with 40 random runs of the same problem; one with 40 of another problem of the family; and the last two without doubt. Each
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import os
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,11 @@ from typing import Any
 
 import numpy as np
 import optuna
+from batch_law import mlperf_runs, zeus
 from bsearch.commands.ask import as_study
+from bsearch.search.laws.runs_table import RunsToTarget, to_target
+from bsearch.search.laws.samples_to_target import fit_batch_law
+from bsearch.search.laws.target_verdicts import target_verdicts
 from bsearch.search.laws.verdicts import _critical_batch, verdicts
 from bsearch.search.sources.columns import columns_of
 from bsearch.search.sources.imported import imported
@@ -238,6 +244,73 @@ def print_held(title: str, asked: int, factors: Sequence[float], held: Sequence[
     print("".join(f"{text:>30}" for text in texts), flush=True)
 
 
+def target_points(name: str) -> list[list[RunsToTarget]]:
+    """Each workload's runs to its target."""
+    folder = Path(os.environ["BSEARCH_DATA"])
+    if name == "mlperf":
+        return list(mlperf_runs(folder / "mlperf" / "samples_to_target.csv").values())
+    return list(zeus(folder / "zeus" / "summary_train.csv").values())
+
+
+def target_study(points: Sequence[RunsToTarget], count: int, rng: np.random.Generator) -> tuple[StoredStudy, set[str]]:
+    """Random ones of all runs, as somebody's table has them, and the levels among them."""
+    every = [(point, place) for point in points for place in range(len(point.samples))]
+    chosen = rng.permutation(len(every))[:count]
+    rows = [(place, every[index]) for place, index in enumerate(chosen)]
+    runs = [
+        Run(
+            f"runs.csv:{place}",
+            values={
+                "batch_size": point.effective_batch,
+                "samples_to_target": point.samples[which],
+                "seed": which,
+                "round": point.group,
+            },
+        )
+        for place, (point, which) in rows
+    ]
+    found = to_target("runs.csv", runs, {})
+    assert found is not None
+    (group,) = imported("runs.csv", *found)
+    return as_study(group), {point.group for _, (point, _) in rows}
+
+
+def targets_of(name: str, seeds: int) -> None:
+    """Data at two batches held out, and the critical batch against that of the law of the whole table where it is known."""
+    workloads = target_points(name)
+    whole = [fit_batch_law(points).critical_batch() for points in workloads]
+    for count in COUNTS:
+        asked = asked_critical = 0
+        figures: dict[str, tuple[list[float], list[bool], list[float]]] = {"data": ([], [], []), "critical": ([], [], [])}
+
+        def add(what: str, truth: float, low: float, value: float, high: float, figures: Any = figures) -> None:
+            factors, held, widths = figures[what]
+            factors.append(abs(math.log(value / truth)))
+            held.append(low <= truth <= high)
+            widths.append(math.log(high / low))
+
+        for (points, critical), seed in product(zip(workloads, whole, strict=True), range(seeds)):
+            rng = np.random.default_rng((seed, count))
+            batches = sorted({point.effective_batch for point in points})
+            held = rng.choice(batches[1:-1], min(2, len(batches) - 3), replace=False) if len(batches) > 3 else []
+            study, levels = target_study([point for point in points if point.effective_batch not in held], count, rng)
+            (answer,) = target_verdicts(study, "samples", [int(batch) for batch in held])
+            at = {(one["effective_batch"], one["level"]): one for one in answer.data.get("predicted", ())}
+            for point in points:
+                if point.effective_batch in held and point.group in levels:
+                    asked += 1
+                    one = at.get((point.effective_batch, point.group if len(levels) > 1 else ""))
+                    if one is not None:
+                        add("data", point.median, one["low"], one["value"], one["high"])
+            if critical.high < 4 * critical.low:
+                asked_critical += 1
+                answers = {one.about: one for one in target_verdicts(study, "samples")}
+                if not answers["critical batch"].silent:
+                    add("critical", critical.value, *answers["critical batch"].data["estimate"])
+        print_held(f"{name}, data, {count} runs", asked, *figures["data"])
+        print_held(f"{name}, critical, {count} runs", asked_critical, *figures["critical"])
+
+
 def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
     truths = [true_rates(problem) for problem in family]
     for count in COUNTS:
@@ -292,7 +365,7 @@ def main() -> None:
     asked.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws", "odd", "lcbench"])
     asked.add_argument("--seeds", type=int, default=4)
     lengths = commands.add_parser("critical")
-    lengths.add_argument("--problems", nargs="+", default=["digits", "cifar", "lcbench"])
+    lengths.add_argument("--problems", nargs="+", default=["mlperf", "zeus", "digits", "cifar", "lcbench"])
     lengths.add_argument("--seeds", type=int, default=8)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -309,7 +382,10 @@ def main() -> None:
     if options.command == "critical":
         print("".join(f"{text:>30}" for text in ("", "silent", "off by a factor of", "held", "width, a factor of")))
         for name in options.problems:
-            critical_of(problems(name), options.seeds, name)
+            if name in ("mlperf", "zeus"):
+                targets_of(name, options.seeds)
+            else:
+                critical_of(problems(name), options.seeds, name)
         return
     for name in options.problems:
         warm(name, options.ways, options.seeds, options.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -500,22 +500,48 @@ def running_here(
     spec: StudySpec, *, serial: bool, notify: Callable[[Event], None], watch: Callable[[StudyRun], None]
 ) -> Iterator[Callable[[StudySpec], StudyResult]]:
     """Context with a function that runs studies, one after another, on the devices of `spec`; Ray starts at most once."""
+    from ..objectives.loading import modules_apart
     from ..search.run.events import Event
 
     out = spec.folder / "results" / spec.study
     with ExitStack() as started:
         opened: list[Runner] = []
 
+        def say(text: str) -> None:
+            notify(Event("message", text=text))
+
         @contextmanager
         def runner() -> Iterator[Runner]:
             if not opened:
-                say = lambda text: notify(Event("message", text=text))  # noqa: E731
                 opened.append(started.enter_context(_runner(spec, out, serial=serial, say=say)))
             yield opened[0]
 
-        yield lambda one: run_study_here(
-            one, out, serial=serial, new=False, same_experiment=False, notify=notify, watch=watch, runner=runner()
-        )
+        def run(one: StudySpec) -> StudyResult:
+            with modules_apart():
+                return run_study_here(
+                    *(one, out),
+                    serial=serial,
+                    new=_has_changed(one),
+                    same_experiment=False,
+                    notify=notify,
+                    watch=watch,
+                    runner=runner(),
+                )
+
+        yield run
+
+
+def _has_changed(spec: StudySpec) -> bool:
+    """Whether all stored studies of this name have other settings or code, so that another begins beside them."""
+    from ..search.store.stored import has_grown, is_same_experiment, study_identity
+    from ..search.store.tables import Tables
+
+    identity = study_identity(spec, task_code_hash(spec.task))
+    with closing(Tables(spec.storage or "")) as tables:
+        rows = tables.studies(spec.study)
+    return bool(rows) and not any(
+        is_same_experiment(row.identity, identity) or has_grown(row.identity, identity) for row in rows
+    )
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, say, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import say, terminal
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, plain
@@ -32,14 +33,17 @@ OLD_RUNS = "old-runs.jsonl"
 Direction = Literal["minimize", "maximize"]
 
 
+metric_option = click.option(
+    "--metric",
+    metavar="NAME[:minimize|:maximize]",
+    help="The result by which runs are compared, and whether a lower or a higher one is better.",
+)
+
+
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How the names of a source are to be read."""
     for option in (
-        click.option(
-            "--metric",
-            metavar="NAME[:minimize|:maximize]",
-            help="The result by which runs are compared, and whether a lower or a higher one is better.",
-        ),
+        metric_option,
         click.option(
             "--map",
             "mapped",
@@ -60,7 +64,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 )
 @click.argument("sources", metavar="SOURCE|STUDY...", nargs=-1, required=True, shell_complete=study_files)
-@batch_option("its best rate; may be repeated.")
+@batch_option("its best rate, or the data to a target at it; may be repeated.")
 @until_option("the data that a study needs until then, by batch.")
 @scale_option
 @click.option(
@@ -128,7 +132,7 @@ def groups_of(
     """A study, or the studies that a source's runs become."""
     if is_study(source):
         return None, [(opened(source), None)]
-    columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown)
+    columns, found = _read(source, mapped, metric, None if as_json else terminal(), shown=shown, targets=True)
     return columns, [(as_study(group), group) for group in found]
 
 
@@ -140,18 +144,22 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Print what each group of runs says."""
+    from ..search.laws.target_verdicts import target_verdicts
     from ..search.laws.verdicts import verdicts
     from ..search.report.terminal.ask import group_parts, verdict_document
 
     console, documents = terminal(as_json), []
     for study, group in groups:
-        answers = verdicts(study, timed=group is None or group.timed, batches=batches)
+        if group is not None and group.to_target:
+            answers = target_verdicts(study, group.to_target, batches)
+        else:
+            answers = verdicts(study, timed=group is None or group.timed, batches=batches)
         documents.append(verdict_document(study, group, answers))
         for part in () if as_json else group_parts(source, study, group, answers, several=len(groups) > 1, short=bool(batches)):
             console.print(part)
     if as_json:
-        document = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
-        give(json_text(document))
+        found = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
+        give_answer("ask", found, "groups")
 
 
 def _save(path: Path, source: str, groups: Sequence[tuple[StoredStudy, Imported | None]]) -> None:
@@ -172,12 +180,12 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     from ..search.report.terminal.ask import samples_document, samples_parts
 
     if not is_study(source):
-        raise click.UsageError(f"--until: expected a study, got {source}")
+        raise click.UsageError(f"--until: expected a study, got {source}; a table of runs to a target says itself what it is")
     study = opened(source)
     with located_faults(None if is_url(source) else Path(named(source)[0])):
         found = study_samples(study.name, study.spec, study.records, until, batches)
     if as_json:
-        give(json_text(samples_document(found)))
+        give_answer("samples", samples_document(found))
         return
     for part in samples_parts(study.name, study.front.metric, found):
         terminal().print(part)
@@ -217,13 +225,16 @@ def _read(
     console: Console | None,
     *,
     shown: bool = True,
+    targets: bool = False,
 ) -> tuple[Columns, list[Imported]]:
     """A source's runs, by the meaning of its names, which are shown first; what is unclear is asked for on a terminal.
 
     Args:
         console: None: nothing is shown and nothing asked.
         shown: also names of which all are clear.
+        targets: runs to a target are read as such.
     """
+    from ..search.laws.runs_table import to_target
     from ..search.report.terminal.ask import columns_table
     from ..search.sources.columns import UnclearColumnsError, columns_of
     from ..search.sources.imported import imported
@@ -235,7 +246,10 @@ def _read(
     runs, meanings = without(every, meanings)
     while True:
         try:
-            columns = columns_of(source, runs, mapped=meanings, direction=direction)
+            if targets and (found := to_target(source, runs, meanings)) is not None:
+                runs, columns = found
+            else:
+                columns = columns_of(source, runs, mapped=meanings, direction=direction)
             break
         except UnclearColumnsError as error:
             if console is not None:
@@ -288,7 +302,8 @@ def as_study(found: Imported) -> StoredStudy:
     from ..search.store.stored import StoredStudy, study_identity
 
     spec = found.spec
-    records = told_apart(found.records)
+    # Slow ways to a target are no blow-ups.
+    records = found.records if found.to_target else told_apart(found.records)
     identity = study_identity(spec, "imported")
     return StoredStudy("", spec.study, spec, identity, 0.0, records, study_front(records, spec.objectives))
 

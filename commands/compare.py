@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import terminal
 from ..spaces.deadline import duration_of
-from ..spaces.errors import ClusterError, StudyFileError
-from .ask import groups_of, source_options
+from ..spaces.errors import ClusterError
+from .ask import groups_of, is_study, metric_option
 from .group import FAILURE, documents_only, epilog, main
 from .options import json_option, serial_option, study_in
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..search.compare.referee import Comparison
     from ..search.run.events import Event
+    from ..search.run.study_run import StudyRun
     from ..search.store.stored import StoredStudy
     from ..spaces.study.spec import StudySpec
 
@@ -48,10 +48,12 @@ class _Gate(click.Command):
 )
 @click.argument("sides", metavar="MAIN CHANGE", nargs=-1, required=True, shell_complete=study_files)
 @click.option("--against", metavar="REVISION", help="Compare a study with itself as it was in git, checked out apart.")
-@click.option("--trials", type=click.IntRange(min=12), help="Of both sides together; default: their own budgets.")
-@click.option("--within", metavar="DURATION", help="Time for both sides together, instead of a number of trials: 2h, 90m.")
-@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="A loss of at most this is no loss.")
-@source_options
+@click.option(
+    "--trials", type=click.IntRange(min=12), help="Trials to finish, instead of budget.trials, of both sides together."
+)
+@click.option("--within", metavar="DURATION", help="How long it may take: 2h, 90m, for both sides together.")
+@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="Count a loss of at most this as none.")
+@metric_option
 @serial_option("trials one after the other, in this process.")
 @json_option
 @click.pass_context
@@ -63,17 +65,16 @@ def compare(
     within: str | None,
     margin: float,
     metric: str | None,
-    mapped: tuple[str, ...],
     serial: bool,
     as_json: bool,
 ) -> None:
     """Say whether CHANGE is better than MAIN, each at its own best settings.
 
-    Both are study files: each is searched with the same budget, in turn, until it is sure which is better or the budget is used
-    up. The trials are those of both studies; the same command again resumes. Or both are runs that exist, as `bsearch ask`
+    Both are study files: each is searched with the same budget, in turn, until it is clear which is better, or the budget is
+    used up. The trials are those of both studies; the same command again resumes. Or both are runs that exist, as `bsearch ask`
     reads them, or databases: then nothing is trained.
 
-    Exit code 0: better, or no worse than --margin. 1: worse. 2: cannot tell. 3: they cannot be compared.
+    Exit code 0: better, or worse by no more than --margin. 1: worse. 2: cannot tell. 3: anything that failed.
     """
     if len(sides) != (1 if against else 2):
         raise click.UsageError("expected two studies or sources of runs, or one study and --against", ctx)
@@ -84,6 +85,8 @@ def compare(
     with documents_only(as_json):
         if against is not None or all(map(_is_file, sides)):
             files = [Path(side) for side in sides]
+            if metric is not None:
+                raise click.UsageError("--metric is for runs of another source; a study has its own")
             specs = [study_in(file) for file in files]
             if against is not None:
                 specs.insert(0, _at(files[0], against))
@@ -91,13 +94,13 @@ def compare(
         else:
             if trials is not None or within is not None:
                 raise click.UsageError("--trials and --within are for two study files; runs that exist are only compared", ctx)
-            comparison = _existing(sides, mapped, metric, margin, as_json)
+            comparison = _existing(sides, metric, margin, as_json)
     from ..search.report.terminal.compare import comparison_document, comparison_lines
 
     for line in comparison_lines(comparison):
         console.print(line)
     if as_json:
-        give(json_text(comparison_document(comparison)))
+        give_answer("compare", comparison_document(comparison), "within")
     ctx.exit(CODES[comparison.verdict])
 
 
@@ -128,7 +131,11 @@ def _refereed(
                 said.add(event.text)
                 view.notify(event)
 
-        run = stack.enter_context(running_here(specs[0], serial=serial, notify=notify, watch=view.watch))
+        def watch(run: StudyRun) -> None:
+            run.own_seeds = True  # one that all trials of a side share may suit it, or not
+            view.watch(run)
+
+        run = stack.enter_context(running_here(specs[0], serial=serial, notify=notify, watch=watch))
 
         def trained(spec: StudySpec) -> StoredStudy:
             result = run(spec)
@@ -145,39 +152,21 @@ def _refereed(
     return comparison
 
 
-def _existing(sides: Sequence[str], mapped: Sequence[str], metric: str | None, margin: float, as_json: bool) -> Comparison:
+def _existing(sides: Sequence[str], metric: str | None, margin: float, as_json: bool) -> Comparison:
     """Compare runs that exist; of a source with several groups of runs, the largest."""
     from ..search.compare.referee import compared
 
-    first, second = (groups_of(side, mapped, metric, as_json, shown=False)[1][0][0] for side in sides)
+    if metric is not None and (study := next(filter(is_study, sides), None)):
+        raise click.UsageError(f"--metric is for runs of another source; {study} is a study")
+    first, second = (groups_of(side, (), metric, as_json, shown=False)[1][0][0] for side in sides)
     return compared(first, second, margin)
 
 
 def _at(file: Path, revision: str) -> StudySpec:
-    """A study as it was in a revision, checked out into a folder of its own; what git does not have is linked there."""
-    file = file.resolve()
+    """A study as it was in a revision."""
+    from ..search.compare.revision import check_code_of, study_at
 
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=False)  # noqa: S603, S607
-        if done.returncode:
-            got = done.stderr.strip().removeprefix("fatal: ")
-            raise StudyFileError(f"--against {revision}: expected a revision of the git repository of {file}; git says: {got}")
-        return done.stdout.strip()
-
-    root = Path(git("rev-parse", "--show-toplevel"))
-    commit = git("rev-parse", "--verify", "--short=12", "--end-of-options", f"{revision}^{{commit}}")
-    folder = file.parent / "results" / "against" / commit
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = folder.with_name(f"{commit}.part.tar")
-        git("-C", str(root), "archive", "--format=tar", f"--output={part}", commit)
-        shutil.rmtree(folder.with_suffix(".part"), ignore_errors=True)
-        shutil.unpack_archive(part, folder.with_suffix(".part"), "tar", filter="data")
-        part.unlink()
-        for name in git("-C", str(root), "ls-files", "--others", "--directory").splitlines():
-            link = folder.with_suffix(".part") / name.rstrip("/")
-            if not name.endswith((".db", "results/", "__pycache__/")) and link.parent.is_dir() and not link.exists():
-                link.symlink_to(root / name)
-        folder.with_suffix(".part").rename(folder)
-    spec = study_in(folder / file.relative_to(root))
-    return spec.with_top(study=f"{spec.study}-{commit}")
+    then, folder = study_at(file, revision)
+    spec = study_in(then)
+    check_code_of(spec, folder, file)
+    return spec.with_top(study=f"{spec.study}-{folder.name}")

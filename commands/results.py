@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import webbrowser
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
@@ -16,9 +16,11 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.stdio.answer import give_answer
 from ..search.report.stdio.console import give, json_text, say, terminal
 from ..search.store.url import shown_url
 from ..spaces.boundary.files import file_name
+from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError
 from ..spaces.readable import from_here, shell_word
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 # What a study is exported to: tables of its trials, settings of one for these frameworks, and runs of these trackers.
 _TABLES, _FRAMEWORKS, _TRACKERS = ("csv", "json"), get_args(Framework), get_args(Tracker)
-_open_option = click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 _all_option = click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 
 
@@ -69,8 +70,10 @@ def show(
         _show_trial(stored, _number(stored, pick), as_json)
     elif settled:
         _show_record(stored, console, as_json)
+    elif as_json and every:
+        give_answer("trials", _trials_document(stored, every), whole=True)
     elif as_json:
-        give(_trials_json(stored, every))
+        give_answer("show", study_answer_of(stored, study), "front")
     elif every:
         from ..search.report.terminal.tables import trials_table
 
@@ -88,14 +91,23 @@ def _number(stored: StoredStudy, pick: dict[str, Any]) -> int:
     return chosen_trial(stored.name, stored.front, Choice(**pick), stored.records).number
 
 
-def _trials_json(stored: StoredStudy, every: bool) -> str:
+def study_answer_of(stored: StoredStudy, study: str) -> dict[str, Any]:
+    """A study's answer for programs, with who runs it now."""
+    from ..search.report.answers import study_answer
+
+    with closing(stored.tables()) as tables:
+        driver = tables.lock.driver(stored.name)
+    return study_answer(stored, driver, shell_word(masked(study)))
+
+
+def _trials_document(stored: StoredStudy, every: bool) -> dict[str, Any]:
     """The front, and every trial where that is wanted."""
     from ..search.report.export import study_document, trial_document
 
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
     if every:
         document |= {"all": [trial_document(record, stored.front) for record in stored.records]}
-    return json_text(document)
+    return document
 
 
 def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
@@ -105,7 +117,8 @@ def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
     settled = settled_predictions(stored)
     if as_json:
         rows = [{**asdict(each), "within": each.is_within} for each in settled]
-        give(json_text({"study": stored.name, "record": [*map(asdict, track_records(settled))], "settled": rows}))
+        found = {"study": stored.name, "record": [*map(asdict, track_records(settled))], "settled": rows}
+        give_answer("record", found, "settled")
         return
     table = Fitted.of_rows(RECORD_COLUMNS, record_rows(settled), RECORD_COLUMNS, words=("what",))
     console.print(table if settled else "No prediction is settled yet.")
@@ -116,15 +129,15 @@ def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
 def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
     from ..search.analysis.choice import chance_to_reach, settings_reaching
     from ..search.analysis.confirm import averaged
-    from ..search.report.export import trial_document
+    from ..search.report.answers import trial_summary
     from ..search.report.sentences import target_sentence
     from ..search.report.terminal.tables import front_table
 
     front = stored.front
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
     if as_json:
-        trials = [{**trial_document(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
-        give(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}))
+        trials = [{**trial_summary(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
+        give_answer("reaching", {"study": stored.name, "metric": front.metric, "target": target, "trials": trials}, "trials")
         return
     if reaching.trials:
         console.print(front_table(reaching, target=target))
@@ -198,7 +211,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
     if as_json:
-        give(json_text(document))
+        give_answer("trial", document, "curve", "attempts")
         return
     console = terminal()
     for part in trial_parts(document, record, front.metric):
@@ -253,7 +266,7 @@ def export(ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[s
     if to in _FRAMEWORKS:
         text = _exported(stored, cast(Framework, to), pick or {}, out)
     else:
-        text = _trials_json(stored, every) if to == "json" else _trials_csv(stored, every)
+        text = json_text(_trials_document(stored, every)) if to == "json" else _trials_csv(stored, every)
     if out is None:
         give(text)
     else:
@@ -310,8 +323,7 @@ def _exported(stored: StoredStudy, framework: Framework, pick: dict[str, Any], o
 @main.command(epilog=epilog("bsearch report study.yaml"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @out_option("an HTML file; default: results/STUDY/report.html.")
-@_open_option
-def report(study: str, out: Path | None, opens: bool) -> None:
+def report(study: str, out: Path | None) -> None:
     """Write a study's results as one self-contained HTML page.
 
     The front with a picker for the settings of any point, rates by batch, memory, speed, and learning curves; each figure can
@@ -329,8 +341,6 @@ def report(study: str, out: Path | None, opens: bool) -> None:
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     say(f"wrote {from_here(path.absolute())}")
-    if opens:
-        click.launch(str(path.absolute()))
 
 
 @main.command(epilog=epilog("bsearch retime study.yaml --profile a100.json"))
@@ -356,7 +366,7 @@ def retime(study: str, profile: Path, as_json: bool) -> None:
     after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device)
     console = terminal(as_json)
     if as_json:
-        give(json_text(retimed_document(stored, device.name, after)))
+        give_answer("retime", retimed_document(stored, device.name, after), "front")
         return
     for part in retimed_parts(stored, device.name, after, console.width):
         console.print(part)
@@ -365,7 +375,7 @@ def retime(study: str, profile: Path, as_json: bool) -> None:
 @main.command(epilog=epilog("bsearch dashboard study.yaml --open\n  bsearch dashboard sqlite:///study.db --port 0"))
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
-@_open_option
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 def dashboard(study: str, port: int, opens: bool) -> None:
     """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
 

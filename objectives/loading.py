@@ -59,6 +59,9 @@ def load_anew(reference: str) -> Task | TrainFunction:
     sources = set(map(str, sources_of(reference)))
     kept = {name: module for name, module in sys.modules.items() if getattr(module, "__file__", None) in sources}
     kept = {name: module for name, module in kept.items() if is_users(str(module.__file__), name)}
+    # A package's attribute may be something else of the same name, such as a function.
+    packages = {name: (sys.modules.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in kept}
+    held = [(package, own, vars(package)[own]) for package, own in packages.values() if package and own in vars(package)]
     try:
         with suppress(TaskError):
             for name in kept:
@@ -66,10 +69,24 @@ def load_anew(reference: str) -> Task | TrainFunction:
             return load_task(reference)
     finally:
         sys.modules.update(kept)
-        for package, own, module in ((*name.rpartition(".")[::2], module) for name, module in kept.items()):
-            if package in sys.modules:
-                setattr(sys.modules[package], own, module)
+        for package, own, value in held:
+            setattr(package, own, value)
     return load_task(reference)
+
+
+@contextmanager
+def modules_apart() -> Iterator[None]:
+    """Context whose imports of users' modules are undone: another study's may have the same names."""
+    known, places = set(sys.modules), sys.path[:]
+    try:
+        yield
+    finally:
+        sys.path[:] = places
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__dict__", {}).get("__file__")
+            if name not in known and file and is_users(str(file), name):
+                del sys.modules[name]
+        importlib.invalidate_caches()
 
 
 # Fractions of the budget, in equal steps, at which a user's schedule is checked before it is used.

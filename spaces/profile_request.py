@@ -20,6 +20,9 @@ from .study.spec import StudySpec
 from .study.training import BETAS
 from .trial import TrialSetup
 
+# Seconds that a generator trains for in its first measurement.
+_NO_TIME_S = 1e-3
+
 
 def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
     """A setup from the first value of every domain, for profiling the training code."""
@@ -40,7 +43,8 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         optimizer=reference,
         samples_budget=1,
         training=training,
-        epochs=first["epochs"],
+        epochs=first.get("epochs", 1.0),
+        train_s=None if spec.space.train_s is None else _NO_TIME_S,
         metric=spec.objectives.metric.name,
         device=device,
         cpus=spec.devices.cores(device),
@@ -81,7 +85,7 @@ def profile_request(
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
-    parts = (_batches, _examined, _split, _optimizer, _cost)
+    parts = (_batches, _length, _examined, _split, _optimizer, _cost)
     return [fault for part in parts for fault in part(spec, profile, feasible)]
 
 
@@ -103,6 +107,17 @@ def _batches(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Ite
     elif largest > profile.training_set:
         message = f"expected at most the training set's {profile.training_set} samples, got {largest:g}."
         yield Fault("space.effective_batch", f"{message} Write high: {profile.training_set} or less.")
+
+
+def _length(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
+    """How long trainings are, where their samples or seconds do not follow from it."""
+    if spec.space.tokens is not None and profile.units_per_sample is None:
+        message = "expected data that say how many each sample has (Data(lengths=...)), got none. Write samples instead."
+        yield Fault("space.tokens", message)
+    timed = spec.budget.profile_s and profile.step_times
+    if spec.space.train_s is not None and not timed and profile.optimizer is not None:
+        message = "expected budget.profile_s above 0, since known step times decide how many samples that is; got"
+        yield Fault("space.train_s", f"{message} {spec.budget.profile_s:g}.")
 
 
 def _examined(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:

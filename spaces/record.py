@@ -10,7 +10,7 @@ from .boundary.given import shown
 from .plan import ActivationCheckpointing
 from .readable import number
 from .study.goals import Direction, Speed, turned
-from .study.space import Space
+from .study.space import LENGTHS, Space
 from .study.training import RECIPE
 from .trial import COUNTED, OutcomeKind, Parameter
 
@@ -36,7 +36,7 @@ class TrialFacts:
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
         shortened_to: the share of the planned training to which it was shortened, to end in time.
-        planned_epochs: the searched epochs that it was to have, where it was shortened.
+        planned_length: the searched epochs, or other length, that it was to have, where it was shortened.
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
@@ -87,7 +87,7 @@ class TrialFacts:
     device_kind: str | None = None
     baseline: int | None = None
     shortened_to: float | None = None
-    planned_epochs: float | None = None
+    planned_length: float | None = None
     repeats: int | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
@@ -144,7 +144,18 @@ _FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
 
 # Facts that tasks may search under the same name: what is searched replaces what is reported.
 SEARCHED_FACTS = frozenset(
-    ("accumulation", "effective_batch", "epochs", "momentum", "nesterov", "optimizer", "rule", "weight_decay")
+    (
+        "accumulation",
+        "effective_batch",
+        "epochs",
+        "momentum",
+        "nesterov",
+        "optimizer",
+        "rule",
+        "steps",
+        "train_s",
+        "weight_decay",
+    )
 )
 # Names that results have beside facts and parameters.
 RESULTS = frozenset(
@@ -160,7 +171,7 @@ _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov"
 )
 # Names of what stands beside scores and facts in tables, files and trackers: a score of one would take its place.
 _OURS = frozenset(
-    {*_FACTS, *RESULTS, *Space.model_fields}.difference(RECIPE)
+    {*_FACTS, *RESULTS, *Space.model_fields}.difference(RECIPE, ("samples", "tokens", "rates"))
     | {"extra", "samples_seen", "elapsed_s", "train_loss", "undefined", "study", "task"}
     | {"code", "code_of_study", "metric", "tests", "setup", "kind"}
 )
@@ -219,14 +230,12 @@ class TrialResult:
         facts: beside those that were known before.
         values: in the order of `Objectives.names`; None where training gave none.
         violation: > 0 where no plan is feasible, by how far.
-        epochs: in place of those among its parameters, where it was shortened.
     """
 
     outcome: OutcomeKind
     facts: TrialFacts = TrialFacts()
     values: tuple[float, ...] | None = None
     violation: float = 0.0
-    epochs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -299,9 +308,11 @@ class TrialRecord:
     def ended(self, result: TrialResult, at: str) -> Self:
         """The trial with its result."""
         facts, parameters = self.facts | result.facts, self.parameters
-        if result.epochs is not None and "epochs" in parameters:  # whoever reads it reads what was trained
-            facts |= TrialFacts(planned_epochs=parameters["epochs"])  # type: ignore[arg-type]
-            parameters = {**parameters, "epochs": result.epochs}
+        name, share = next((name for name in LENGTHS if name in parameters), ""), facts.shortened_to
+        if share is not None and name:  # whoever reads it reads what was trained
+            planned = parameters[name]
+            facts |= TrialFacts(planned_length=planned)  # type: ignore[arg-type]
+            parameters = {**parameters, name: round(planned * share) if isinstance(planned, int) else float(planned) * share}
         ended = result.values, result.violation, self.started_at, at
         return self.of(self.number, result.outcome, parameters, facts, *ended, self.direction)
 
@@ -362,7 +373,7 @@ class TrialRecord:
     def settings(self) -> dict[str, Any]:
         """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
-        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
+        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay", "train_s") if name in facts}
         return {**facts, **self.parameters, **derived}
 
     def taken(self, speed: Speed) -> float | None:

@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -340,12 +341,107 @@ def to_target(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("count", ["steps_to_target", "time to accuracy (s)", "target_epoch", "energy_to_target", "tta (min)"])
-def test_what_a_run_took_to_a_target_is_no_metric_and_is_refused(tmp_path: Path, count: str) -> None:
-    rows = [{"bs": batch, "lr": 0.1, "val_acc": 0.8 + 0.001 * batch / 64, count: 1000 / batch} for batch in (32, 64, 128)]
+def needed(batch: int, seed: int) -> float:
+    """Epochs to a target: twice as many at batch 256, and 5 % apart by the seed."""
+    return float(10 * (1 + batch / 256) * math.exp(0.05 * np.random.default_rng((batch, seed)).standard_normal()))
+
+
+def zeus_like(targets: dict[float, float], batches: tuple[int, ...] = (16, 64, 256, 1024)) -> list[dict[str, Any]]:
+    """Runs with the columns of Zeus's tables, by target and its factor of epochs; batch 1024 never reaches any."""
+    rows: list[dict[str, Any]] = []
+    for target, times in targets.items():
+        for batch, run, limit in product(batches, range(4), (100, 200)):
+            rows.append(
+                {
+                    **{"network": "resnet", "batch_size": batch, "learning_rate": 0.1, "run": run, "target_metric": target},
+                    "target_epoch": "nan" if batch == 1024 else round(times * needed(batch, run), 2),
+                    **{"power_limit": limit, "time_per_epoch": 3000 / batch * (300 - limit), "average_power": limit},
+                }
+            )
+    return rows
+
+
+def test_runs_to_a_target_say_what_was_beaten_and_the_critical_batch(tmp_path: Path) -> None:
+    path = str(to_target(tmp_path / "zeus.csv", zeus_like({0.8: 1.0}, (16, 64, 128, 256, 512, 1024))))
+    done = typed("ask", path)
+    assert done.exit_code == 0, done.output
+    for part in (
+        "lower is better; epochs to target",
+        "target_epoch x time_per_epoch x average_power",
+        "48 runs (40 complete, 8 never reached the target)",
+        "reached: 8 of 48 never reached the target",
+        "batch 1024 is left out of the law",
+        "front: 1 of 10 settings were not beaten in seconds and in energy",
+        "best batch: 512 by seconds",
+        "best rate: unknown: runs of several learning rates are needed",
+    ):
+        assert part in done.output, done.output
+    (group,) = json.loads(typed("ask", path, "--json").stdout)["groups"]
+    low, _, high = group["verdicts"]["critical batch"]["data"]["estimate"]
+    assert low <= 256 <= high
+    # The same runs under another power limit are no other seeds.
+    assert group["verdicts"]["noise"]["runs"] == 20
+    (group,) = json.loads(typed("ask", path, "--batch", "100", "--json").stdout)["groups"]
+    (found,) = group["verdicts"]["epochs to target"]["data"]["predicted"]
+    assert found["low"] <= 10 * (1 + 100 / 256) <= found["high"]
+
+
+def test_targets_are_told_apart_and_one_that_no_run_reached_is_named(tmp_path: Path) -> None:
+    path = str(to_target(tmp_path / "zeus.csv", zeus_like({0.7: 0.5, 0.8: 1.0, 0.9: math.nan})))
+    done = typed("ask", path)
+    assert done.exit_code == 0, done.output
+    assert "zeus.csv: 0.7: 32 runs" in done.output
+    assert "zeus.csv: 0.8: 32 runs" in done.output
+    assert "left out: 32 of groups without any result, such as 0.9" in done.output
+
+
+def test_one_batch_to_a_target_is_met_with_silence(tmp_path: Path) -> None:
+    done = typed("ask", str(to_target(tmp_path / "zeus.csv", zeus_like({0.8: 1.0}, (64,)))))
+    assert done.exit_code == 0, done.output
+    assert "critical batch: unknown: runs that reach the target at 3 batches are needed, there is 64" in done.output
+    assert "next runs: unknown" in done.output
+    assert "best batch: unknown: only batch 64 reached the target" in done.output
+
+
+def test_a_cell_of_several_runs_is_read_as_mlperf_writes_it(tmp_path: Path) -> None:
+    rows = [
+        {
+            **{"workload": "bert", "round": name, "effective_batch": batch},
+            "to_target": " ".join(f"{1e5 * times * needed(batch, seed):.0f}" for seed in range(5)),
+        }
+        for name, times in (("v4", 1.0), ("v5", 0.8))
+        for batch in (64, 256, 1024)
+    ]
+    path = str(to_target(tmp_path / "mlperf.csv", rows))
+    done = typed("ask", path)
+    assert done.exit_code == 0, done.output
+    assert "30 runs (30 complete)" in done.output
+    assert "front: unknown: neither seconds nor energy to the target are known of every run" in done.output
+    (group,) = json.loads(typed("ask", path, "--json").stdout)["groups"]
+    low, _, high = group["verdicts"]["critical batch"]["data"]["estimate"]
+    assert low <= 256 <= high
+    predicted = typed("ask", path, "--batch", "128").output
+    assert "at batch 128 (v4)" in predicted
+    assert "at batch 128 (v5)" in predicted
+
+
+def test_a_metric_beside_a_count_to_the_target_is_used_only_where_it_is_named(tmp_path: Path) -> None:
+    rows = [
+        {"bs": batch, "lr": 0.1, "val_acc": 0.8 + 0.001 * batch / 64, "steps_to_target": needed(batch, 0) * 1000 / batch}
+        for batch in (32, 64, 128)
+    ]
     path = str(to_target(tmp_path / "runs.csv", rows))
     done = typed("ask", path)
-    assert done.exit_code == 2
-    assert "got what a run took to reach a target. Write --metric NAME, or --map" in " ".join(done.output.split())
-    assert typed("ask", path, "--metric", "val_acc").exit_code == 0
-    assert typed("ask", path, "--map", f"{count}=nothing").exit_code == 0
+    assert "runs are compared by steps_to_target; --metric val_acc compares by it" in done.output, done.output
+    assert "the batch that needs twice the samples of small ones" in done.output
+    assert "steps_to_target" not in typed("ask", path, "--metric", "val_acc").output.partition("3 runs")[2]
+
+
+def test_seconds_to_a_target_alone_do_not_say_how_much_data_that_took(tmp_path: Path) -> None:
+    rows = [
+        {"bs": batch, "lr": 0.1, "seed": seed, "tta (min)": needed(batch, seed)} for batch in (16, 64, 256) for seed in (0, 1)
+    ]
+    done = typed("ask", str(to_target(tmp_path / "runs.csv", rows)))
+    assert done.exit_code == 0, done.output
+    assert "best batch: 16 by seconds" in done.output
+    assert "critical batch: unknown: samples, epochs or steps to the target are needed" in done.output

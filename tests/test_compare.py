@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bsearch.cli import main
+from bsearch.objectives.loading import _module_of_file, modules_apart
+from bsearch.search.store.stored import StoredStudy
 from click.testing import CliRunner, Result
+from helpers import validated
 
 STUDY = """study: {name}
 task: tasks.py:Mine
@@ -58,12 +61,12 @@ def test_runs_that_exist_have_an_exit_code_by_verdict() -> None:
         ([before, after], 0, "b is better"),
         ([after, before], 1, "a is worse"),
         ([after, before, "--margin", "0.1"], 0, "a is not worse by more than 0.1"),
-        ([before, same], 2, "c is neither surely better nor surely worse"),
+        ([before, same], 2, "c may be better or worse"),
         ([before, few], 2, "Cannot tell: expected at least 6 finished runs of each side"),
     ):
         done = compared(*sides)
         assert (done.exit_code, words in done.stdout) == (code, True), done.output
-    document = json.loads(compared(before, after, "--json").stdout)
+    document = validated(compared(before, after, "--json").stdout)
     assert (document["verdict"], document["metric"], [side["runs"] for side in document["sides"]]) == (
         "better",
         "val_acc",
@@ -107,10 +110,53 @@ def test_a_bug_is_told_by_training_both_sides_and_nothing_is_trained_twice(folde
     arguments = ["study.yaml", "--against", "HEAD", "--serial", "--trials", "12"]
     done = compared(*arguments)
     assert done.exit_code == 1, done.output
-    (old,) = (folder / "results" / "against").iterdir()
+    (old,) = (folder / ".git" / "bsearch").iterdir()
     assert (old / "tasks.py").read_text() == TASK
     assert (old / "weights.bin").read_text() == "not in git"
+    assert "Both were scored on the same validation samples." in done.output
+    seeds = [record.facts.seed for record in StoredStudy.open("study.yaml").records]
+    assert sorted(map(str, seeds)) == ["0", "1", "2", "3", "4", "5"]
     trained = done.output.count("complete:")
     assert trained == 12
+    (folder / "later.bin").write_text("not in git")
     again = compared(*arguments)
+    assert (old / "later.bin").exists()
     assert (again.exit_code, again.output.count("complete:")) == (1, 0)
+    fewer = "    def data(self, setup):\n        data = super().data(setup)\n        return type(data)(data.train, data.test)\n"
+    (folder / "tasks.py").write_text(TASK.replace("    pass", fewer.replace("data.test", "Subset(data.test, range(200))")))
+    (folder / "tasks.py").write_text("from torch.utils.data import Subset\n" + (folder / "tasks.py").read_text())
+    (folder / "study.yaml").write_text(STUDY.format(name="other"))
+    other = compared(str(old / "study.yaml"), "study.yaml", "--serial", "--trials", "12")
+    assert (other.exit_code, "same validation data on both sides, got 300 and 200 samples" in other.output) == (3, True)
+
+
+def test_a_metric_to_minimize_is_told_in_its_own_unit() -> None:
+    before, after = table("a.csv", 1, metric="val_loss"), table("b.csv", 2, 0.03, metric="val_loss")
+    # Of a loss, the tables' best is the lowest.
+    for name in (before, after):
+        lines = Path(name).read_text().splitlines()
+        rows = [line.split(",") for line in lines[1:]]
+        Path(name).write_text("\n".join([lines[0], *(f"{a},{b},{1 - float(c)},{d}" for a, b, c, d in rows)]))
+    done = compared(before, after)
+    assert (done.exit_code, "by val_loss, of which lower is better" in done.output) == (0, True), done.output
+    assert "b is better: by -0.0" in done.output
+    within = validated(compared(before, after, "--json").stdout)["within"][-1]
+    assert within["low"] < within["difference"] < within["high"] < 0
+
+
+def test_each_side_has_its_own_modules_and_a_revision_has_no_code_of_today(folder: Path) -> None:
+    for name, gain in (("a", 0), ("b", 1)):
+        (folder / name).mkdir()
+        (folder / name / "helper.py").write_text(f"GAIN = {gain}\n")
+        (folder / name / "tasks.py").write_text("import helper\nfound = helper.GAIN\n")
+        with modules_apart():
+            module = _module_of_file(folder / name / "tasks.py")
+            assert module.found == gain
+    assert "helper" not in sys.modules
+    (folder / "study.yaml").write_text(STUDY.format(name="digits"))
+    subprocess.run(["git", "init", "-q"], check=True)
+    (folder / "other.txt").write_text("x")
+    subprocess.run(["git", "add", "other.txt"], check=True)
+    subprocess.run(["git", "-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "one"], check=True)
+    done = compared("study.yaml", "--against", "HEAD", "--serial", "--trials", "12")
+    assert (done.exit_code, "study.yaml is not in that revision" in done.output) == (3, True), done.output

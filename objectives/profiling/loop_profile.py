@@ -23,6 +23,7 @@ from ..examination.life import life_of_loop, with_life
 from ..loading import error_line
 from ..loop import newest_loop
 from ..machine.device_memory import release_memory
+from ..script.examined import in_script_words
 from ..task import TrainFunction, embeds
 from ..trial import start_attempt
 from .costs import with_other_costs
@@ -95,6 +96,9 @@ def _unsupported(function: TrainFunction, request: ProfileRequest) -> Iterator[F
         advice = "Remove it, or average weights in the loop."
         got = f"{setup.training.ema:g}"
         yield Fault("training.ema", f"expected null, {own} evaluates and saves its own model; got {got}. {advice}")
+    if setup.train_s is not None and uses_adapter(function) and not uses_loop(function):
+        expected = "expected another length, since the steps of a trainer's loop are not timed beforehand and its schedule"
+        yield Fault("space.train_s", f"{expected} follows its samples; got seconds. Write samples, steps or epochs.")
     if "none" not in kept:
         expected = f"expected a list that includes none, {own} decides itself which activations it keeps"
         advice = "Remove it, or turn it on in the loop."
@@ -114,6 +118,8 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
         unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
         samples = profile.training_set or 0
         examination = _with_life(examination, reference, function, setup, samples, first_s, _kit_parameters)
+        if (loop := newest_loop()) is not None and not loop.schedules:
+            examination = in_script_words(examination)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):

@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
+from ..data.batches import SampleKeys
+from ..data.stream import digest_of
 from ..examination.copies import location_of
 from ..examination.examine import examined
 from ..examination.life import life_of_task, with_life
@@ -32,6 +36,9 @@ from .loop_profile import profile_of_loop
 from .memory.limit import with_memory, with_possible_checkpointing
 from .memory.tracing import does_not_fit
 from .step_time import with_step_times
+
+# Validation samples of which the digest is.
+_DIGESTED = 16
 
 
 @kept_process()
@@ -114,9 +121,16 @@ def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int) -> Devi
     return replace(
         profile,
         gradient_bytes=0 if sharding == "fsdp2" else profile.gradient_bytes,  # sharded, they are traced
-        validation_set=len(run.data.validation),  # type: ignore[arg-type]
+        validation_set=(size := len(run.data.validation)),  # type: ignore[arg-type]
+        validation_digest=_digest_of(run, size),
         validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
     )
+
+
+def _digest_of(run: TrainingRun, size: int) -> int:
+    """Of some validation samples, spread over them, as a trial reads them."""
+    places = np.unique(np.linspace(0, size - 1, min(size, _DIGESTED)).astype(np.int64))
+    return digest_of(run.validation_fetcher.fetch(SampleKeys(places, np.zeros_like(places), 0)))
 
 
 def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...spaces.laws.examination import Finding
+from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
 from ..examination.causes import Cause, parts_cause
 from ..loop import unserved
@@ -33,6 +33,25 @@ def script_cause(layer: str) -> Cause:
         "batch's samples, write loss='sum'. A loss that compares samples, divides by what it counts in a batch, or is "
         f"back-propagated after another optimizer's step, cannot be split: {_WHOLE}",
     )
+
+
+# What to do about a difference between two lives of a script, in the place of what a task's author would do.
+_INSTEAD = {
+    "resumed": (" Keep it as a buffer", " Write resumes=False, and a trial that is interrupted begins anew."),
+    "averaged": (" What averages it", " It may be an average over batches, or over earlier passes too."),
+}
+
+
+def in_script_words(examination: Examination) -> Examination:
+    """An examination whose findings say what a script's user can do."""
+
+    def told(finding: Finding) -> Finding:
+        if finding.kind not in _INSTEAD:
+            return finding
+        beginning, instead = _INSTEAD[finding.kind]
+        return replace(finding, message=finding.message.partition(beginning)[0] + instead)
+
+    return replace(examination, findings=tuple(map(told, examination.findings)))
 
 
 def trained_in_parts(parts: ExaminedLoop) -> Iterator[Finding]:

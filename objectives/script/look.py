@@ -46,10 +46,11 @@ class Looked:
     Args:
         values: its numbers, by how a trial would set them: of flags first.
         batch: of the loader that it trains on; `samples` of its data.
-        rates: of its optimizers' groups; `optimizer`, the first's name.
+        rates: of all its optimizers' groups; `optimizer`, the first's name.
         passes: over the training data.
         seed: that it gave to torch; None where it gave none.
-        lines: that it wrote after a pass.
+        lines: that it wrote after a pass; `early`, those of them before the pass's first evaluation.
+        evaluates: it iterates a loader after a pass without training.
         sums: its loss grows with the batch.
         counts: lines at which its training loops use a count of batches for more than printing: `train.py:12`.
         whole: it came to its end; `cut`: it was stopped after a minute.
@@ -64,6 +65,8 @@ class Looked:
     passes: int = 0
     seed: int | None = None
     lines: list[str] = field(default_factory=list)
+    early: list[str] = field(default_factory=list)
+    evaluates: bool = False
     sums: bool = False
     counts: list[str] = field(default_factory=list)
     whole: bool = False
@@ -99,15 +102,29 @@ class _Look:
             if time.monotonic() > self._ends:
                 raise _Enough
             self.rows()
-            self.looked.passes += 1
-            if self.looked.passes == 1:
+            if not self._evaluates:
+                self._unsure = [*self._unsure, *self.looked.lines[self._after :]]
+            self._begins, self._evaluates = True, False
+            if not self.looked.passes:
                 self._note(loader)
                 yield from self._weighed(loader)
+        elif not self._evaluates:
+            self.rows()
+            # What passes without an evaluation write is of their training data too.
+            early = [*self._unsure, *self.looked.lines[self._after :]]
+            self._evaluates = self.looked.evaluates = True
+            self.looked.early = [*self.looked.early, *early]
+            self.looked.lines = [line for line in self.looked.lines if line not in early]
+            self._after, self._unsure = len(self.looked.lines), []
         yield from islice(self.iterate(loader), 1)
         if self._trains:
             with aside():
                 self.files.new_rows()  # of within the pass
+            self._after = len(self.looked.lines)
         self._trains = False
+
+    _begins, _evaluates, _after = False, True, 0
+    _unsure: Sequence[str] = ()
 
     def _weighed(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Two batches that tell a mean from a sum."""
@@ -148,7 +165,7 @@ class _Look:
                 lines.add(frame.f_lineno)
         first = self._made.of(Optimizer)[0]
         self.looked.batch, self.looked.optimizer = batch_of(loader) or 0, type(first).__name__
-        self.looked.rates = [rate_of(group) for group in first.param_groups]
+        self.looked.rates = [rate_of(group) for one in self._made.of(Optimizer) for group in one.param_groups]
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
 
@@ -162,7 +179,9 @@ class _Look:
         """Of no interest."""
 
     def stepped(self) -> None:
-        """Of no interest."""
+        """A pass counts from its first step on; a look at a batch beforehand is none."""
+        self.looked.passes += self._begins
+        self._begins = False
 
     def wrote(self, text: str) -> None:
         lines = [line for line in self._output.ended(text, in_pass=self._trains) if line.strip() and self.looked.passes]
@@ -270,7 +289,7 @@ def _in_files(paths: Iterable[Path], here: Path) -> dict[str, float]:
 
 
 # Calls that show something.
-_SHOWS = re.compile(r"print|log|write|info|debug|set_|add_|append|update|report")
+_SHOWS = re.compile(r"print|log|write|info|debug|set_|add_|append|update|report|display|show")
 
 
 def counting_lines(source: str) -> list[int]:

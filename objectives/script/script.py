@@ -50,6 +50,8 @@ def run_script(
     seed: str = "",
     loss: Literal["mean", "sum"] = "mean",
     splits: bool = True,
+    resumes: bool = True,
+    evaluates: bool = False,
 ) -> Iterator[Measurement]:
     """Train by a script, with the trial's batch, rate, length and seed in the place of its own.
 
@@ -64,6 +66,9 @@ def run_script(
             regular expression.
         loss: whether what it back-propagates is a mean over the batch's samples, or their sum.
         splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
+        evaluates: whether its metric comes after it has iterated a loader without training: then what it writes after a pass
+            before that is of its training data.
+        resumes: whether a trial that was interrupted goes on from its checkpoint; otherwise it begins anew.
 
     Raises:
         TaskError: the script fails, or does something that a trial cannot carry.
@@ -74,7 +79,20 @@ def run_script(
     told = Told(batch, rate, epochs, steps, seed)
     if setup.training.schedule != "constant" or setup.training.warmup:
         raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
-    run = partial(_Run, script=script, arguments=shlex.split(arguments), told=told, metric=metric, loss=loss, splits=splits)
+    setup = setup if resumes else replace(setup, checkpoint=None)
+    if steps:  # of whole batches
+        size = setup.effective_batch
+        setup = replace(setup, samples_budget=max(setup.samples_budget // size, 1) * size)
+    run = partial(
+        _Run,
+        script=script,
+        arguments=shlex.split(arguments),
+        told=told,
+        metric=metric,
+        loss=loss,
+        splits=splits,
+        needs=evaluates,
+    )
 
     def train(report: Report[Measurement]) -> None:
         try:
@@ -145,9 +163,16 @@ class ScriptLoop(Loop):
     def is_measured(self) -> bool:
         return self._measured
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether the budget is trained, and the script has measured nothing after its end."""
+        return self._unmeasured and self._seen >= self._time_left.samples
+
+    _unmeasured = False
+
     def without_measurement(self) -> None:
         """The script has measured nothing after this pass."""
-        self._measured = True
+        self._measured = self._unmeasured = True
 
 
 class _ScriptRates:
@@ -190,13 +215,14 @@ class _Run:
         metric: str,
         loss: Literal["mean", "sum"],
         splits: bool,
+        needs: bool,
         report: Report[Measurement],
     ) -> None:
         self.setup, self._where, self._arguments, self._told, self._report = setup, script, arguments, told, report
         self._metric_text, self._metric = metric, metric_pattern(metric)
-        self._weighs, self._splits = loss == "mean", splits
+        self._weighs, self._splits, self._needs_evaluation = loss == "mean", splits, needs
         self._made, self._loop = Made(), None
-        self._output, self._written, self._scores = Output(), "", dict[float, str]()
+        self._output, self._written, self._scores, self._earlier = Output(), "", dict[float, str](), dict[float, str]()
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -219,6 +245,11 @@ class _Run:
             raise TaskError(
                 f"{self._where}: expected a training loop over a torch DataLoader, with a model in training mode and an "
                 f"optimizer; got none{self._said()}"
+            )
+        if loop.is_unmeasured:
+            raise TaskError(
+                f"{self._where}: expected a number after {self._metric_text!r} once its training has ended (within a pass, it "
+                f"describes training data); got none{self._said()}"
             )
         if next(self._steps, None) is not None:
             if self._resumes_at and not self._reported:
@@ -251,7 +282,9 @@ class _Run:
         """What trains so without bsearch."""
         values = values_of(self._told, self.setup, endless=False)
         written = [f"{name} set to {value!r}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
-        command = shlex.join(["python", *self._where.split(" "), *self._arguments, *flags_of(values)])
+        name = self._where.removeprefix("-m ")
+        script = [name] if name == self._where else ["-m", name]
+        command = shlex.join(["python", *script, *self._arguments, *flags_of(values)])
         return f"{command}  # with {', '.join(written)}" if written else command
 
     def _stop(self) -> None:
@@ -286,6 +319,10 @@ class _Run:
             return training
         with aside():
             self._leave_pass()
+            if self._step is None and not self._evaluates:
+                self._evaluates = True
+                self.wrote("".join(["\n", *self.files.new_rows()]))
+                self._earlier, self._scores = self._scores, {}
         return training
 
     def _leave_pass(self) -> None:
@@ -308,6 +345,15 @@ class _Run:
                     f"{size}. Say by batch= how it is told."
                 )
             weights, shuffle = loader_order(self._where, loader)
+            if self.setup.effective_batch > len(loader.dataset):  # type: ignore[arg-type]
+                size = len(loader.dataset)  # type: ignore[arg-type]
+                raise TaskError(
+                    f"{self._where}: expected a batch of at most the {size} samples of its training data, got "
+                    f"{self.setup.effective_batch}"
+                )
+            if loader.drop_last:  # a training ends with a whole batch
+                size, budget = self.setup.effective_batch, self.setup.samples_budget
+                self.setup = replace(self.setup, samples_budget=max(budget // size, 1) * size)
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
@@ -323,10 +369,11 @@ class _Run:
             self._leave_pass()
             self._measure()
         self._has_left = False
-        self.skips, self._scores = self._passes < self._resumes_at, {}
+        self.skips, self._scores, self._earlier = self._passes < self._resumes_at, {}, {}
+        self._evaluates = False
         self._begins_pass = True
 
-    _reported = _begins_pass = _has_stepped = _has_left = _waits = False
+    _reported = _begins_pass = _has_stepped = _has_left = _waits = _evaluates = False
     _rates: Sequence[float] = ()
     _versions: Sequence[int] = ()
     _steps: Iterator[Step]
@@ -429,7 +476,10 @@ class _Run:
         """
         with aside():
             self.wrote("".join(["\n", *self.files.new_rows()]))  # after a line that is not ended yet
-        loop, scores, self._scores = self._loop, self._scores, {}
+        # What it wrote before it evaluated is of its training data, unless it wrote nothing else.
+        earlier = {} if self._needs_evaluation else self._earlier
+        scores = {} if self._needs_evaluation and not self._evaluates else self._scores or earlier
+        loop, self._scores, self._earlier = self._loop, {}, {}
         if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
             return
         if not scores:
@@ -443,6 +493,7 @@ class _Run:
             )
         here = Path.cwd()
         os.chdir(self._came_from)  # whoever gets the measurement is there
+        loop._unmeasured = False
         measured = loop.measure(**{self.setup.metric: next(iter(scores))})
         self._report(replace(measured, facts={**measured.facts, "command": self._command()}))
         self._reported = True

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import builtins
 import io
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import threading
 import weakref
@@ -26,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from ...spaces.errors import TaskError
 from .files import FilesApart
 
 
@@ -184,9 +187,23 @@ def _take_over() -> None:
         _replace(os, name, _renamed)
     _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
+    for owner, name in ((torch, "set_num_interop_threads"), (signal, "signal")):
+        _replace(owner, name, _left_out)
+    for owner in (multiprocessing, torch.multiprocessing):
+        _replace(owner, "set_start_method", _left_out)
+    if torch.distributed.is_available():
+        _replace(torch.distributed, "init_process_group", _several_processes)
     for name in ("stdout", "stderr"):
         _replaced.callback(setattr, sys, name, getattr(sys, name))
         setattr(sys, name, _Written(getattr(sys, name), passes_on=name == "stderr"))
+
+
+def _left_out(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
+    """What a process does once, or in its main thread: the process is not the script's."""
+
+
+def _several_processes(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
+    raise TaskError("expected a script of one process, got one that joins others by torch.distributed.init_process_group")
 
 
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:

@@ -8,10 +8,12 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -158,11 +160,18 @@ def as_main(
     left = _written_into(tree, in_text) | _written_into_files(in_files, folder, files) | modules_changed.left
     if left:
         raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
+    root = path.parent if package is None else folder.resolve()
+    own = partial(_lies_below, folders=(root, folder.resolve()))
+    # Another run of it may be under way, while it is examined: each has modules of its own.
+    for name in [name for name, one in list(sys.modules.items()) if own(one)]:
+        if name.partition(".")[0] not in ("bsearch", "__main__"):
+            del sys.modules[name]
+    if (hydra := sys.modules.get("hydra.core.global_hydra")) is not None:
+        hydra.GlobalHydra.instance().clear()
     module = ModuleType("__main__")
     module.__file__, module.__package__, modules = str(path), package, dict(sys.modules)
     before, came_from = (sys.argv, sys.path[:]), Path.cwd()
     sys.argv, sys.modules["__main__"] = [str(path), *arguments, *flags_of(values)], module
-    root = path.parent if package is None else folder.resolve()
     sys.path.insert(0, str(root))
     try:
         os.chdir(folder)
@@ -172,7 +181,7 @@ def as_main(
     finally:
         os.chdir(came_from)
         sys.argv, sys.path[:] = before
-        for name in [name for name, one in list(sys.modules.items()) if name not in modules and _lies_below(one, root)]:
+        for name in [name for name, one in list(sys.modules.items()) if name not in modules and own(one)]:
             del sys.modules[name]
         sys.modules["__main__"] = modules["__main__"]
         module.__dict__.clear()
@@ -198,31 +207,41 @@ class _ModulesChanged:
 
     def __init__(self, values: Mapping[str, Number], folder: Path) -> None:
         self.left, self._trees = dict[str, Number](), dict[Path, ast.Module]()
-        for name, value in values.items():
-            file, _, within = name.partition(":")
+        for file in {name.partition(":")[0] for name in values}:
+            # All of a file at once: one that is changed already has another name.
+            left = {name.removeprefix(f"{file}:"): value for name, value in values.items() if name.startswith(f"{file}:")}
             path = (folder / file).resolve()
             if path.is_file():
-                self._trees[path] = self._trees.get(path) or ast.parse(path.read_bytes(), str(path))
-            if not path.is_file() or _written_into(self._trees[path], {within: value}):
-                self.left[name] = value
+                self._trees[path] = ast.parse(path.read_bytes(), str(path))
+                left = _written_into(self._trees[path], left)
+            self.left |= {f"{file}:{name}": value for name, value in left.items()}
 
     def __enter__(self) -> None:
-        get_code = SourceFileLoader.get_code
-
-        def changed(loader: SourceFileLoader, fullname: str) -> Any:
-            tree = self._trees.get(Path(loader.path).resolve())
-            return get_code(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
-
-        SourceFileLoader.get_code = changed  # type: ignore[assignment, method-assign]
+        if not _trees_of:
+            SourceFileLoader.get_code = _code_of  # type: ignore[assignment, method-assign]
+        _trees_of[threading.get_ident()] = self._trees
 
     def __exit__(self, *error: object) -> None:
-        del SourceFileLoader.get_code  # it is inherited
+        del _trees_of[threading.get_ident()]
+        if not _trees_of:
+            del SourceFileLoader.get_code  # it is inherited
 
 
-def _lies_below(module: Any, folder: Path) -> bool:
-    """Whether a module, or a package without a file, is one of this folder's."""
-    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
-    return any(place and Path(place).is_relative_to(folder) and "site-packages" not in place for place in places)
+# The modules with other numbers of each thread that runs a script.
+_trees_of: dict[int, Mapping[Path, ast.Module]] = {}
+_inherited = SourceFileLoader.get_code
+
+
+def _code_of(loader: SourceFileLoader, fullname: str) -> Any:
+    tree = _trees_of.get(threading.get_ident(), {}).get(Path(loader.path).resolve())
+    return _inherited(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
+
+
+def _lies_below(module: Any, folders: Sequence[Path]) -> bool:
+    """Whether a module, or a package without a file, is one of these folders'."""
+    known = getattr(module, "__dict__", {})  # some modules make up attributes
+    places = [known.get("__file__") or "", *(known.get("__path__") or ())]
+    return any(place and Path(place).is_relative_to(one) for place in places for one in folders if "site-packages" not in place)
 
 
 @contextmanager

@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis.gaussian_process import Array, GaussianProcess, Plain, fitted, single_threaded_blas
+from ..analysis.gaussian_process import Array, GaussianProcess, Plain, conditioned, fitted, single_threaded_blas
 from ..analysis.score_scale import ScoreScale
 from ..suggest.space_transform import SpaceTransform
 
 # Log length scale of the coordinate that tells the sides apart: its prior, at which the sides' scores correlate at .98.
 _SIDE, _SIDE_STD = math.log(6.0), 0.5
 # Log noise variance: its prior, wider than the search's, since repeats tell it.
-_NOISE = -5.5, 2.0
+_NOISE = -4.0, 1.5
+# The share of the variance of a run's noise that is its seed's, whatever the setting: 0 to .27 in seven tables (docs/log.md).
+_COMMON = 0.2
 # Random settings among those that may be a side's best, moves of each observed one, and how far; the best of them are drawn.
 _RANDOM, _MOVES, _MOVED, _DRAWN = 200, 2, 0.05, 120
 _DRAWS = 2000
@@ -42,11 +44,13 @@ class Runs:
     Args:
         parameters: of each run, (n,).
         seconds, scores: (n,).
+        seeds: (n,); None where one is not known.
     """
 
     parameters: Sequence[Mapping[str, Any]]
     seconds: Array
     scores: Array
+    seeds: Sequence[int | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,18 @@ class Difference:
         seconds: training times, ascending, (k,).
         drawn: of the difference within each, (k, draws); in the metric's unit, positive where the second side is better.
         best: each side's best setting.
-        unmoved: mean and standard deviation of the difference at the first side's best setting.
+        unmoved: mean and standard deviation of the difference at the first side's best setting; None where the same setting
+            is another one on the second side.
         noise: standard deviation of a run.
+        runs: of both sides.
     """
 
     seconds: Array
     drawn: Array
     best: tuple[Mapping[str, Any], Mapping[str, Any]]
-    unmoved: tuple[float, float]
+    unmoved: tuple[float, float] | None
     noise: float
+    runs: int
 
     def better(self, margin: float = 0.0) -> Array:
         """The probability that the second side is better by more than this, (k,): of a normal difference."""
@@ -85,37 +92,62 @@ class _Sides(Plain):
         self.noise = _NOISE
 
 
-def difference(transform: SpaceTransform, sides: tuple[Runs, Runs], seed: int = 0) -> Difference:
+def difference(spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: tuple[Runs, Runs], seed: int = 0) -> Difference:
     """The difference between two sides' bests.
 
     Args:
-        transform: of the space of both.
+        spaces: for each side, how its settings are points; of several ways that in which the sides resemble each other most.
     """
     rng = np.random.default_rng(seed)
-    points = [np.array([transform.encode(one) for one in runs.parameters]) for runs in sides]
-    known = np.vstack([_of_side(some, side) for side, some in enumerate(points)])
     scores = np.concatenate([runs.scores for runs in sides])
     scale = ScoreScale(scores)
+    seconds = np.log(np.concatenate([runs.seconds for runs in sides]))
     with single_threaded_blas():
-        model = fitted(known, scale.of(scores), structure=_Sides(transform.width))
-        times = fitted(known, np.log(np.concatenate([runs.seconds for runs in sides])), structure=_Sides(transform.width))
+        fits = [_fitted(each, sides, scale.of(scores)) for each in spaces]
+        model, transforms = max(zip(fits, spaces, strict=True), key=lambda fit: _evidence(fit[0], scale.of(scores)))
+        points = [np.array([way.encode(one) for one in runs.parameters]) for way, runs in zip(transforms, sides, strict=True)]
+        model = _with_common_seeds(model, scale.of(scores), sides)
+        times = fitted(model.points, seconds, structure=model.structure)
         cuts = _cuts(sides)
         places, best = list[Array](), list[Array]()
         for side in range(2):
-            candidates = _candidates(transform, points, side, rng)
-            means, seconds = model.mean_at(candidates), np.exp(times.mean_at(candidates))
+            candidates = _candidates(transforms[side], points, side, rng)
+            means = model.mean_at(candidates)
             best.append(candidates[np.argmax(means)])
-            places.append(_drawable(candidates, means, seconds, cuts))
+            places.append(_drawable(candidates, means, np.exp(times.mean_at(candidates)), cuts))
         at = np.vstack(places)
         mean, covariance = model.joint(at)
         seconds = np.exp(times.mean_at(at))
         drawn = scale.back(_draws(mean, covariance, rng))
-        unmoved = _difference_at(model, best[0], scale)
+        unmoved = _difference_at(model, best[0], scale) if transforms[0] is transforms[1] else None
     count = len(places[0])
     gaps = [_highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut) for cut in cuts]
-    noise = scale.unit * model.std * math.exp(model.log_noise / 2)
-    first, second = (transform.decode(one[:-1]) for one in best)
-    return Difference(cuts, np.array(gaps), (first, second), unmoved, noise)
+    noise = scale.unit * model.std * math.exp(model.log_noise / 2) / math.sqrt(1 - _COMMON)
+    first, second = (way.decode(one[:-1]) for way, one in zip(transforms, best, strict=True))
+    return Difference(cuts, np.array(gaps), (first, second), unmoved, noise, len(scores))
+
+
+def _fitted(transforms: Sequence[SpaceTransform], sides: Sequence[Runs], values: Array) -> GaussianProcess:
+    points = [
+        _of_side(np.array([way.encode(one) for one in runs.parameters]), side)
+        for side, (way, runs) in enumerate(zip(transforms, sides, strict=True))
+    ]
+    return fitted(np.vstack(points), values, structure=_Sides(transforms[0].width))
+
+
+def _evidence(model: GaussianProcess, values: Array) -> float:
+    """The log of the values' probability by a process, but for a constant."""
+    return -0.5 * float((values - model.mean) / model.std @ model.weights) - float(np.log(np.diag(model.factor)).sum())
+
+
+def _with_common_seeds(model: GaussianProcess, values: Array, sides: Sequence[Runs]) -> GaussianProcess:
+    """The process with a part of the noise shared by a side's runs of one seed, which more of them do not average out."""
+    named = [(side, seed) for side, runs in enumerate(sides) for seed in runs.seeds or [None] * len(runs.scores)]
+    alike = [[one == other and one[1] is not None for other in named] for one in named]
+    shared = _COMMON * math.exp(model.log_noise) * model.std**2 * np.array(alike, dtype=float)
+    own = model.log_noise + math.log(1 - _COMMON)
+    np.fill_diagonal(shared, _COMMON * math.exp(model.log_noise) * model.std**2)
+    return conditioned(model.points, values, model.free, own, model.mean, model.std, shared, structure=model.structure)
 
 
 def _of_side(points: Array, side: int) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from ...spaces.domain import Fixed, Range
 from ...spaces.errors import StudyFileError
@@ -35,7 +35,8 @@ class Verdict:
     """An answer, or silence.
 
     Args:
-        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`.
+        about: `front`, `best rate`, `critical batch`, `noise`, `blow-ups`, `parameters` or `next runs`; of runs to a target
+            also `reached`, `best batch` or `data to target`.
         text: the answer, or why there is none.
         runs: that it stands on.
         silent: the runs cannot say.
@@ -80,6 +81,11 @@ def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> 
     if on < settings:
         text += f"; {rest} beaten by one that was as fast and at least as good"
     return Verdict("front", text, len(complete), data={"members": members})
+
+
+def best_rate_verdict(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
+    """The best rate at a few batches, by the study's metric."""
+    return _best_rate(*_rates(study, complete, ()), ())
 
 
 def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]) -> tuple[BestRates | None, str]:
@@ -168,7 +174,7 @@ def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     if not free:
         return Verdict("noise", "no setting was trained more than once, so what seeds change is unknown", silent=True)
     squares = sum(float(np.var(group)) * len(group) for group in several)
-    low, high = (math.sqrt(squares / chi2.ppf(end, free)) for end in (0.95, 0.05))
+    low, high = (math.sqrt(squares / chdtri(free, above)) for above in (0.05, 0.95))
     std = math.sqrt(squares / free)
     text = f"standard deviation {std:.2g} [{low:.2g}, {high:.2g}] between runs of one setting, from {len(several)} of them"
     return Verdict("noise", text, sum(map(len, several)), data={"std": [low, std, high], "settings": len(several)})

@@ -25,15 +25,18 @@ from ...spaces.readable import number
 _MOST_NUMBERS = 40
 # Seconds until a script that is looked at is given up.
 _PATIENCE_S = 300.0
-_BATCH, _RATE, _LENGTH = r"batch|^-*bs$", r"lr|learn", r"epoch"
+_BATCH, _RATE, _LENGTH = r"batch|(?:^|\W)bs\b", r"lr|learn", r"epoch"
 _NO_RATE = r"min|final|warm|drop|decay|mask|noise"
 _NO_LENGTH = r"warm|start|eval|save|decay|step|drop|log|ckpt|check|patien"
 _OTHERS = r"test|eval|val|micro|accum"
 # Words of metrics; what sounds like a loss or an error is minimized, whatever else it sounds like.
-_LOW = r"perplexity|ppl|loss|error|err|mse|rmse|mae|mape|nll|bpc|bpb|wer|cer|eer|fid"
+_LOW = r"perplexity|ppl|loss|error|err|mse|rmse|mae|mape|nll|bpc|bpb|bpd|wer|cer|eer|fid|fpr\d*|lpips|ece|brier|chamfer"
 _HIGH = r"(?:acc|prec)@\d|acc(?:uracy)?|top.?1|psnr|ssim|f1|auc|bleu|iou|map|score|r2|dice"
-_HELD_OUT = r"(?<![a-z])(?:val|valid|validation|test|evaluation|eval|dev)(?![a-z])"
-_VALIDATION, _BEST = r"(?<![a-z])(?:val|dev|eval)", r"(?<![a-z])(?:best|max|min|highest|lowest|patience|threshold)(?![a-z])"
+_HELD_OUT = r"(?<![a-z])(?:val?|valid|validation|tes?t?|tst|testing|evaluation|eval|dev|held.?out|holdout)(?![a-z])"
+_VALIDATION, _TRAINING = r"(?<![a-z])(?:va|dev|eval)", r"(?<![a-z])(?:train|trn|tr)(?:ing)?(?![a-z])"
+_BEST = r"(?<![a-z])(?:best|max|min|highest|lowest|peak|record|top(?![ ._-]?\d)|patience|threshold|so.far)(?![a-z])"
+
+_RUNNING = "[Bb]est", "[Mm]ax", "[Pp]eak", "[Rr]ecord"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Script:
     counts: tuple[str, ...] = ()
     sums: bool = False
     seed: int = 0
+    other_rates: tuple[float, ...] = ()
+    evaluates: bool = False
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -68,6 +73,9 @@ class Script:
         better = "higher" if direction == "maximize" else "lower"
         better += " is better" if re.search(_HELD_OUT, text.lower()) else " is better; it does not say of which data it is"
         parts += ["a loss that is a sum"] * self.sums
+        if self.other_rates:
+            parts.append(f"other rates as they are: {', '.join(map(number, self.other_rates))}")
+        parts += ["no seed, so repeats differ only in their order of samples"] * ("seed" not in self.told)
         return f"found: {', '.join(parts)}, metric {text!r} ({better}), {self.samples} samples"
 
 
@@ -129,19 +137,23 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         why = seen["error"] or "it iterates no torch DataLoader with an optimizer and a model in training mode"
         raise StudyFileError(f"{path}: no training was found: {why}")
     values: Mapping[str, float] = seen["values"]
+    rate, seed = seen["rates"][0], seen["seed"]
     told = {
-        "batch": _named(values, _BATCH, seen["batch"], _OTHERS),
-        "rate": _named(values, _RATE, seen["rates"][0], _NO_RATE) or _named(values, "rate", seen["rates"][0], _NO_RATE),
+        "batch": _named(values, _BATCH, seen["batch"], _OTHERS) or _only(values, seen["batch"], _OTHERS),
+        "rate": _named(values, _RATE, rate, _NO_RATE) or _named(values, "rate", rate, _NO_RATE),
         "epochs": _longest(values, seen["passes"]) if seen["cut"] else _length(values, seen["passes"]),
-        "seed": _named(values, "seed", seen["seed"], "data|split") if seen["seed"] is not None else "",
+        "seed": "" if seed is None else _named(values, "seed", seed, "data|split") or _named(values, "rng|random", seed, "^$"),
     }
-    metric = metric_in(seen["lines"], seen["passes"])
+    passes = round(values[told["epochs"]]) if seen["cut"] and told["epochs"] else seen["passes"]
+    after = metric_in(seen["lines"], seen["passes"])
+    metric, evaluates = after or metric_in(seen["early"], seen["passes"]), after is not None and seen["evaluates"]
     faults: list[Fault] = []
     for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
         if not told[what]:
             numbers = ", ".join(f"{name} {number(value)}" for name, value in islice(values.items(), _MOST_NUMBERS)) or "none"
             expected = f"{path}: expected a flag, a number in its text, or a file that tells its {what}, {got}"
-            faults.append(Fault(what, f"{expected}; it has {numbers}"))
+            why = _why_no_length(values, seen["passes"]) if what == "epochs" else ""
+            faults.append(Fault(what, f"{expected}; it has {numbers}{why}"))
     if metric is None:
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
         expected = f"{path}: expected a number after a word such as accuracy or loss, printed after a pass"
@@ -152,8 +164,16 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         raise StudyFileError(faults)
     assert metric is not None
     kept = {what: how for what, how in told.items() if how}
-    settings = seen["batch"], seen["rates"][0], seen["passes"], seen["samples"], seen["optimizer"]
-    return Script(path, shlex.join(arguments), kept, *settings, metric, tuple(seen["counts"]), seen["sums"], seen["seed"] or 0)
+    settings = seen["batch"], rate, passes, seen["samples"], seen["optimizer"]
+    others = tuple(one for one in dict.fromkeys(seen["rates"]) if not math.isclose(one, rate))
+    return Script(
+        *(path, shlex.join(arguments), kept, *settings, metric),
+        counts=tuple(seen["counts"]),
+        sums=seen["sums"],
+        seed=seed or 0,
+        other_rates=others,
+        evaluates=evaluates,
+    )
 
 
 def _named(values: Mapping[str, float], words: str, value: float, not_words: str) -> str:
@@ -166,9 +186,28 @@ def _named(values: Mapping[str, float], words: str, value: float, not_words: str
     return min(found, key=lambda name: (KINDS.index(kind_of(name)), len(name)), default="")
 
 
+def _only(values: Mapping[str, float], value: float, not_words: str) -> str:
+    """The only flag of this value, whatever it is called: a trial checks whether it is obeyed."""
+    flags = [name for name, has in values.items() if kind_of(name) == "flag" and has == value]
+    return flags[0] if len(flags) == 1 and value > 1 and not re.search(not_words, flags[0].lower()) else ""
+
+
 def _length(values: Mapping[str, float], passes: int) -> str:
     """The number of epochs; or what else a loop over so many passes has in its text."""
-    return _named(values, _LENGTH, passes, _NO_LENGTH) or _named(values, r" in range\(", passes, "^$")
+    named = _named(values, _LENGTH, passes, _NO_LENGTH) or _named(values, r" in range\(", passes, "^$")
+    return named or _only(values, passes, _NO_LENGTH)
+
+
+def _why_no_length(values: Mapping[str, float], passes: int) -> str:
+    """What may be the cause that no number of epochs was found, as a sentence."""
+    named = {name: value for name, value in values.items() if _named({name: value}, _LENGTH, value, _NO_LENGTH)}
+    for name, value in named.items():
+        if value > passes:
+            return f". It ended before {name} {number(value)}: if it stops early, turn that off, since a study does so"
+        if value > 1 and passes % value == 0:
+            return f". It made {passes / value:.0f} times {name} {number(value)}: let it train once"
+    steps = [name for name, value in values.items() if re.search("step|iter", name.lower()) and value >= passes > 1]
+    return f". A loop over {steps[0]} is not taken over: see docs/scripts.md" if steps else ""
 
 
 def _longest(values: Mapping[str, float], passes: int) -> str:
@@ -193,7 +232,7 @@ def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, str] | N
     labels = [one for line in reversed(lines) for one in _labels(line)]
 
     def rank(text: str) -> tuple[int, int, bool]:
-        kinds = _VALIDATION, _HELD_OUT, "^(?!.*train)", ""  # of training data last of all
+        kinds = _VALIDATION, _HELD_OUT, f"^(?!.*{_TRAINING})", ""  # of training data last of all
         data = next(place for place, kind in enumerate(kinds) if re.search(kind, text.lower()))
         pattern = metric_pattern(text)
         return data, -min(sum(bool(pattern.search(line)) for line in lines), passes), _is_low(text)
@@ -201,8 +240,10 @@ def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, str] | N
     for text, line in sorted(labels, key=lambda one: rank(one[0])):
         name = re.sub(r"\W+", "_", re.sub(r"\.\*\?|\(.*?\)", " ", text).strip(" :=").lower()).strip("_")
         # A running maximum, said beside it, is of another pass.
-        if any(re.search(rf"(?:[Bb]est|[Mm]ax)[ _]{text}", one) for one in lines):
-            text = rf"(?<![Bb]est[ _])(?<![Mm]ax[ _]){text}"
+        if any(re.search(rf"(?:{'|'.join(_RUNNING)})[ _]{text}", one) for one in lines):
+            text = "".join(rf"(?<!{word}[ _])" for word in _RUNNING) + text
+        if any(re.search(f"[A-Za-z]{text}", one) for one in lines):  # within another word
+            text = f"(?<![A-Za-z]){text}"
         if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
             direction = "minimize" if _is_low(name) else "maximize"
             text = _of_one_line(text, lines, passes)
@@ -221,11 +262,16 @@ def _of_one_line(text: str, lines: Sequence[str], passes: int) -> str:
         return text
     beginnings = Counter[str]()
     for line, one in found:
-        words = [r"\S*".join(map(re.escape, re.split(r"\d[\d.]*", word))) for word in line[: one.start()].split()]
-        beginnings[r"^\s*" + "".join(word + r"\s+" for word in words)] += 1
+        parts = re.findall(r"\s+|\d[\d.]*|[^\s\d]+", line[: one.start()].lstrip())
+        beginnings[r"^\s*" + "".join(map(_pattern_of, parts))] += 1
     often = [one for one, times in beginnings.items() if times <= passes]
     most = max((beginnings[one] for one in often), default=0)
     return [one for one in often if beginnings[one] == most][-1] + text if often else text
+
+
+def _pattern_of(part: str) -> str:
+    """What any other line has in the place of a blank, a number or a word."""
+    return r"\s+" if part.isspace() else r"[\d.]+" if part[0].isdigit() else re.escape(part)
 
 
 def _is_low(text: str) -> bool:
@@ -240,8 +286,12 @@ def _labels(line: str) -> Iterator[tuple[str, str]]:
     labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
     for label in labels:
         around = line[max(0, label.start() - 6) : label.end()].lower()
-        if re.search(_BEST, around) or ("train" in around and re.search(_HELD_OUT, around)):  # or two numbers, of both
+        if re.search(_BEST, around) or (
+            re.search(_TRAINING, around) and re.search(_HELD_OUT, around)
+        ):  # or two numbers, of both
             continue
+        if not re.search(_HELD_OUT, around) and re.search(rf"(?i){_HELD_OUT}\W{{0,3}}\d", line[label.end() :]):
+            continue  # `accuracy 0.9 - val 0.8`: of training data
         text = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", label[0].strip())
         text = re.sub(r"(?<= )\d+(?= ?[:=])", r"\\d+", text)  # of an epoch
         if sum(one[0].strip() == label[0].strip() for one in labels) > 1:
@@ -266,6 +316,7 @@ def train(setup):
         metric={metric!r},  # in what it prints or logs; the number that follows is the metric
         loss={loss!r},  # over a batch's samples: their "mean" or "sum"
         splits={splits},  # {why}
+        evaluates={evaluates},  # whether only what it writes after an evaluation by a loader is the metric
     )
 '''
 
@@ -320,6 +371,7 @@ def files_of(script: Script) -> dict[str, str]:
         told=told,
         metric=text,
         splits=not script.counts,
+        evaluates=script.evaluates,
         why=why,
         loss="sum" if script.sums else "mean",
     )

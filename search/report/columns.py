@@ -9,6 +9,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.readable import number
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Speed
+from ...spaces.study.space import LENGTHS
 from ..analysis.choice import NEARLY_BEST, chance_to_reach, fastest_within
 
 
@@ -29,7 +30,7 @@ MEASURES: dict[Speed, Measure] = {
 
 _SETTINGS = ("effective_batch", "learning_rate", "rule", "epochs")
 # Searched parameters that have a column of their own kind, or follow from one.
-IN_COLUMNS = frozenset({*_SETTINGS, "accumulation", "reference_rate"})
+IN_COLUMNS = frozenset({*_SETTINGS, *LENGTHS, "accumulation", "reference_rate"})
 
 
 @dataclass(frozen=True, slots=True)

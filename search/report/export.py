@@ -45,7 +45,7 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
 
 
 def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
-    """The JSON document of `run --json`, `show --json` and `export --to json`."""
+    """The JSON document of `export --to json` and of `front.json`: each member of the front with everything that is known."""
     records = list(records)
     outcomes = sorted({record.outcome for record in records})
     return {

@@ -31,7 +31,7 @@ from ..suggest.space_transform import SearchSpace
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .decisions.after import Failed, History, Paused, Retry, after
-from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
+from .decisions.attempt import Attempt, result_of, setup_facts, shorten, taken_by
 from .decisions.ended import EndedTrials
 from .decisions.ending import Ending, Stage
 from .decisions.planner import Planner
@@ -109,6 +109,7 @@ class StudyRun:
         self.ended = EndedTrials(records, spec.objectives)
         failed = sum(record.outcome == "error" for record in self.ended.done)
         self._history = History(failed=failed, budget=spec.budget.trials)  # of the study
+        self.own_seeds = False  # each new trial has one; otherwise they share the study's
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
         self._said_of_changes: set[str] = set()
@@ -160,11 +161,12 @@ class StudyRun:
             number = self._interrupted.popleft()
             if self.finish is None or self.finish.resumes():
                 return self._resumed(number)
+        seed = self.spec.training.seed + len(self.trials) if self.own_seeds else None
         while self._baseline:
             index = self._baseline.popleft()
             setting = self._space.chosen(self.spec.baseline[index])
             if self.finish is None or self.finish.fits(setting):
-                return self.trials.begin(setting, TrialFacts(baseline=index))
+                return self.trials.begin(setting, TrialFacts(baseline=index, seed=seed))
             self._say(f"baseline.{index} is not trained: there is not enough time left for it")
         if (repeat := self._next_repeat()) is not None:
             return repeat
@@ -183,7 +185,7 @@ class StudyRun:
             if proposal is None or proposal == "wait":
                 return proposal
             if self.finish is None or self.finish.fits(proposal):
-                return self.trials.begin(proposal)
+                return self.trials.begin(proposal, TrialFacts(seed=seed))
         self.ending.reach(Stage.NO_NEW_TRIALS, "no further training fits before the deadline")
         return None
 
@@ -248,7 +250,7 @@ class StudyRun:
         self.tables.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
         self._say_of_checkpoint(setup, str(measurement.facts.get("checkpoint", "")), host)
-        fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
+        fraction, taken = setup.share_of(measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, measurement.value(setup.metric))
         if self._early_stopping.pauses and "checkpoint" in measurement.facts:
             should_stop = False  # it could not be saved
@@ -299,7 +301,7 @@ class StudyRun:
         facts = replace(
             self._early_stopping.rung_facts(setup.number),
             expected_seconds=self._taken(attempt, last),
-            train_s=last.elapsed_s / fraction_of(setup, last) if attempt.known_s is None else attempt.known_s,
+            train_s=last.elapsed_s / setup.share_of(last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
         )
         self.tables.end_attempt(setup, Outcome("paused"))
@@ -317,21 +319,22 @@ class StudyRun:
             prediction = self._early_stopping.stopped_facts(number)
             if prediction.stopped_fraction is not None:
                 outcome = Outcome("stopped", stopped_sentence(prediction))
-        if attempt.last is not None and "shortened_to" in attempt.last.facts:
+        by_clock, shortened = setup.is_timed_by_clock, attempt.last is not None and "shortened_to" in attempt.last.facts
+        if attempt.last is not None and (shortened or by_clock):
             shorten(attempt, attempt.last)
+        if shortened:
             setup = attempt.setup
             self.tables.update_setup(setup)
         shared = self.spec.devices.share < 1
         expected_s = self._planner.expected_s(attempt)
         result = result_of(attempt, outcome, expected_s, self.spec.objectives.speed, self._price, shared)
         facts = result.facts | prediction | TrialFacts(spent=self.spending.of(number))
-        shortened = facts.shortened_to is not None
-        if shortened:
-            facts |= TrialFacts(epochs=setup.epochs, samples_budget=setup.samples_budget)
+        if shortened or by_clock:
+            facts |= TrialFacts(epochs=attempt.setup.epochs, samples_budget=attempt.setup.samples_budget)
         if outcome.kind == "complete":
             self._keep(attempt)  # before the trial has ended, so that it is trained again if its model was not kept
         self.tables.end_attempt(setup, outcome)
-        self._finish(number, replace(result, facts=facts, epochs=setup.epochs if shortened else None))
+        self._finish(number, replace(result, facts=facts))
         self._history = self._history.after_end(outcome)
         self._histories.pop(number, None)
         trained = outcome.kind == "complete"
@@ -515,7 +518,7 @@ class StudyRun:
         """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""
         train_s = attempt.known_s
         if train_s is None:
-            train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
+            train_s = measurement.elapsed_s / attempt.setup.share_of(measurement)
         return taken_by(self.spec.objectives.speed, train_s, attempt, self._price)
 
     def _load_curves(self) -> None:
@@ -542,7 +545,8 @@ class StudyRun:
         if setting is None:
             return None
         # A seed of its own: one that settings shared would suit, or not, all of them alike.
-        used = [record.facts.seed for record in repeats if record.facts.seed is not None]
+        others = self.trials if self.own_seeds else repeats
+        used = [record.facts.seed for record in others if record.facts.seed is not None]
         facts = TrialFacts(repeats=setting, seed=next_seed(used, self.spec.training.seed))
         return self.trials.begin(self.trials[setting].parameters, facts)
 

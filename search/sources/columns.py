@@ -5,7 +5,6 @@ Where two names could mean the same and differ, none is taken: the user says whi
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +45,6 @@ _LENIENT = frozenset({"run", "status", "started", "ended", "epochs", "steps", "s
 FACTORS = ("effective_batch", "micro_batch", "batch", "accumulation", "devices")
 _GAP = 8.0  # between errors that are shares and those in percent
 _UNKNOWN = "not a known setting"
-# Names, by all of their words, of what a run took until it had reached a level.
-_GOAL = "to_(the_)?(target|(target_)?(accuracy|acc|loss|metric|quality)|converge|convergence|threshold)"
-_UNIT = r"(_(s|secs?|seconds|mins?|minutes|h|hours|\w?j|\w?wh))?"
-_TO_TARGET = rf"((\w+_)?{_GOAL}|tta|time_to_train|target_(epochs?|steps?|iterations?)){_UNIT}"
 _WRITTEN = ("metric", "parameter", "group", "left_out", "nothing")
 
 
@@ -74,10 +69,13 @@ class Columns:
 
     Args:
         direction: of the metric; None as long as that is unclear.
+        to_target: what the metric counts until a target was reached (`samples`, `epochs`, ...); empty: it is measured at the
+            end of a training.
     """
 
     columns: tuple[Column, ...]
     direction: Literal["minimize", "maximize"] | None
+    to_target: str = ""
 
     def named(self, meaning: Meaning) -> tuple[str, ...]:
         """The names that have a meaning, in the source's order."""
@@ -108,6 +106,7 @@ def columns_of(
     mapped: Mapping[str, Meaning] | None = None,
     direction: Literal["minimize", "maximize"] | None = None,
     same: bool = False,
+    needs_rate: bool = True,
 ) -> Columns:
     """What the names of runs mean.
 
@@ -116,6 +115,7 @@ def columns_of(
         mapped: names and their meanings, as the user says.
         direction: of the metric, where its name does not tell.
         same: names that tell groups of runs apart are parameters.
+        needs_rate: runs without their learning rates say nothing.
 
     Raises:
         UnclearColumnsError: two names could mean the same, or the metric's direction is unknown.
@@ -136,7 +136,7 @@ def columns_of(
     why = "; ".join(filter(None, ("as you chose" * (metric in mapped), _mixed_units(where, found, metric))))
     taken = [Column(one.name, "metric", why) if one.name == metric else one for one in taken]
     columns = Columns(tuple(taken), direction or _direction(where, found, metric, taken))
-    _needed(where, columns, found, runs)
+    _needed(where, columns, found, runs, needs_rate)
     return columns
 
 
@@ -314,10 +314,6 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
     """The name of the metric: the only one of validation data, or the only one that is not of the training data."""
     if said := [name for name, meaning in found.mapped.items() if meaning == "metric"]:
         return said[0]
-    if reached := next((name for name in found.roles if name not in found.mapped and _is_to_target(name)), None):
-        hint = f"Write --metric NAME, or --map {shell_word(reached)}=nothing."
-        message = f"expected the result of each training at its end, got what a run took to reach a target. {hint}"
-        raise StudyFileError(Fault(cut(reached, 60), message, where))
     free = [column.name for column in columns if column.meaning == "nothing" and found.roles[column.name] != "setting"]
     numeric = [name for name in free if is_metric(name) and any(number(value) is not None for value in found.values[name])]
     named = [name for name in numeric if found.varies(name)] or numeric
@@ -333,19 +329,12 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
         got = ", ".join(cut(name, 40) for name in list(found.roles)[:12]) or "nothing"
         text = next((name for name in free if is_metric(name)), None)
         hint = "Write --metric NAME, the result by which runs are compared."
-        if text is not None:
+        if reached := next((name for name in found.roles if {"target", "to_target"} & {words_of(name)[0], name}), None):
+            hint = f"Runs to a target, such as {cut(reached, 40)}, are read by bsearch ask alone. {hint}"
+        elif text is not None:
             hint = f"{cut(text, 40)} holds no numbers, such as {cut(repr(found.values[text][0]), 40)}. {hint}"
         raise StudyFileError(Fault("", f"expected a metric, such as val_loss or accuracy; got {got}. {hint}", where))
     return distinct[0]
-
-
-def _is_to_target(name: str) -> bool:
-    """Whether a name says what a run took until it had reached a level, as Zeus's and MLPerf's do.
-
-    >>> [_is_to_target(name) for name in ("steps_to_target", "Time to Accuracy (s)", "target_epoch", "tta", "epochs")]
-    [True, True, True, True, False]
-    """
-    return re.fullmatch(_TO_TARGET, "_".join(words_of(name))) is not None
 
 
 def _mixed_units(where: str, found: _Found, metric: str) -> str:
@@ -396,11 +385,11 @@ def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]
     raise UnclearColumnsError(where, "direction", ("minimize", "maximize"), message, columns)
 
 
-def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run]) -> None:
+def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run], needs_rate: bool) -> None:
     faults = []
     if not any(columns.named(meaning) for meaning in ("effective_batch", "micro_batch", "batch")):
         faults.append(Fault("", "expected a column of batch sizes, got none. Write --map NAME=effective_batch.", where))
-    if not columns.named("learning_rate"):
+    if needs_rate and not columns.named("learning_rate"):
         faults.append(Fault("", "expected a column of learning rates, got none. Write --map NAME=learning_rate.", where))
     time = columns.one("seconds")
     clocks = [str(value).count(":") for value in found.values.get(time or "", []) if isinstance(value, str) and ":" in value]

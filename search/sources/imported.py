@@ -29,6 +29,8 @@ from .values import amount, is_true, moment, number, seconds, unit_of
 
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
+# The meaning of a column, and the name of a fact: what a run to a target used, in the unit of its source.
+ENERGY = "energy_to_target"
 _ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "inactive")
 _FAILED = (
     "failed",
@@ -75,6 +77,7 @@ class Imported:
         left_out: why runs are no trials, and how many.
         parameters: bsearch's names of the columns that are parameters.
         untimed: places of complete runs without their seconds; with any, all of them compare by samples.
+        to_target: as of `Columns`.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Imported:
     left_out: Mapping[str, int]
     parameters: Mapping[str, str]
     untimed: tuple[str, ...] = ()
+    to_target: str = ""
 
     @property
     def timed(self) -> bool:
@@ -194,8 +198,8 @@ def _group(
     untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
     assert columns.direction is not None  # columns_of has asked
-    records = tuple(_records(rows, not untimed, columns.direction))
-    return Imported(name, spec, records, dict(left_out), parameters, untimed)
+    records = tuple(_records(rows, not untimed, columns.one(ENERGY), columns.direction))
+    return Imported(name, spec, records, dict(left_out), parameters, untimed, columns.to_target)
 
 
 def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Iterator[tuple[Run, float]]:
@@ -449,7 +453,7 @@ def _range(values: Sequence[float]) -> dict[str, Any]:
     return {"low": low, "high": high} | ({"log": True} if low > 0 and high > 10 * low else {})
 
 
-def _records(rows: Sequence[_Row], timed: bool, direction: Direction) -> Iterator[TrialRecord]:
+def _records(rows: Sequence[_Row], timed: bool, energy: str | None, direction: Direction) -> Iterator[TrialRecord]:
     """Trials. Runs of one setting stay runs of their own: what is shown of each is what its file says."""
     now = datetime.now().isoformat(timespec="milliseconds")
     for place, row in enumerate(rows):
@@ -471,6 +475,7 @@ def _records(rows: Sequence[_Row], timed: bool, direction: Direction) -> Iterato
             train_s_source="measured",
             measured_train_s=row.seconds,
             message=f"imported from {row.name}{row.run.place}",
+            extra={} if (joules := _count(_value(row.run, energy))) is None else {ENERGY: joules},
         )
         outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import block_diag
 from scipy.special import ndtr
 
-from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
+from ..analysis.gaussian_process import Array, Bowls, GaussianProcess, Plain, Structure, conditioned, fitted
 from ..analysis.score_scale import ScoreScale
 from .pausing import GapKernel
 from .priors.batch_rate_prior import BatchRate, ScorePrior, SecondsPrior
@@ -88,7 +88,9 @@ class FrontModel:
         self.on_front = np.append(observations.own, np.zeros(len(paused), dtype=bool))
         self.most = -math.inf  # log of the most that a candidate takes, where the last strip ends
         self._last, self._ended, self._floor = last, ended, floor
-        self._structures: dict[str, Structure] = {}
+        # Of one or two parameters, the vague prior found more of Zeus's batches.
+        width = self.points.shape[1]
+        self._structures: dict[str, Structure] = {"score": Bowls(width)} if width > 2 else {}
         if place is not None:
             self._structures = {"seconds": SecondsPrior(place), "score": ScorePrior(place)}
         self._set_score(observations, place)

@@ -29,6 +29,7 @@ class DeviceProfile:
     Args:
         device: name of the device, as its vendor gives it.
         training_set, validation_set: sizes in samples.
+        validation_digest: of a few validation samples; 0 where that is not known.
         validates_on_training: the validation data are the training data.
         smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
         optimizer: class name of the task's optimizer; None for a loop of one's own.
@@ -62,6 +63,7 @@ class DeviceProfile:
     device: str
     training_set: int | None
     validation_set: int | None = None
+    validation_digest: int = 0
     smallest_micro_batch: int = 1
     optimizer: str | None = None
     adaptive: bool = True

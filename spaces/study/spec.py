@@ -125,9 +125,14 @@ class StudySpec(Section):
         """
         budget = self.budget
         limited = (budget.hours is not None or budget.cost is not None) and not budget.keeps_model
-        of_one_length = "epochs" not in self.searched()
+        of_one_length = self.space.length not in self.searched()
         can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
         return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
+
+    @property
+    def trains_equally_long(self) -> bool:
+        """Whether all trainings take the same seconds, so that the study is about its metric alone."""
+        return isinstance(self.space.train_s, Fixed) and self.objectives.speed == "train_s"
 
     @property
     def is_limited_by_time(self) -> bool:
@@ -167,8 +172,10 @@ class StudySpec(Section):
         parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)  # a floor changes no trial
         for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
-        for domain in parts["space"].values():  # where trials are tried, not what they are
-            domain.pop("prior", None)
+        space = parts["space"]
+        for domain in (*space.values(), *space.get("rates", {}).values()):  # where trials are tried, not what they are
+            if domain is not None:
+                domain.pop("prior", None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts

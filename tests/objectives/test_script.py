@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from bsearch.objectives.profiling.loop_session import examined_session
 from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.metric import metric_pattern, value_of
 from bsearch.objectives.script.script import run_script
+from bsearch.objectives.script.told import _ModulesChanged
 from bsearch.objectives.task_code import sources_of, task_code_hash
 from bsearch.search.preview.script import files_of, found_in, metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
@@ -473,6 +475,62 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
         {},
         [0.47, 0.58],
     ),
+    "a number of the training data, on a line like that of the test data": (
+        [
+            ("    evaluate(test_loader)", "    print('Test Accuracy: 1.0')\n    evaluate(test_loader)"),
+        ],
+        {},
+        [0.47, 0.58],
+    ),
+    "a batch of the rest, where the loader drops it": (
+        [
+            ("batch_size=16,", "batch_size=16, drop_last=True,"),
+            ("        loss = loss_fn(", "        assert len(inputs) == 15, len(inputs)\n        loss = loss_fn("),
+        ],
+        {"batch": "batch_size=16", "setup": {"batch": 30, "accumulation": 2}},
+        [0.46, 0.5],
+    ),
+    "a measurement that is not made after the end": (
+        [("    evaluate(test_loader)", "    if t == 0: evaluate(test_loader)")],
+        {},
+        "expected a number after 'Test Accuracy:' once its training has ended",
+    ),
+    "a number of a pass without an evaluation": (
+        [("    evaluate(test_loader)", "    print('Test Accuracy: 1.0')\n    if t: evaluate(test_loader)")],
+        {"evaluates": True},
+        [0.58],
+    ),
+    "a rest of what steps= names": (
+        [
+            ("batch_size=16,", "batch_size=16, drop_last=True,"),
+            ("for t in range(5):\n", "taken = []\nSTEPS = 10\nfor t in range(99):\n    if len(taken) >= STEPS: break\n"),
+            (
+                "        optimizer.zero_grad()\n",
+                "        optimizer.zero_grad()\n        taken += [1]\n        if len(taken) >= STEPS: break\n",
+            ),
+            ("def train(dataloader):\n", "def train(dataloader):\n    global taken\n"),
+            ("        loss = loss_fn(", "        assert len(inputs) == 30, len(inputs)\n        loss = loss_fn("),
+        ],
+        {"epochs": "", "steps": "STEPS", "setup": {"batch": 30, "accumulation": 1}},
+        "",
+    ),
+    "a batch of more than the data": ([], {"setup": {"batch": 300}}, "expected a batch of at most the 200 samples"),
+    "a process group": (
+        [("import torch\n", "import torch\ntorch.distributed.init_process_group('gloo')\n")],
+        {},
+        "expected a script of one process, got one that joins others",
+    ),
+    "a process's own settings": (
+        [
+            (
+                "import torch\n",
+                "import multiprocessing, signal\nimport torch\nmultiprocessing.set_start_method('spawn')\n"
+                "torch.set_num_interop_threads(1)\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n",
+            )
+        ],
+        {},
+        [0.47, 0.58],
+    ),
     "a batch fetched ahead": (
         [
             (
@@ -506,8 +564,12 @@ def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
         text = text.replace(one, other)
     (folder / "changed.py").write_text(text)
     told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Test Accuracy:"} | told
-    trained = run_script(own(folder, 20, 2, epochs=2), "changed.py", **told)
-    if isinstance(expected, str):
+    size: Any = {"batch": 20, "accumulation": 2} | told.pop("setup", {})  # type: ignore[arg-type, call-overload]
+    trained = run_script(own(folder, **size, epochs=2), "changed.py", **told)
+    if not expected:
+        *_, last = trained
+        assert last.samples_seen % size["batch"] == 0
+    elif isinstance(expected, str):
         with pytest.raises(TaskError, match=expected):
             list(trained)
     else:
@@ -680,6 +742,11 @@ LINES = {
     ("val acc 0.85", "Best val acc: 0.9"): ("val_acc", "maximize"),
     ("mapping 4 map size: 30", "val loss 0.2"): ("val_loss", "minimize"),
     ("val accuracy: 0.7 max val accuracy: 0.8",): ("val_accuracy", "maximize"),
+    ("Peak val acc: 0.7", "val acc: 0.6"): ("val_acc", "maximize"),
+    ("Acc: 0.4 BestAcc: 0.5",): ("accuracy", "maximize"),
+    ("tr_acc 0.9 te_acc 0.5",): ("te_acc", "maximize"),
+    ("holdout acc: 0.5 loss 0.3",): ("holdout_acc", "maximize"),
+    ("LPIPS: 0.3",): ("lpips", "minimize"),
     ("Val. Loss: 0.4 | Val. Acc: 80.00%", "Test Loss: 0.3 | Test Acc: 81.00%"): ("val_acc", "maximize"),
     ("evaluation time 3.0 s, latest accuracy 0.4",): ("latest_accuracy", "maximize"),
     ("loss: 0.5 - accuracy: 0.9 - val_loss: 0.6 - val_accuracy: 0.8",): ("val_accuracy", "maximize"),
@@ -695,8 +762,101 @@ def test_a_metric_is_of_held_out_data_and_goes_the_right_way(lines: tuple[str, .
     assert len(values) == 1
 
 
-def test_a_number_of_training_and_held_out_data_is_none() -> None:
-    assert metric_in(["train/val acc: 0.95 / 0.81"]) is None
+@pytest.mark.parametrize("line", ["train/val acc: 0.95 / 0.81", "accuracy 0.9 - val 0.8", "top accuracy: 0.6"])
+def test_what_may_be_of_training_data_or_a_running_best_is_none(line: str) -> None:
+    assert metric_in([line]) is None
+
+
+def test_of_several_lines_after_a_pass_one_is_meant() -> None:
+    lines = ["Test: [0/9] Acc@1 3.1", " * Acc@1 3.2", "Test: [0/9] Acc@1 3.5", " * Acc@1 4.0"]
+    found = metric_in(lines, passes=2)
+    assert found is not None
+    assert [value_of(one) for line in lines for one in metric_pattern(found[0]).finditer(line)] == [3.2, 4.0]
+
+
+def seen(values: dict[str, float], **others: Any) -> dict[str, Any]:
+    """What might be seen of a script."""
+    rest = {
+        "counts": [],
+        "sums": False,
+        "optimizer": "SGD",
+        "samples": 600,
+        "seed": None,
+        "early": [],
+        "evaluates": False,
+        "cut": False,
+        "error": "",
+    }
+    return {"values": values, "batch": 64, "rates": [0.1], "passes": 5, "lines": ["acc 0.5"], **rest, **others}
+
+
+def test_a_number_of_passes_without_an_evaluation_is_of_training_data(folder: Path) -> None:
+    text = (SCRIPTS / "quickstart.py").read_text()
+    (folder / "final.py").write_text(
+        text.replace("    evaluate(test_loader)", "    print('Accuracy: 0.9')\nevaluate(test_loader)")
+    )
+    found = looked_at("final.py", [])
+    assert [line for line in found.early if "Accuracy" in line] == ["Accuracy: 0.9"] * 5
+    assert [line for line in found.lines if "Accuracy" in line] == [line for line in found.lines if "Test" in line] != []
+
+
+def test_flags_of_other_names_and_what_stays_is_said() -> None:
+    found = found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, "--niter": 5}, rates=[0.1, 0.003]))
+    assert found.told == {"batch": "-b", "rate": "--lr", "epochs": "--niter"}
+    assert "other rates as they are: 0.003, no seed, so repeats differ only in their order of samples" in found.sentence()
+    cut = found_in("a.py", [], seen({"--bs": 64, "--lr": 0.1, "--epochs": 150}, passes=127, cut=True, seed=3))
+    assert (cut.passes, cut.told["epochs"]) == (150, "--epochs")
+    with pytest.raises(StudyFileError, match="tells its batch, 64"):  # two flags have the value
+        found_in("a.py", [], seen({"--width": 64, "--size": 64, "--lr": 0.1, "--epochs": 5}))
+    for values, passes, words in (
+        ({"--epochs": 30.0}, 7, "It ended before --epochs 30: if it stops early"),
+        ({"--epochs": 3.0}, 15, "It made 5 times --epochs 3: let it train once"),
+        ({"--max-steps": 200.0}, 198, "A loop over --max-steps is not taken over"),
+    ):
+        with pytest.raises(StudyFileError, match=re.escape(words)):
+            found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, **values}, passes=passes))
+    early = found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, "--epochs": 5}, early=["acc 0.9"], lines=["score: 0.5"]))
+    assert early.metric[0] == "score:"
+
+
+def test_numbers_in_modules_are_told_to_all_runs_of_an_examination(folder: Path) -> None:
+    text = (SCRIPTS / "quickstart.py").read_text().replace("import torch\n", "import torch, settings\n", 1)
+    (folder / "changed.py").write_text(text.replace("batch_size=16", "batch_size=settings.BATCH"))
+    (folder / "settings.py").write_text("BATCH = 16\n")
+    told = {"batch": "settings.py:BATCH", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Accuracy:"}
+    function = partial(run_script, script="changed.py", **told)  # type: ignore[arg-type]
+    function.__name__ = "train"  # type: ignore[attr-defined]
+    examination = examined_session(function, replace(own(folder, 24), smallest_micro_batch=2))
+    assert (examination.verdict, examination.findings) == ("exact", ()), examination.lines
+
+
+def test_several_numbers_of_a_module_are_told_at_once(folder: Path) -> None:
+    (folder / "settings.py").write_text("FIRST = dict(size=16)\nSECOND = dict(size=16)\n")
+    values = {"settings.py:size=16": 3, "settings.py:size=16 #2": 4}
+    changed = _ModulesChanged(values, folder)
+    assert changed.left == {}
+    with changed, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        settings = importlib.import_module("settings")
+        del sys.modules["settings"]
+    assert (settings.FIRST["size"], settings.SECOND["size"]) == (3, 4)
+    assert _ModulesChanged({"settings.py:none=1": 2}, folder).left == {"settings.py:none=1": 2}
+
+
+def test_what_a_script_counts_itself_begins_anew(folder: Path, tmp_path: Path) -> None:
+    text = (SCRIPTS / "quickstart.py").read_text()
+    counts = "        optimizer.step()\n        steps.append(1)\n        optimizer.param_groups[0]['lr'] = 0.1 / len(steps)\n"
+    (folder / "counts.py").write_text(
+        text.replace("        optimizer.step()\n", counts).replace("for t in", "steps = []\nfor t in")
+    )
+    told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Accuracy:", "splits": False}
+    made = own(folder, 20, epochs=2)
+    whole = [one.accuracy for one in run_script(made, "counts.py", **told)]  # type: ignore[arg-type]
+    kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+    next(run_script(kept, "counts.py", resumes=False, **told))  # type: ignore[arg-type]
+    again = list(run_script(kept, "counts.py", resumes=False, **told))  # type: ignore[arg-type]
+    assert [one.accuracy for one in again] == whole
+    assert "resumed_at" not in again[-1].facts
 
 
 def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:

@@ -34,7 +34,7 @@ def main():
     test = DataLoader(TensorDataset(points[200:], labels[200:]), batch_size=args.test_batch_size)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
     if args.evaluate:
-        model.load_state_dict(torch.load(args.evaluate))
+        model.load_state_dict(torch.load(args.evaluate, weights_only=True))
         evaluate(model, test)
         return
     optimizer = optim.Adadelta(model.parameters(), lr=args.lr)

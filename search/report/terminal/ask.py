@@ -78,7 +78,8 @@ def group_parts(
             yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
         return
     outcomes = Counter(record.outcome for record in study.records)
-    counts = ", ".join(f"{count} {'failed' if outcome == 'error' else outcome}" for outcome, count in outcomes.items())
+    words = {"error": "failed"} | ({"diverged": "never reached the target"} if imported and imported.to_target else {})
+    counts = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in outcomes.items())
     name = f": {imported.name}" if imported is not None and several else ""
     yield Text(f"\n{source}{name}: {plural(len(study.records), 'run')} ({counts})", style="bold")
     if imported is not None and imported.left_out:
@@ -89,7 +90,7 @@ def group_parts(
         text = f"{len(imported.untimed)} of them {'do not have their' if several else 'does not have its'} seconds, "
         yield Text(f"{text}{'such as ' * several}{first}", style="dim")
     front = next((answer for answer in answers if answer.about == "front"), None)
-    if front is not None and not front.silent:
+    if front is not None and not front.silent and not (imported and imported.to_target):
         yield _front_table(study)
     for answer in answers:
         if answer.about == "next runs" and not answer.silent:

@@ -60,7 +60,7 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
         reach = 3 * (max(levels) - min(levels))
         near = (min(levels) - reach, max(levels) + reach)
         complete = [record for record in complete if near[0] <= (record.accuracy or 0.0) <= near[1]]
-    if len(complete) < 2:
+    if len({front.taken(record) for record in complete}) < 2:
         return ""
     members = {trial.number for trial in front.trials}
     groups = {

@@ -38,15 +38,10 @@ class Attempt:
         return self.measurements[-1] if self.measurements else None
 
 
-def fraction_of(setup: TrialSetup, measurement: Measurement) -> float:
-    """The share of a trial's budget that has been trained; a user's own loop may end slightly off it."""
-    return min(measurement.samples_seen / setup.samples_budget, 1.0)
-
-
 def shorten(attempt: Attempt, last: Measurement) -> None:
-    """Make an attempt that ended early to be in time one of the training that it was."""
-    share = fraction_of(attempt.setup, last)
-    attempt.setup = replace(attempt.setup, samples_budget=last.samples_seen, epochs=attempt.setup.epochs * share)
+    """Make an attempt that ended early to be in time, or by the clock, one of the training that it was."""
+    setup, share = attempt.setup, last.samples_seen / attempt.setup.samples_budget
+    attempt.setup = replace(setup, samples_budget=last.samples_seen, epochs=setup.epochs * min(share, 1.0))
     attempt.known_s = None if attempt.known_s is None else attempt.known_s * share
 
 

@@ -67,9 +67,13 @@ class Planner:
             InfeasiblePlanError: as `first`.
         """
         spec = self._spec
-        profile = self.profiles[kind][cost_key(spec, suggestion.parameters)]
+        key = cost_key(spec, suggestion.parameters)
+        setup = trial_setup(spec, self._name, suggestion, self.profiles[kind][key], self._device)
+        if setup.train_s is not None and kind != self.timed_on:  # one clock: the same samples wherever they are trained
+            timed = trial_setup(spec, self._name, suggestion, self.profiles[self.timed_on][key], self._device)
+            setup = replace(setup, samples_budget=timed.samples_budget, epochs=timed.epochs)
         setup = replace(
-            trial_setup(spec, self._name, suggestion, profile, self._device),
+            setup,
             checkpoint=checkpoint_url(spec, self._name, self._task_hash, suggestion),
             checkpoint_every_s=float(spec.cluster.checkpoint_every_s),
             pauses_at=RUNG if spec.pauses else None,
@@ -127,7 +131,7 @@ class Planner:
         """Expected seconds of its training on the devices it runs on; None where that is not known."""
         if attempt.setup.plan.devices != attempt.devices:
             return None
-        if attempt.kind == self.timed_on:
+        if attempt.kind == self.timed_on and attempt.setup.train_s is None:
             return attempt.known_s
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
 
@@ -196,4 +200,6 @@ class Planner:
 
     def _known_s(self, setup: TrialSetup) -> float | None:
         """Seconds of a setup's training by the law that times the study; None where trials are timed by the clock."""
-        return known_train_s(self._profile(setup, self.timed_on), setup)
+        known_s = known_train_s(self._profile(setup, self.timed_on), setup)
+        # Whole steps take up to one less than the seconds given, for which all trainings are equally long.
+        return known_s if known_s is None or setup.train_s is None else max(known_s, setup.train_s)

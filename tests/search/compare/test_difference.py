@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ DOMAINS = {
     "learning_rate": Range(low=0.003, high=1.0, log=True),
 }
 SPACE = SpaceTransform({name: distribution(domain) for name, domain in DOMAINS.items()})
+SPACES = [(SPACE, SPACE)]
 NOISE = 0.004
 
 
@@ -36,7 +38,7 @@ def runs(count: int, seed: int, gain: float = 0.0, moved: float = 0.0, slower: f
 @pytest.mark.parametrize(("gain", "expected"), [(0.03, "better"), (-0.03, "worse")])
 @pytest.mark.parametrize("moved", [0.0, 1.2])
 def test_a_change_is_told_where_its_best_is(gain: float, expected: str, moved: float) -> None:
-    found = difference(SPACE, (runs(24, 1), runs(24, 2, gain, moved)))
+    found = difference(SPACES, (runs(24, 1), runs(24, 2, gain, moved)))
     assert verdict(found) == expected
     assert abs(found.drawn[-1].mean() - gain) < 3 * found.drawn[-1].std() + 0.003
     first, second = (one["learning_rate"] for one in found.best)
@@ -46,21 +48,47 @@ def test_a_change_is_told_where_its_best_is(gain: float, expected: str, moved: f
 
 def test_equals_are_called_seldom() -> None:
     """Of twenty pairs of equals, whose best settings lie elsewhere in half, at most two."""
-    said = [verdict(difference(SPACE, (runs(16, seed), runs(16, 100 + seed, moved=seed % 2)))) for seed in range(20)]
+    said = [verdict(difference(SPACES, (runs(16, seed), runs(16, 100 + seed, moved=seed % 2)))) for seed in range(20)]
     assert said.count("cannot tell") >= 18
 
 
 def test_a_loss_within_the_margin_is_none() -> None:
-    found = difference(SPACE, (runs(24, 1), runs(24, 2, -0.03)))
+    found = difference(SPACES, (runs(24, 1), runs(24, 2, -0.03)))
     assert [verdict(found, margin) for margin in (0.0, 0.06)] == ["worse", "better"]
 
 
 def test_sides_are_compared_at_the_times_that_both_have() -> None:
-    found = difference(SPACE, (runs(24, 1), runs(24, 2, 0.03, slower=5.0)))
+    found = difference(SPACES, (runs(24, 1), runs(24, 2, 0.03, slower=5.0)))
     assert found.seconds[0] > 15
     assert (np.diff(found.seconds) > 0).all()
     # Within few seconds the slower side has only its fast settings.
     assert found.drawn[0].mean() < found.drawn[-1].mean()
+
+
+def test_sides_whose_rates_lie_elsewhere_are_told_by_their_places() -> None:
+    """As those of another optimizer do."""
+    own = DOMAINS | {"learning_rate": Range(low=0.00006, high=0.02, log=True)}
+    wide = DOMAINS | {"learning_rate": Range(low=0.00006, high=1.0, log=True)}
+    whole, other = (SpaceTransform({name: distribution(domain) for name, domain in one.items()}) for one in (wide, own))
+    first, second = runs(24, 1), runs(24, 2, 0.02)
+    for one in second.parameters:
+        one["learning_rate"] /= 50  # type: ignore[index]
+    found, by_value = (difference(spaces, (first, second)) for spaces in ([(whole, whole), (SPACE, other)], [(whole, whole)]))
+    assert verdict(found) == "better"
+    assert found.drawn[-1].std() < by_value.drawn[-1].std()
+    assert abs(math.log(found.best[1]["learning_rate"] * 50 / found.best[0]["learning_rate"])) < 0.8
+
+
+def test_runs_of_one_seed_are_believed_less() -> None:
+    """All runs of a side share a seed, or each has its own."""
+    sides = runs(24, 1), runs(24, 2, 0.01)
+    own, shared, unknown = (
+        difference(SPACES, (replace(sides[0], seeds=seeds), replace(sides[1], seeds=seeds)))
+        for seeds in ([*range(24)], [0] * 24, [])
+    )
+    stds = [float(found.drawn[-1].std()) for found in (own, shared, unknown)]
+    assert stds[1] > 1.15 * stds[0]
+    assert stds[2] == stds[0]
 
 
 def test_the_budget_is_looked_at_thrice() -> None:
