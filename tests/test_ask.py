@@ -145,7 +145,7 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
 
     spec = read_study(tmp_path / "next" / "study.yaml")
     assert spec.warm_start == ("old-runs.jsonl",)
-    assert len(prior_trials(spec, {}, lambda parameters: (1.0,))) == 60
+    assert len(prior_trials(spec, {}, lambda parameters: 1.0)) == 60
     assert (spec.space.rule.value, spec.objectives.metric.name) == ("sqrt", "val_acc")  # type: ignore[union-attr]
     prior = spec.space.reference_rate.prior
     assert prior is not None
