@@ -56,7 +56,8 @@ def main():
     for name, answer, kept in improve(folder, [proposed[name] for name in options.candidates], options.trials):
         at_end = answer.get("within", [{}])[-1]
         found = "{difference:+.4f} [{low:+.4f}, {high:+.4f}]".format(**at_end) if at_end else answer.get("error", "")
-        print(f"{name:10} {answer['verdict']:12} {found}  {'kept' if kept else 'reset'}", flush=True)
+        note = "(its validation data differ)  " if answer.get("same_data") is False else ""
+        print(f"{name:10} {answer['verdict']:12} {found}  {note}{'kept' if kept else 'reset'}", flush=True)
     print(f"{folder}: git log")
 
 
