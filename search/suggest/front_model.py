@@ -94,8 +94,9 @@ class FrontModel:
         # Logs of the most that a candidate takes by each measure, where the last strips end.
         self.most = np.full(self.log_taken.shape[1], -math.inf)
         self._last, self._ended, self._floor = last, ended, floor
+        width = self.points.shape[1]
         # Of one or two parameters, the vague prior found more of Zeus's batches.
-        self._structures: dict[str, Structure] = {"score": Bowls(width)} if (width := self.points.shape[1]) > 2 else {}
+        self._structures: dict[str, Structure] = {"score": Bowls(width)} if width > 2 else {}
         if place is not None:
             self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"score": ScorePrior(place)}
         self._set_score(observations, place)
