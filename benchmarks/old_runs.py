@@ -57,7 +57,7 @@ def old_runs(problem: Problem, here: Problem, seed: int) -> list[PriorTrial]:
     rng, found = np.random.default_rng((seed, 1)), []
     for _ in range(RUNS):
         parameters = {name: random_value(domain, rng) for name, domain in problem.space.items()}
-        found.append((parameters, (here.seconds(parameters),), problem.curve(parameters, rng)[-1]))
+        found.append((parameters, here.seconds(parameters), problem.curve(parameters, rng)[-1]))
     return found
 
 

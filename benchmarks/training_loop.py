@@ -1,11 +1,12 @@
 """Step times of our training loop against a minimal hand-written one, and of uneven against even micro-batches.
 
-    .venv/bin/python benchmarks/training_loop.py [--rounds 15]
+    .venv/bin/python benchmarks/training_loop.py [--rounds 15] [--roads]
 
 The plain loop is the usual one: shuffle, index tensors, cross-entropy, backward, step. Ours does the same work on the same
 model and batch, and also schedules the rate, keeps the stream of samples exact and checks what the task returns.
 Both run in the same process in alternating bursts and are built anew seven times, since where their tensors happen to lie
 moves a step by a few percent; the printed ratio is the median over these of the median ratio within a round.
+With `--roads`, each way to train a trial beside the library's own training: see `roads.py`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,15 @@ class Images(Task):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--roads", action="store_true", help="each way to train beside its library's own")
+    options = parser.parse_args()
+    rounds = options.rounds
     torch.set_num_threads(1)
+    if options.roads:
+        from roads import compare_roads
+
+        compare_roads(rounds)
+        return
     device = "gpu" if torch.cuda.is_available() else "cpu"
     tasks: dict[str, Any] = {"digits net": Digits(), "small_cnn 16x16": Images()}
     print("our loop against the plain one               ours ms   plain ms   ours/plain")

@@ -88,15 +88,11 @@ class TuneRunner:
         except StudyFileError:
             self.__exit__()
             raise
-        self.use(self._devices)
-        return self
-
-    def use(self, devices: Devices) -> None:
-        self._devices = devices
         of_gpus = [resources for node in self._nodes() if (resources := node["Resources"]).get("GPU")]
         cpus = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
         self.cores = self._devices.cores(self.device, min(cpus, default=1))
         self._check_room(max(self._devices.counts))
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._ray.close()
@@ -204,8 +200,6 @@ class TuneRunner:
     def owns_workers(self) -> bool:
         """Whether this process started Ray, rather than joined one."""
         return self._ray.started_here
-
-    shares_devices = True
 
     @property
     def slots(self) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, say, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import say, terminal
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, plain
@@ -157,8 +158,8 @@ def _answer(
         for part in () if as_json else group_parts(source, study, group, answers, several=len(groups) > 1, short=bool(batches)):
             console.print(part)
     if as_json:
-        document = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
-        give(json_text(document))
+        found = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
+        give_answer("ask", found, "groups")
 
 
 def _save(path: Path, source: str, groups: Sequence[tuple[StoredStudy, Imported | None]]) -> None:
@@ -184,7 +185,7 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     with located_faults(None if is_url(source) else Path(named(source)[0])):
         found = study_samples(study.name, study.spec, study.records, until, batches)
     if as_json:
-        give(json_text(samples_document(found)))
+        give_answer("samples", samples_document(found))
         return
     for part in samples_parts(study.name, study.front.metric, found):
         terminal().print(part)

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.stdio.answer import give_answer
 from ..search.report.stdio.console import give, json_text, terminal
 from ..spaces.boundary.storage import storage_of
 from ..spaces.errors import OutputError, StudyFileError
@@ -82,7 +83,7 @@ def _check_study(study: Path, spec: StudySpec, batches: tuple[int, ...], as_json
         profile = next(iter(checked.profiles.values()))
         steps = [batch_document(spec, profile, batch, devices) for batch in batches for devices in spec.devices.counts]
     if as_json:
-        give(json_text({**check_document(spec.study, checked), "batches": steps}))
+        give_answer("check", {**check_document(spec, checked), "batches": steps}, "plans", "batches")
         return
     for step in steps:
         for part in batch_parts(step):
@@ -111,7 +112,7 @@ def _check_machine(spec: StudySpec | None, serial: bool, as_json: bool) -> int:
             console.print(finding_line(finding))
     document = doctor_document(findings)
     if as_json:
-        give(json_text(document))
+        give_answer("machine", document, "findings")
     else:
         counts = [plural(count, state) for state, count in document["counts"].items() if count and state != "ok"]
         console.print(", ".join(counts) or "No problems found. `bsearch verify` measures what holds on this machine.")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import terminal
 from ..spaces.deadline import duration_of
 from ..spaces.errors import ClusterError
 from .ask import groups_of, is_study, metric_option
@@ -99,7 +100,7 @@ def compare(
     for line in comparison_lines(comparison):
         console.print(line)
     if as_json:
-        give(json_text(comparison_document(comparison)))
+        give_answer("compare", comparison_document(comparison), "within")
     ctx.exit(CODES[comparison.verdict])
 
 

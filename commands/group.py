@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from .. import __version__
-from ..search.report.stdio.console import say, terminal
+from ..search.report.stdio.console import give, say, terminal
 from ..search.report.stdio.streams import ReaderGoneError
 from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
 from ..spaces.boundary.secrets import masked
@@ -25,6 +26,8 @@ from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputEr
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 # Where a command's context holds its own exit code for all that fails, as 1 and 2 are answers of it.
 FAILURE = "bsearch.failure"
+# And whether programs read its answers.
+AS_JSON = "bsearch.json"
 
 
 # Each command's module, which is imported when it is called, and what `bsearch --help` says of it, by what it is for.
@@ -49,6 +52,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
         "profile": ("measure", "Predict memory and step time; time batch sizes."),
         "verify": ("check", "Measure here what bsearch claims."),
+    },
+    "Your agents": {
+        "mcp": ("agents", "Serve a folder's studies over MCP."),
     },
     "Your cluster": {
         "submit": ("jobs", "Send a study to a cluster as a batch job."),
@@ -76,6 +82,7 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
+        ctx.meta[AS_JSON] = "--json" in takewhile(lambda word: word != "--", ctx.args)
         with handled_signals(), _said_once():
             return self._invoke(ctx)
 
@@ -87,7 +94,8 @@ class _Commands(click.Group):
                 traceback.print_exc()
             if was_stopped():
                 self._stopped(ctx, error)
-            terminal(as_json=True).print(masked(str(error)))
+            if not _told_as_json(ctx, error):
+                terminal(as_json=True).print(masked(str(error)))
             code = FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT
             ctx.exit(ctx.meta.get(FAILURE, code))
         except (KeyboardInterrupt, SystemExit) as error:
@@ -97,6 +105,8 @@ class _Commands(click.Group):
         except click.ClickException as error:
             object.__setattr__(error, "message", masked(error.message))  # which repeats what was typed
             object.__setattr__(error, "exit_code", ctx.meta.get(FAILURE, error.exit_code))
+            if _told_as_json(ctx, error):
+                ctx.exit(error.exit_code)
             raise
         except (click.exceptions.Exit, click.Abort):
             raise
@@ -107,17 +117,28 @@ class _Commands(click.Group):
                 traceback.print_exc()
             if was_stopped():
                 self._stopped(ctx, error)
-            say(
-                f"internal error: {type(error).__name__}: {error}\n"
-                "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
-                err=True,
-            )
+            if not _told_as_json(ctx, error, f"internal error: {type(error).__name__}: {error}"):
+                say(
+                    f"internal error: {type(error).__name__}: {error}\n"
+                    "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
+                    err=True,
+                )
             ctx.exit(ctx.meta.get(FAILURE, FAILED))
 
     def _stopped(self, ctx: click.Context, error: BaseException) -> NoReturn:
         terminated = is_termination(error)
-        say("terminated" if terminated else "interrupted", err=True)
+        if not _told_as_json(ctx, KeyboardInterrupt(), "terminated" if terminated else "interrupted"):
+            say("terminated" if terminated else "interrupted", err=True)
         ctx.exit(TERMINATED if terminated else INTERRUPTED)
+
+
+def _told_as_json(ctx: click.Context, error: BaseException, message: str = "") -> bool:
+    """With --json, the error as the last line of stderr; whether it was."""
+    if ctx.meta.get(AS_JSON):
+        from ..search.report.stdio.answer import error_answer
+
+        give(error_answer(error, message), sys.stderr)
+    return bool(ctx.meta.get(AS_JSON))
 
 
 @contextmanager

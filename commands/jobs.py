@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, say, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import give, say, terminal
 from ..search.report.stdio.streams import ends_with_reader
 from ..search.report.terminal.fitted import Fitted
 from ..spaces.boundary.storage import storage_of
@@ -135,7 +136,7 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     found = _submitter(**where).jobs()
     progress = _progress({job.study for job in found}, where["study_file"])
     if as_json:
-        give(json_text([{**job.to_dict(), "progress": progress.get(job.study)} for job in found]))
+        give_answer("jobs", {"jobs": [{**job.to_dict(), "progress": progress.get(job.study)} for job in found]}, "jobs")
         return
     if not found:
         say("no bsearch jobs there")
@@ -161,7 +162,7 @@ def _print_job(id: str, as_json: bool, where: Mapping[str, Any]) -> None:
     job = _submitter(**where).job(id)
     facts = _progress({job.study}, where["study_file"]).get(job.study)
     if as_json:
-        give(json_text({**job.to_dict(), "progress": facts}))
+        give_answer("job", {**job.to_dict(), "progress": facts})
         return
     times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
     say(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")

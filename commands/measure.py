@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, say, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import json_text, say, terminal
 from ..spaces.laws.cards import card_named
 from .group import documents_only, epilog, located_faults, main
 from .options import json_option, out_option, set_option, study_in
@@ -41,7 +42,7 @@ def profile(study: str, device_like: str | None, out: Path | None, settings: tup
 
         say(f"wrote {write_file(out, json_text(document))}", err=True)
     if as_json:
-        give(json_text(document))
+        give_answer("profile", document, whole=True)
         return
     for part in profile_parts(document):
         terminal().print(part)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # One definition for each option that several commands have: no name means two things (tests/test_cli.py).
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
+json_lines_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print lines of JSON on stdout and nothing else: each event, and the result last."
+)
 set_option = click.option(
     "--set",
     "settings",

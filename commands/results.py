@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import webbrowser
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
@@ -16,14 +16,15 @@ import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
+from ..search.report.stdio.answer import give_answer
 from ..search.report.stdio.console import give, json_text, say, terminal
 from ..search.store.url import shown_url
 from ..spaces.boundary.files import file_name
+from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url, sqlite_url
 from ..spaces.errors import StudyFileError
 from ..spaces.readable import from_here, shell_word
 from ..spaces.study.file import read_study
-from ..spaces.study.goals import Speed
 from ..spaces.study.spec import Framework, Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside
 from .options import json_option, named, opened, out_option, pick_option
@@ -69,8 +70,10 @@ def show(
         _show_trial(stored, _number(stored, pick), as_json)
     elif settled:
         _show_record(stored, console, as_json)
+    elif as_json and every:
+        give_answer("trials", _trials_document(stored, every), whole=True)
     elif as_json:
-        give(_trials_json(stored, every))
+        give_answer("show", study_answer_of(stored, study), "front")
     elif every:
         from ..search.report.terminal.tables import trials_table
 
@@ -88,14 +91,23 @@ def _number(stored: StoredStudy, pick: dict[str, Any]) -> int:
     return chosen_trial(stored.name, stored.front, Choice(**pick), stored.records).number
 
 
-def _trials_json(stored: StoredStudy, every: bool) -> str:
+def study_answer_of(stored: StoredStudy, study: str) -> dict[str, Any]:
+    """A study's answer for programs, with who runs it now."""
+    from ..search.report.answers import study_answer
+
+    with closing(stored.tables()) as tables:
+        driver = tables.lock.driver(stored.name)
+    return study_answer(stored, driver, shell_word(masked(study)))
+
+
+def _trials_document(stored: StoredStudy, every: bool) -> dict[str, Any]:
     """The front, and every trial where that is wanted."""
     from ..search.report.export import study_document, trial_document
 
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
     if every:
         document |= {"all": [trial_document(record, stored.front) for record in stored.records]}
-    return json_text(document)
+    return document
 
 
 def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
@@ -105,7 +117,8 @@ def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
     settled = settled_predictions(stored)
     if as_json:
         rows = [{**asdict(each), "within": each.is_within} for each in settled]
-        give(json_text({"study": stored.name, "record": [*map(asdict, track_records(settled))], "settled": rows}))
+        found = {"study": stored.name, "record": [*map(asdict, track_records(settled))], "settled": rows}
+        give_answer("record", found, "settled")
         return
     table = Fitted.of_rows(RECORD_COLUMNS, record_rows(settled), RECORD_COLUMNS, words=("what",))
     console.print(table if settled else "No prediction is settled yet.")
@@ -116,15 +129,15 @@ def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
 def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
     from ..search.analysis.choice import chance_to_reach, settings_reaching
     from ..search.analysis.confirm import averaged
-    from ..search.report.export import trial_document
+    from ..search.report.answers import trial_summary
     from ..search.report.sentences import target_sentence
     from ..search.report.terminal.tables import front_table
 
     front = stored.front
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
     if as_json:
-        trials = [{**trial_document(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
-        give(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}))
+        trials = [{**trial_summary(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
+        give_answer("reaching", {"study": stored.name, "metric": front.metric, "target": target, "trials": trials}, "trials")
         return
     if reaching.trials:
         console.print(front_table(reaching, target=target))
@@ -198,7 +211,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
     if as_json:
-        give(json_text(document))
+        give_answer("trial", document, "curve", "attempts")
         return
     console = terminal()
     for part in trial_parts(document, record, front.metric):
@@ -253,7 +266,7 @@ def export(ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[s
     if to in _FRAMEWORKS:
         text = _exported(stored, cast(Framework, to), pick or {}, out)
     else:
-        text = _trials_json(stored, every) if to == "json" else _trials_csv(stored, every)
+        text = json_text(_trials_document(stored, every)) if to == "json" else _trials_csv(stored, every)
     if out is None:
         give(text)
     else:
@@ -339,13 +352,8 @@ def report(study: str, out: Path | None) -> None:
     required=True,
     help="A profile of another device, from `bsearch profile STUDY --out FILE` there: its step times replace the study's own.",
 )
-@click.option(
-    "--second-speed",
-    type=click.Choice(get_args(Speed)),
-    help="A second measure of speed, as a third objective; default: the study's objectives.second_speed.",
-)
 @json_option
-def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool) -> None:
+def retime(study: str, profile: Path, as_json: bool) -> None:
     """Recompute a study's front with another device's step times, without training.
 
     Accuracies stay; on a device with less memory the same effective batch accumulates more.
@@ -354,14 +362,11 @@ def retime(study: str, profile: Path, second_speed: Speed | None, as_json: bool)
     from ..search.report.terminal.retime import retimed_document, retimed_parts
 
     stored = opened(study)
-    if second_speed == stored.spec.objectives.speed:
-        raise click.UsageError(f"--second-speed: expected another measure than the study's own, which is {second_speed}")
     device, setups = read_profile(profile), stored.tables().setups(stored.name)
-    objectives = stored.spec.objectives.with_second_speed(second_speed)
-    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device, objectives=objectives)
+    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device)
     console = terminal(as_json)
     if as_json:
-        give(json_text(retimed_document(stored, device.name, after)))
+        give_answer("retime", retimed_document(stored, device.name, after), "front")
         return
     for part in retimed_parts(stored, device.name, after, console.width):
         console.print(part)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich.console import Console
 
 from ..search.report.completion import study_files
-from ..search.report.stdio.console import give, json_text, say, terminal
+from ..search.report.stdio.answer import give_answer
+from ..search.report.stdio.console import say, terminal
 from ..search.store.url import shown_url
 from ..spaces.boundary.storage import storage_of
 from ..spaces.deadline import checked_deadline, duration_of
@@ -24,6 +26,7 @@ from ..spaces.study.spec import StudySpec
 from .ask import OLD_RUNS, files_of_runs, source_options
 from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
+    json_lines_option,
     json_option,
     keep_option,
     named,
@@ -39,6 +42,7 @@ from .results import print_front
 
 if TYPE_CHECKING:
     from ..search.run.driver import StudyResult
+    from ..search.run.events import Event
     from ..spaces.record import TrialRecord
 
 
@@ -59,7 +63,7 @@ if TYPE_CHECKING:
 )
 @serial_option("trials one after the other, in this process.")
 @out_option("a folder for front.csv and front.json; default: results/STUDY.")
-@json_option
+@json_lines_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -91,11 +95,12 @@ def run(
     file, spec = _study(study, batches, rate, trials, settings)
     spec = _with_deadline(spec, by, within, until, keep)
     out = out and out.absolute()  # a task may change the working directory
-    console = terminal(as_json)
+    console, stdout = terminal(as_json), sys.stdout
     with located_faults(file):
         with documents_only(as_json):
             folder = out or _results(spec, spec.study)
-            result = _run(spec, folder, console, new=new, same_experiment=same_experiment, serial=serial)
+            how: dict[str, Any] = {"new": new, "same_experiment": same_experiment, "serial": serial}
+            result = _run(spec, folder, console, stdout if as_json else None, **how)
         again = f"bsearch run {shell_word(file)}{' --serial' * serial}" if file else "the same command again"
         _print_result(result, spec, file or Path(study), again, out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
@@ -201,20 +206,31 @@ def _results(spec: StudySpec, name: str) -> Path:
     return spec.folder / "results" / name
 
 
-def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experiment: bool, serial: bool) -> StudyResult:
+def _run(spec: StudySpec, out: Path, console: Console, events: TextIO | None, **how: Any) -> StudyResult:
+    """Run a study.
+
+    Args:
+        events: gets a line of JSON for each event; None: nothing does.
+    """
     from ..cluster.study import run_study_here
+    from ..search.report.answers import event_answer
     from ..search.report.terminal.live import LiveView
 
     with LiveView(console) as view:
-        return run_study_here(
-            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=view.watch
-        )
+
+        def notify(event: Event) -> None:
+            view.notify(event)
+            if events is not None:
+                give_answer("event", event_answer(event, spec.objectives.metric.name), file=events)
+
+        return run_study_here(spec, out, notify=notify, watch=view.watch, **how)
 
 
 def _print_result(
     result: StudyResult, spec: StudySpec, study: Path, again: str, out: Path, console: Console, as_json: bool
 ) -> None:
     """The end of a run: the front, its files, and what to do next."""
+    from ..search.report.answers import study_answer
     from ..search.report.export import study_document, write_front
 
     stored = result.study
@@ -243,7 +259,11 @@ def _print_result(
     for command, what in following.items() if stored.front.trials else ():
         console.print(f"  {command:<{max(map(len, following))}}  {what}")
     if as_json:
-        give(json_text(document))
+        ended: dict[str, Any] = {
+            name: document[name] for name in ("model", "stopped", "elapsed_s", "expected_gain") if name in document
+        }
+        found = {**study_answer(stored, None, _shown(study, spec)), **ended, "failure": result.failure or None}
+        give_answer("run", found, "front")
 
 
 def _taken_elsewhere(members: Sequence[TrialRecord], study: str) -> dict[str, str]:
@@ -339,7 +359,7 @@ def train(
     for line in result_lines(record, trainings):
         console.print(line)
     if as_json:
-        give(json_text(train_document(stored, record, trainings)))
+        give_answer("train", train_document(stored, record, trainings), "trainings")
     ctx.exit(0 if all(training.complete for training in trainings) else FAILED)
 
 

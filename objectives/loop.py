@@ -44,7 +44,7 @@ from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.buffers import SharedBuffers
 from .model.modes import TrainingModes, untouched
 from .model.weight_average import WeightAverage
-from .optimizers import load_whole_state, needs_closure, whole_state
+from .optimizers import load_whole_state, whole_state
 from .parallel.data_parallel import Ranks
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving
@@ -53,7 +53,7 @@ from .steps.constants import Constants
 from .steps.rates import Rates
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
-from .task import Data, check_inner_optimizers, check_no_scheduler, check_number_of_passes, check_optimizer, checked_data
+from .task import Data, check_kind, check_no_scheduler, check_optimizer, checked_data, closure_error
 
 if TYPE_CHECKING:
     from .profiling.loop_session import LoopSession
@@ -238,9 +238,7 @@ class Loop(TrainingSamples):
                 raise faults[-1]
             if self.schedules:
                 check_no_scheduler(f"{where}: {name}", optimizer)
-            if needs_closure(optimizer):
-                self._check_closure(name, optimizer)
-            check_inner_optimizers(f"{where}: {name}", optimizer)
+            check_kind(f"{where}: {name}", optimizer)
             if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
                 raise TaskError(
                     f"{where}: {name}: expected parameters of {', '.join(self.models)}, got some that no model holds. Pass all "
@@ -255,19 +253,6 @@ class Loop(TrainingSamples):
 
     def _check_settings(self, where: str, optimizer: Optimizer) -> None:
         check_optimizer(where, optimizer, self.setup)
-
-    def _check_closure(self, name: str, optimizer: Optimizer) -> None:
-        """Check that an optimizer's step may evaluate a closure.
-
-        Raises:
-            TaskError: it may not.
-        """
-        check_number_of_passes(f"Loop: optimizers: {name}", optimizer)
-        if self.ranks.count > 1:
-            raise TaskError(
-                f"Loop: optimizers: {name}: expected one without a closure on {self.ranks.count} devices, since gradients are "
-                f"summed before its step; got {type(optimizer).__name__}. Write devices: {{per_trial: 1}}."
-            )
 
     # The steps
 
@@ -400,9 +385,9 @@ class Loop(TrainingSamples):
 
         inside: list[Optimizer] = []  # one that is stepping: those that it steps itself are its own affair
 
-        def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if _newest is not self or inside:  # or left over from a body that has failed
-                return None
+                return
             name = names.get(id(optimizer))
             if name is None:
                 raise TaskError(
@@ -413,28 +398,15 @@ class Loop(TrainingSamples):
             self.rates.check()
             if self.current is not None:
                 self.current.optimizer_steps(name)
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")
-            if closure is not None:
-                self._check_closure(name, optimizer)
+            if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+                raise closure_error(f"Loop: optimizers: {name}", optimizer)
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self.ranks.sum_gradients(parameters)
-            # Without a gradient, the first one is that of the closure.
-            closure_is_first = closure is not None and all(parameter.grad is None for parameter in parameters)
-            self._clip(name, parameters, heard=not closure_is_first)
+            if (norm := self.setup.training.clip_norm) is not None:
+                nn.utils.clip_grad_norm_(parameters, norm)
+            for listener in self.listeners:
+                listener(name, parameters)
             inside.append(optimizer)
-            if closure is None:
-                return None
-
-            def clipped_closure() -> Any:
-                nonlocal closure_is_first
-                loss = closure()
-                self._clip(name, parameters, heard=closure_is_first)
-                closure_is_first = False
-                return loss
-
-            if len(args) > 1:
-                return (args[0], clipped_closure, *args[2:]), kwargs
-            return args, {**kwargs, "closure": clipped_closure}
 
         def after(optimizer: Optimizer, *_: Any) -> None:
             if inside and inside[0] is optimizer:
@@ -444,16 +416,9 @@ class Loop(TrainingSamples):
         stack.callback(register_optimizer_step_post_hook(after).remove)
         return stack
 
-    def _clip(self, name: str, parameters: Sequence[Tensor], *, heard: bool) -> None:
-        """Clip a gradient that an optimizer steps with; `heard` by the listeners too."""
-        if (norm := self.setup.training.clip_norm) is not None:
-            nn.utils.clip_grad_norm_(parameters, norm)
-        for listener in self.listeners if heard else ():
-            listener(name, parameters)
-
     # Whether the study's schedule sets the rates, and whether a step may come in parts.
     schedules = splits = True
-    # Called with an optimizer's name and parameters once in each of its steps, with its first gradient there.
+    # Called with an optimizer's name and parameters in each of its steps, with its gradient there.
     listeners: tuple[Callable[[str, Sequence[Tensor]], None], ...] = ()
 
     def pause(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..spaces.boundary.given import number_of, shown
-from ..spaces.errors import Fault, StudyFileError, TaskError
+from ..spaces.errors import TaskError
 from ..spaces.laws.examination import Finding
 from ..spaces.record import name_fault
 from ..spaces.trial import Measurement, TrialSetup
@@ -322,9 +322,7 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
     optimizer = task.optimizer(model, setup)
     check_optimizer(where, optimizer, setup)
     check_no_scheduler(where, optimizer)
-    if needs_closure(optimizer):
-        _check_two_passes(where, optimizer, setup)
-    check_inner_optimizers(where, optimizer)
+    check_kind(where, optimizer)
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     return optimizer
@@ -347,12 +345,14 @@ def scheduler_error(where: str, got: str) -> TaskError:
     )
 
 
-def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the optimizers inside an optimizer have its rates.
+def check_kind(where: str, optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer needs no closure, and that those inside it have its rates.
 
     Raises:
-        TaskError: one has groups of its own.
+        TaskError: it needs one, or one of them has groups of its own.
     """
+    if needs_closure(optimizer):
+        raise closure_error(where, optimizer)
     groups = {id(group) for group in optimizer.param_groups}
     for name, inner in inner_optimizers(optimizer).items():
         if not groups.issuperset(map(id, inner.param_groups)):
@@ -363,34 +363,13 @@ def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None
             )
 
 
-def check_number_of_passes(where: str, optimizer: torch.optim.Optimizer) -> None:
-    """Check that a step of the optimizer computes its gradient equally often each time.
-
-    Raises:
-        TaskError: it does not.
-    """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TaskError(
-            f"{where}: expected an optimizer that evaluates its closure equally often in every step, since a step's time must "
-            f"be known; got {type(optimizer).__name__}. Use another optimizer, or write a training loop of your own without "
-            "Loop."
-        )
-
-
-def _check_two_passes(where: str, optimizer: torch.optim.Optimizer, setup: TrialSetup) -> None:
-    """Check that an optimizer which computes a step's gradient again can do so.
-
-    Raises:
-        TaskError, StudyFileError: it cannot.
-    """
-    check_number_of_passes(where, optimizer)
-    name = type(optimizer).__name__
-    if setup.training.precision == "fp16":
-        message = f"expected another precision with {name}, whose closure torch's loss scaler does not support; got fp16. "
-        raise StudyFileError(Fault("training.precision", message + "Write bf16."))
-    if setup.sharding != "ddp":
-        message = f"expected ddp with {name}, which may need whole gradients; got {setup.sharding}. Write ddp."
-        raise StudyFileError(Fault("devices.sharding", message))
+def closure_error(where: str, optimizer: torch.optim.Optimizer) -> TaskError:
+    """The error of a step that would compute its gradient itself, any number of times."""
+    return TaskError(
+        f"{where}: expected an optimizer that steps with the gradient that is there, of the step's own samples and in a known "
+        f"time; got {type(optimizer).__name__} with a closure, which computes it again. Use one without a closure, such as the "
+        "base of sharpness-aware minimisation, or write a training loop of your own, without Loop."
+    )
 
 
 def checked_loss(task: Task, loss: Loss, samples: int) -> Loss:

@@ -122,10 +122,12 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
                 progress = f"{measurement.samples_seen} of {setup.samples_budget} samples"
                 yield Outcome("diverged", f"{fault} after {progress}")
                 return
+            if setup.is_timed_by_clock and setup.share_of(measurement) == 1:
+                break
             if asked_to_leave() and not isinstance(task, Task) and measurement.samples_seen < setup.samples_budget:
                 raise Leaving  # a loop saves at its measurements
         _check_end(last, setup, name)
-        yield Outcome("complete")
+        yield Outcome("complete", _late(last, setup))
     except Leaving:
         yield Outcome("interrupted", LEFT)
     except InfeasiblePlanError as error:
@@ -157,6 +159,9 @@ def _is_the_systems(error: BaseException) -> bool:
     """Whether an operating system that is out of open files raised it, or a library that says so."""
     return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or "Too many open files" in described(error)
 
+
+# The share by which a training that the clock ends may miss its seconds.
+_GRACE = 0.05
 
 _OVER: Any = object()  # a generator has no more
 
@@ -210,6 +215,14 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
         raise TaskError(f"task {name}: expected at least one Measurement, got none")
     if setup.ends_by is not None and "shortened_to" in last.facts:
         return
+    if setup.is_timed_by_clock and setup.train_s is not None:
+        if last.elapsed_s < setup.train_s * (1 - _GRACE):
+            raise TaskError(
+                f"task {name}: expected a last Measurement after setup.train_s = {setup.train_s:g} seconds, the last had "
+                f"elapsed_s {last.elapsed_s:.4g}. Train until then; where the loop stops early, leave that to the study "
+                "(`stopping:`)."
+            )
+        return
     # A custom loop may round to whole steps; the built-in loop never does.
     if abs(last.samples_seen - setup.samples_budget) >= setup.effective_batch:
         raise TaskError(
@@ -217,6 +230,13 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
             f"less than one step of {setup.effective_batch}; the last had samples_seen {last.samples_seen}. Yield one after "
             "the last step; where the loop stops early, leave that to the study (`stopping:`)."
         )
+
+
+def _late(last: Measurement | None, setup: TrialSetup) -> str:
+    """What is said of a training that the clock should have ended earlier."""
+    if last is None or setup.train_s is None or not setup.is_timed_by_clock or last.elapsed_s <= setup.train_s * (1 + _GRACE):
+        return ""
+    return f"measured after {last.elapsed_s:.4g} s instead of {setup.train_s:g}"
 
 
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:

@@ -4,49 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .readable import joules, number, seconds
+from .readable import number, seconds
 from .record import TrialRecord
 from .study.goals import Direction, Speed
 
 
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
-    """The trials that no other trial beats in both what training takes (such as seconds) and the metric, fastest first.
-
-    Args:
-        also: with a second measure of what training takes, those that no other beats in all three. Where several members are
-            as good, the fastest counts.
-    """
+    """The trials that no other trial beats in both what training takes (such as seconds) and the metric, fastest first."""
 
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
     direction: Direction = "maximize"
     speed: Speed = "train_s"
-    second_speed: Speed | None = None
 
     @property
     def best(self) -> TrialRecord | None:
         """The member with the best metric; None where there is none."""
         return max(self.trials, key=_score, default=None)
 
-    @property
-    def curve(self) -> tuple[TrialRecord, ...]:
-        """The members that no other beats in the first measure and the metric, fastest first: each is better than the last."""
-        if self.second_speed is None:
-            return self.trials
-        found: list[TrialRecord] = []
-        for trial in sorted(self.trials, key=lambda member: (self.taken(member) or 0.0, -_score(member))):
-            if not found or _score(trial) > _score(found[-1]):
-                found.append(trial)
-        return tuple(found)
-
-    @property
-    def speeds(self) -> tuple[Speed, ...]:
-        """The measures of what training takes, one or two."""
-        return (self.speed,) if self.second_speed is None else (self.speed, self.second_speed)
-
     def within(self, most: float) -> ParetoFront:
-        """The members that take at most so much by the front's first measure."""
+        """The members that take at most so much by the front's measure of speed."""
         return replace(self, trials=tuple(trial for trial in self.trials if (self.taken(trial) or 0.0) <= most))
 
     def reaches(self, trial: TrialRecord, target: float) -> bool:
@@ -60,17 +38,17 @@ class ParetoFront:
     @property
     def noun(self) -> str:
         """What it measures, in a word."""
-        return {"cost": "cost", "energy_j": "energy"}.get(self.speed, "time")
+        return "cost" if self.speed == "cost" else "time"
 
     @property
     def fastest(self) -> str:
         """What its first member is."""
-        return {"cost": "cheapest", "energy_j": "most economical"}.get(self.speed, "fastest")
+        return "cheapest" if self.speed == "cost" else "fastest"
 
     @property
     def faster(self) -> str:
         """What its earlier members are."""
-        return {"cost": "cheaper", "energy_j": "more economical"}.get(self.speed, "faster")
+        return "cheaper" if self.speed == "cost" else "faster"
 
     def amount(self, trial: TrialRecord) -> str:
         """What a trial takes, with its unit."""
@@ -78,7 +56,7 @@ class ParetoFront:
 
     def takes(self, trial: TrialRecord) -> str:
         """What a trial takes, as it follows a result in a sentence: "in 12.3 s", or "for a cost of 0.05"."""
-        return f"{_TAKES.get(self.speed, 'in')} {self.amount(trial)}"
+        return f"{'for a cost of' if self.speed == 'cost' else 'in'} {self.amount(trial)}"
 
 
 def _score(member: TrialRecord) -> float:
@@ -86,18 +64,12 @@ def _score(member: TrialRecord) -> float:
     return member.score
 
 
-_TAKES: dict[Speed, str] = {"cost": "for a cost of", "energy_j": "with"}
-
-
 def amount(speed: Speed, taken: float | None) -> str:
     """An amount of a measure of speed, with its unit.
 
-    >>> amount("train_s", 75.2), amount("cost", 0.0512), amount("energy_j", 12_300.0), amount("energy_j", None)
-    ('1 min 15 s', '0.0512', '12.3 kJ', '-')
+    >>> amount("train_s", 75.2), amount("cost", 0.0512), amount("cost", None)
+    ('1 min 15 s', '0.0512', '-')
     """
-    match speed:
-        case "cost":
-            return "-" if taken is None else number(taken)
-        case "energy_j":
-            return joules(taken)
+    if speed == "cost":
+        return "-" if taken is None else number(taken)
     return seconds(taken)

@@ -31,13 +31,11 @@ class RuleConstants:
         exponent: of `power`.
         noise_kappa: B_noise / reference_batch; at B_noise the gradient's noise is as large as the gradient.
         samples_ratio: the trial's `samples_budget` over that of the study's longest trial.
-        timescale_exponent: of `adamw_tau`, how its timescale moves with the samples of a training.
     """
 
     exponent: float | None = None
     noise_kappa: float | None = None
     samples_ratio: float = 1.0
-    timescale_exponent: float = 0.0
 
     @classmethod
     def at(
@@ -46,11 +44,10 @@ class RuleConstants:
         exponent: float | None,
         noise_batch: float | None,
         samples_ratio: float = 1.0,
-        timescale_exponent: float = 0.0,
     ) -> RuleConstants:
         """The constants of a study, which gives the noise batch in samples."""
         noise_kappa = None if noise_batch is None else noise_batch / reference_batch
-        return cls(exponent, noise_kappa, samples_ratio, timescale_exponent)
+        return cls(exponent, noise_kappa, samples_ratio)
 
 
 def constant(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
@@ -161,23 +158,20 @@ def surge(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
 
 
 def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Multiply AdamW's rate by sqrt(kappa); scale its weight decay so that tau ~ samples**m, m = timescale_exponent.
+    """Multiply AdamW's rate by sqrt(kappa); scale its weight decay so that tau stays.
 
     tau = B / (rate * weight_decay * samples) is the share of the training over which AdamW averages its updates.
-    The reference is the study's longest trial: with tau constant, training on half as many samples doubles the decay. With
-    `timescale_exponent` m, tau moves as samples**m: 0 keeps it constant (Wang & Aitchison 2024); Bergsma et al. 2025, arXiv
-    2505.13738 ("Power Lines"), fitted -0.527 to the pre-training of language models, in tokens per parameter.
+    The reference is the study's longest trial: training on half as many samples doubles the decay.
 
-    Formula: rate = kappa**0.5 * reference_rate; weight_decay = kappa**0.5 * reference decay * (longest / samples)**(1 + m)
-    Source: Wang & Aitchison 2024, arXiv 2405.13698 (tau constant); the rate as Malladi et al. 2022, arXiv 2205.10287
+    Formula: rate = kappa**0.5 * reference_rate; weight_decay = kappa**0.5 * reference decay * longest / samples
+    Source: Wang & Aitchison 2024, arXiv 2405.13698; the rate as Malladi et al. 2022, arXiv 2205.10287
 
     >>> adamw_tau(OptimizerSettings(1e-3, weight_decay=0.1), 4.0, RuleConstants(samples_ratio=0.5))
     OptimizerSettings(learning_rate=0.002, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.4)
     """
     scaled = sqrt(reference, kappa, constants)
-    # B / (rate * decay * samples) moves as samples**m: decay' = decay * kappa * (rate / rate') / samples_ratio**(1 + m).
-    shorter = constants.samples_ratio ** (1 + constants.timescale_exponent)
-    return replace(scaled, weight_decay=kappa**0.5 * reference.weight_decay / shorter)
+    # B / (rate * decay * samples) stays: decay' = decay * kappa * (rate / rate') / samples_ratio.
+    return replace(scaled, weight_decay=kappa**0.5 * reference.weight_decay / constants.samples_ratio)
 
 
 def with_beta2_half_life(settings: OptimizerSettings, kappa: float) -> OptimizerSettings:
@@ -193,8 +187,8 @@ def with_beta2_half_life(settings: OptimizerSettings, kappa: float) -> Optimizer
     return replace(settings, betas=(beta1, min(round(beta2**kappa, 12), 1 - 1e-12)))
 
 
-def average_decay(decay: float, kappa: float, scaling: str = "half_life") -> float:
-    """Keep the horizon of an average of weights in samples, at any batch; `constant` keeps it in steps.
+def average_decay(decay: float, kappa: float) -> float:
+    """Keep the horizon of an average of weights in samples, at any batch.
 
     The decay is what the average keeps of itself in one step. A step of fewer samples, such as a training's last, or of more,
     where the batch grows, counts for as many as it has: kappa is that of the step itself.
@@ -202,10 +196,10 @@ def average_decay(decay: float, kappa: float, scaling: str = "half_life") -> flo
     Formula: decay = (reference decay)**kappa
     Source: Busbridge et al. 2023, arXiv 2307.13813, "How to Scale Your EMA"
 
-    >>> average_decay(0.99, 2.0), average_decay(0.99, 2.0, "constant")
-    (0.9801, 0.99)
+    >>> average_decay(0.99, 2.0)
+    0.9801
     """
-    return float(decay**kappa) if scaling == "half_life" else decay
+    return float(decay**kappa)
 
 
 def _noise(rule: str, constants: RuleConstants) -> float:
@@ -230,7 +224,7 @@ RATE_RULES: dict[str, Rule] = {
 # What is scaled beside the rate, by the key and value of `training` that say so.
 SCALINGS: dict[str, Callable[..., object]] = {
     "beta2_scaling: half_life": with_beta2_half_life,
-    "ema_scaling: half_life": average_decay,
+    "ema": average_decay,
 }
 
 # Rules that scale betas; not applicable to optimizers without them (plain SGD).

@@ -24,7 +24,7 @@ from .plan import BatchPlan, accumulation_limits, plan_batch, step_plans
 from .record import taken_per_second
 from .study.spec import StudySpec
 from .study.training import BETAS, RECIPE, Training
-from .trial import Suggestion, TrialSetup
+from .trial import UNTIMED_SAMPLES, Suggestion, TrialSetup
 
 
 def trial_setup(
@@ -36,16 +36,19 @@ def trial_setup(
         InfeasiblePlanError: no feasible plan, or the rule is undefined for this batch.
     """
     values: dict[str, Any] = dict(suggestion.parameters)
-    epochs, devices = values.pop("epochs"), int(values.pop("devices"))
+    devices = int(values.pop("devices"))
     effective_batch, accumulation = int(values.pop("effective_batch")), values.pop("accumulation", None)
     plan = planned(spec, profile, effective_batch, devices, accumulation)
     limits = plan_limits(spec, profile.under(plan), devices, effective_batch)
-    samples_budget = _samples_budget(profile, epochs, effective_batch)
+    length = values.pop(spec.space.length)
+    samples_budget = _samples_budget(spec, profile, length, plan)
+    assert profile.training_set is not None
+    epochs = length if spec.space.length == "epochs" else samples_budget / profile.training_set
     training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
     step_plans(plan, samples_budget, **limits)  # refuses a remainder without a plan
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
-    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent", *RECIPE):
+    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", *RECIPE):
         values.pop(own, None)
     return TrialSetup(
         study=name,
@@ -56,6 +59,7 @@ def trial_setup(
         samples_budget=samples_budget,
         training=training,
         epochs=epochs,
+        train_s=float(length) if spec.space.length == "train_s" else None,
         rule=rule,
         reference_rate=reference_rate,
         reference_batch=spec.space.reference_batch,
@@ -81,13 +85,13 @@ def training_of(spec: StudySpec, values: Mapping[str, Any], **changes: Any) -> T
     return spec.training.model_copy(update={**changes, "betas": betas})
 
 
-def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int) -> int:
+def _samples_budget(spec: StudySpec, profile: DeviceProfile, length: float, plan: BatchPlan) -> int:
     """Samples that a training sees.
 
     Raises:
         InfeasiblePlanError: less than one step.
     """
-    samples_budget = _samples(profile, epochs)
+    samples_budget, effective_batch = max(1, _samples(spec.space.length, profile, length, plan)), plan.effective_batch
     if effective_batch > samples_budget:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
@@ -96,9 +100,21 @@ def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int)
     return samples_budget
 
 
-def _samples(profile: DeviceProfile, epochs: float) -> int:
-    assert profile.training_set is not None
-    return max(1, round(float(epochs) * profile.training_set))
+def _samples(name: str, profile: DeviceProfile, length: float, plan: BatchPlan) -> int:
+    """A length of training in samples: of seconds, those of the whole steps that are known to fit."""
+    match name:
+        case "epochs":
+            assert profile.training_set is not None
+            return round(float(length) * profile.training_set)
+        case "samples":
+            return int(length)
+        case "tokens":
+            assert profile.units_per_sample is not None
+            return round(length / profile.units_per_sample)
+        case "steps":
+            return int(length) * plan.effective_batch
+    law = profile.under(plan).step_time(plan.devices)
+    return UNTIMED_SAMPLES if law is None else int(length / law.step_s(plan) * (1 + 1e-9)) * plan.effective_batch
 
 
 def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
@@ -123,13 +139,17 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
             spec.space.reference_batch,
             values.get("exponent"),
             values.get("noise_batch"),
-            samples_ratio=float(epochs) / bounds(spec.space.epochs)[1],
-            timescale_exponent=float(values.get("timescale_exponent", 0.0)),
+            samples_ratio=float(epochs) / longest_epochs(spec),
         ),
     )
     if training.beta2_scaling == "half_life":
         return with_beta2_half_life(settings, effective_batch / spec.space.reference_batch)
     return settings
+
+
+def longest_epochs(spec: StudySpec) -> float:
+    """Epochs of the study's longest training, to which some rules relate the others; 1 where something else is its length."""
+    return 1.0 if spec.space.epochs is None else bounds(spec.space.epochs)[1]
 
 
 def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Suggestion) -> str | None:
@@ -265,36 +285,28 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
-def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
-    """Predicted power of all of a trial's devices while they train; None if it was not measured."""
-    law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.watts(setup.plan)
-
-
 def known_taken(
     spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
-) -> Callable[[Mapping[str, Any]], tuple[float, ...]] | None:
-    """What training takes by the study's measures of speed, as a function of the searched parameters; None if it is not known.
+) -> Callable[[Mapping[str, Any]], float] | None:
+    """What training takes by the study's measure of speed, as a function of the searched parameters; None if it is not known.
 
-    That is where steps were not timed, or their energy was not measured where it is an objective. Values are NaN where no plan
-    exists or the rule is undefined, so that samplers skip the point. They are cached, because samplers ask for thousands.
+    That is where steps were not timed. Values are NaN where no plan exists or the rule is undefined, so that samplers skip the
+    point. They are cached, because samplers ask for thousands.
 
     Args:
         price: of such a device for an hour, which a cost is made of.
     """
     if not all(profile.step_times for profile in profiles.values()):
         return None
-    speeds = spec.objectives.speeds
-    if "energy_j" in speeds and any(law.power is None for profile in profiles.values() for law in profile.all_step_times):
-        return None
     fixed, costly = spec.fixed(), _costly(spec)
-    depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
+    length = spec.space.length
+    depends_on = ["effective_batch", "accumulation", "devices", length]
     # No other rule is undefined for a batch.
     if may_be_undefined := not RULES_FOR_ADAM.isdisjoint(values_of(spec.space.rule)):
         depends_on += ["rule", *BETAS]
     names = (*costly, *depends_on)
     defaults = [fixed.get(name) for name in names]
-    cached: dict[Any, tuple[float, ...]] = {}
+    cached: dict[Any, float] = {}
 
     @cache
     def plan(
@@ -304,28 +316,27 @@ def known_taken(
         profile = profiles[key].under(batch_plan)
         return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices, effective_batch)
 
-    def seconds_and_watts(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
-        """The same values as from the trial's setup, without building one: seconds, and watts meanwhile."""
-        effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
+    def seconds(key: CostKey, values: Mapping[str, Any]) -> float:
+        """The same as from the trial's setup, without building one."""
+        effective_batch, devices = int(values["effective_batch"]), int(values["devices"])
         try:
             batch_plan, profile, law, limits = plan(key, effective_batch, devices, values.get("accumulation"))
             if may_be_undefined:
-                optimizer_settings(spec, effective_batch, epochs, values)
-            samples_budget = _samples_budget(profile, epochs, effective_batch)
-            if law is None:
-                return math.nan, None
-            return law.train_s(batch_plan, samples_budget, **limits), law.watts(batch_plan)
+                optimizer_settings(spec, effective_batch, values.get("epochs", 1.0), values)
+            samples_budget = _samples_budget(spec, profile, values[length], batch_plan)
+            if law is None or length == "train_s":
+                return math.nan if law is None else float(values[length])
+            return law.train_s(batch_plan, samples_budget, **limits)
         except InfeasiblePlanError:
-            return math.nan, None
+            return math.nan
 
-    def taken(parameters: Mapping[str, Any]) -> tuple[float, ...]:
+    def taken(parameters: Mapping[str, Any]) -> float:
         relevant = tuple(map(parameters.get, names, defaults))
         if relevant not in cached:
             values = {**fixed, **parameters}
             key = tuple((name, values[name]) for name in costly)
-            known_s, watts = seconds_and_watts(key, values)
-            each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
-            cached[relevant] = tuple(math.nan if per_second is None else known_s * per_second for per_second in each)
+            per_second = taken_per_second(spec.objectives.speed, int(values["devices"]), price)
+            cached[relevant] = math.nan if per_second is None else seconds(key, values) * per_second
         return cached[relevant]
 
     return taken
@@ -336,7 +347,6 @@ _NO_COST = {
     "schedule",
     "warmup",
     "beta2_scaling",
-    "ema_scaling",
     "evaluations",
     "seed",
     "betas",

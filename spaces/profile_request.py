@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from .domain import applying, bounds, values_of
@@ -17,10 +15,13 @@ from .learning_rate import (
     with_beta2_half_life,
 )
 from .plan import BatchPlan
-from .planning import CostKey, cost_keys, first_values, training_of
+from .planning import CostKey, first_values, training_of
 from .study.spec import StudySpec
 from .study.training import BETAS
 from .trial import TrialSetup
+
+# Seconds that a generator trains for in its first measurement.
+_NO_TIME_S = 1e-3
 
 
 def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
@@ -42,7 +43,8 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         optimizer=reference,
         samples_budget=1,
         training=training,
-        epochs=first["epochs"],
+        epochs=first.get("epochs", 1.0),
+        train_s=None if spec.space.train_s is None else _NO_TIME_S,
         metric=spec.objectives.metric.name,
         device=device,
         cpus=spec.devices.cores(device),
@@ -77,21 +79,13 @@ def profile_request(
         devices=spec.devices.counts,
         share=spec.devices.share,
         timing_s=float(spec.budget.profile_s),
-        energy="energy_j" in spec.objectives.speeds,
         others=tuple(others) if spec.budget.profile_s else (),
     )
 
 
-def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRequest:
-    """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
-    low, high = bounds(spec.space.effective_batch)
-    request = profile_request(spec, device, cost_keys(spec)[0])
-    return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
-
-
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
-    parts = (_batches, _examined, _split, _energy, _optimizer, _cost)
+    parts = (_batches, _length, _examined, _split, _optimizer, _cost)
     return [fault for part in parts for fault in part(spec, profile, feasible)]
 
 
@@ -115,6 +109,17 @@ def _batches(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Ite
         yield Fault("space.effective_batch", f"{message} Write high: {profile.training_set} or less.")
 
 
+def _length(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
+    """How long trainings are, where their samples or seconds do not follow from it."""
+    if spec.space.tokens is not None and profile.units_per_sample is None:
+        message = "expected data that say how many each sample has (Data(lengths=...)), got none. Write samples instead."
+        yield Fault("space.tokens", message)
+    timed = spec.budget.profile_s and profile.step_times
+    if spec.space.train_s is not None and not timed and profile.optimizer is not None:
+        message = "expected budget.profile_s above 0, since known step times decide how many samples that is; got"
+        yield Fault("space.train_s", f"{message} {spec.budget.profile_s:g}.")
+
+
 def _examined(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
     if profile.examination is not None and not spec.training.accept_inexact:
         yield from (Fault("", line) for line in profile.examination.refusal_lines)
@@ -134,20 +139,6 @@ def _split(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Itera
         yield Fault("devices.per_trial", message.format(max(spec.devices.counts)))
     if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
         yield Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}"))
-
-
-def _energy(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:
-    names = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
-    if not names:
-        return
-    if not profile.step_times:
-        if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            instead = "Write train_s." if names[0] == "speed" else "Remove second_speed."
-            message = "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0."
-            yield Fault(f"objectives.{names[0]}", f"{message} {instead}")
-    elif any(law.power is None for law in profile.all_step_times):
-        message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
-        yield Fault(f"objectives.{names[0]}", message)
 
 
 def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iterator[Fault]:

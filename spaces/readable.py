@@ -28,20 +28,6 @@ def seconds(value: float | None) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
-def joules(value: float | None) -> str:
-    """An energy in readable units.
-
-    >>> joules(0.5), joules(12_300.0), joules(7.2e6), joules(None)
-    ('0.5 J', '12.3 kJ', '7.2 MJ', '-')
-    """
-    if value is None or not math.isfinite(value):
-        return "-"
-    for size, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} J"
-
-
 def number(value: object) -> str:
     """A table cell: floats with four significant digits, other values unchanged."""
     if isinstance(value, bool) or not isinstance(value, float):

@@ -10,7 +10,7 @@ from .boundary.given import shown
 from .plan import ActivationCheckpointing
 from .readable import number
 from .study.goals import Direction, Speed, turned
-from .study.space import Space
+from .study.space import LENGTHS, Space
 from .study.training import RECIPE
 from .trial import COUNTED, OutcomeKind, Parameter
 
@@ -24,8 +24,6 @@ class TrialFacts:
             betas, eps, epochs, samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
         price: for an hour of what it has of each of its devices, of the kind whose seconds these are.
-        watts: power of all its devices while it trains, on average, of that kind too.
-        measured_energy_j: joules of the full training by the devices' own counters.
         spent: what the devices that its attempts held cost meanwhile.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
@@ -38,12 +36,12 @@ class TrialFacts:
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
         shortened_to: the share of the planned training to which it was shortened, to end in time.
-        planned_epochs: the searched epochs that it was to have, where it was shortened.
+        planned_length: the searched epochs, or other length, that it was to have, where it was shortened.
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
-        expected_seconds, expected_second, expected_accuracy, expected_std: what the full budget takes by the study's measures,
-            and the prediction from its learning curve.
+        expected_seconds, expected_accuracy, expected_std: what the full budget takes by the study's measure of speed, and the
+            prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
         front_probability: probability that this mean lies on the front.
@@ -75,8 +73,6 @@ class TrialFacts:
     train_s: float | None = None
     device_s: float | None = None
     price: float | None = None
-    watts: float | None = None
-    measured_energy_j: float | None = None
     spent: float | None = None
     train_s_source: Literal["known", "measured", "retimed"] | None = None
     measured_train_s: float | None = None
@@ -91,14 +87,13 @@ class TrialFacts:
     device_kind: str | None = None
     baseline: int | None = None
     shortened_to: float | None = None
-    planned_epochs: float | None = None
+    planned_length: float | None = None
     repeats: int | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
     rung_fraction: float | None = None
     rung_accuracy: float | None = None
     expected_seconds: float | None = None
-    expected_second: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None
     runs: int | None = None
@@ -149,23 +144,34 @@ _FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
 
 # Facts that tasks may search under the same name: what is searched replaces what is reported.
 SEARCHED_FACTS = frozenset(
-    ("accumulation", "effective_batch", "epochs", "momentum", "nesterov", "optimizer", "rule", "weight_decay")
+    (
+        "accumulation",
+        "effective_batch",
+        "epochs",
+        "momentum",
+        "nesterov",
+        "optimizer",
+        "rule",
+        "steps",
+        "train_s",
+        "weight_decay",
+    )
 )
 # Names that results have beside facts and parameters.
 RESULTS = frozenset(
-    {"accuracy", "all", "attempt", "cost", "ended_at", "energy_j", "on_front", "outcome", "started_at"} | {"trial", "val_loss"}
+    {"accuracy", "all", "attempt", "cost", "ended_at", "on_front", "outcome", "started_at"} | {"trial", "val_loss"}
 )
 # Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
     (
-        *("ghost_batch", "measured_energy_j", "model_parameters", "momentum", "peak_bytes", "peak_reserved_bytes"),
+        *("ghost_batch", "model_parameters", "momentum", "peak_bytes", "peak_reserved_bytes"),
         *("resumed_at", "shortened_to", "steps", "stolen_share", "throttled_s", "waited_s"),
     ),
     float,
 )
 # Names of what stands beside scores and facts in tables, files and trackers: a score of one would take its place.
 _OURS = frozenset(
-    {*_FACTS, *RESULTS, *Space.model_fields}.difference(RECIPE)
+    {*_FACTS, *RESULTS, *Space.model_fields}.difference(RECIPE, ("samples", "tokens", "rates"))
     | {"extra", "samples_seen", "elapsed_s", "train_loss", "undefined", "study", "task"}
     | {"code", "code_of_study", "metric", "tests", "setup", "kind"}
 )
@@ -224,14 +230,12 @@ class TrialResult:
         facts: beside those that were known before.
         values: in the order of `Objectives.names`; None where training gave none.
         violation: > 0 where no plan is feasible, by how far.
-        epochs: in place of those among its parameters, where it was shortened.
     """
 
     outcome: OutcomeKind
     facts: TrialFacts = TrialFacts()
     values: tuple[float, ...] | None = None
     violation: float = 0.0
-    epochs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -304,9 +308,11 @@ class TrialRecord:
     def ended(self, result: TrialResult, at: str) -> Self:
         """The trial with its result."""
         facts, parameters = self.facts | result.facts, self.parameters
-        if result.epochs is not None and "epochs" in parameters:  # whoever reads it reads what was trained
-            facts |= TrialFacts(planned_epochs=parameters["epochs"])  # type: ignore[arg-type]
-            parameters = {**parameters, "epochs": result.epochs}
+        name, share = next((name for name in LENGTHS if name in parameters), ""), facts.shortened_to
+        if share is not None and name:  # whoever reads it reads what was trained
+            planned = parameters[name]
+            facts |= TrialFacts(planned_length=planned)  # type: ignore[arg-type]
+            parameters = {**parameters, name: round(planned * share) if isinstance(planned, int) else float(planned) * share}
         ended = result.values, result.violation, self.started_at, at
         return self.of(self.number, result.outcome, parameters, facts, *ended, self.direction)
 
@@ -367,24 +373,23 @@ class TrialRecord:
     def settings(self) -> dict[str, Any]:
         """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
-        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
+        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay", "train_s") if name in facts}
         return {**facts, **self.parameters, **derived}
 
     def taken(self, speed: Speed) -> float | None:
         """What its training takes by a measure of speed; None if that is unknown."""
-        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price, self.facts.watts)
+        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price)
         return None if self.train_s is None or each is None else self.train_s * each
 
 
-def taken_per_second(speed: Speed, devices: int, price: float | None, watts: float | None) -> float | None:
+def taken_per_second(speed: Speed, devices: int, price: float | None) -> float | None:
     """What a second of training on so many devices is by a measure of speed; None where it depends on something unknown.
 
     Args:
         price: of a device for an hour.
-        watts: power of all of these devices together.
 
-    >>> [taken_per_second(speed, 2, 1.8, 500.0) for speed in ("train_s", "device_s", "cost", "energy_j")]
-    [1.0, 2.0, 0.001, 500.0]
+    >>> [taken_per_second(speed, 2, 1.8) for speed in ("train_s", "device_s", "cost")]
+    [1.0, 2.0, 0.001]
     """
     match speed:
         case "train_s":
@@ -393,8 +398,6 @@ def taken_per_second(speed: Speed, devices: int, price: float | None, watts: flo
             return float(devices)
         case "cost":
             return None if price is None else devices * price / 3600
-        case "energy_j":
-            return watts
 
 
 def counted(records: Iterable[TrialRecord]) -> float:

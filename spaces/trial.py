@@ -17,7 +17,8 @@ from .boundary.given import LARGEST, number_of, scalar_of, shown
 from .errors import TaskError, cut, cut_middle
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
-from .study.training import Training
+from .study.space import ratio_name
+from .study.training import Training, training_now
 
 Parameter = bool | int | float | str
 _T = TypeVar("_T")
@@ -29,6 +30,10 @@ EVALUATION_BATCH = 512
 
 # The same for a Hugging Face Trainer, if the user does not set it.
 TRAINER_EVALUATION_BATCH = 64
+
+
+# The samples of a training whose seconds are limited by the clock alone: more than any has.
+UNTIMED_SAMPLES = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,10 @@ class Suggestion:
     resumes_from: float = 0.0
 
 
+# Fields of setups that earlier versions have stored, and that change no training.
+FORMER_FIELDS = frozenset({"counts_energy"})
+
+
 @dataclass(frozen=True, slots=True)
 class TrialSetup:
     """Everything that one attempt at a trial needs; passed to every method of a task.
@@ -56,11 +65,13 @@ class TrialSetup:
         number: of the trial in its study.
         attempt: 0, incremented with each retry of the trial.
         plan: how a step of `effective_batch` samples is split into micro-batches and devices.
-        samples_budget: samples to train on, epochs times the training set.
+        samples_budget: samples to train on, such as epochs times the training set.
         training: the study's `training` section: schedule, warm-up, precision, seed, ...
         largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
         couples_samples: the loss compares the samples of a batch, so that no step is split.
         embedding: how a loss over the embeddings of a whole batch is computed, in every step alike.
+        train_s: seconds to train for, where the study says so: `samples_budget` is what is known to fit. A generator, whose
+            steps are not timed, yields a measurement when so many have passed (`samples_budget` is then out of reach).
         metric: name of the metric that trials are compared on.
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
@@ -96,16 +107,27 @@ class TrialSetup:
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
-    counts_energy: bool = False  # read the devices' own counters of energy
     model_folder: str | None = None
     scores_test: bool = True
     ends_by: float | None = None
+    train_s: float | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     @property
     def effective_batch(self) -> int:
         """Samples per optimizer step."""
         return self.plan.effective_batch
+
+    @property
+    def is_timed_by_clock(self) -> bool:
+        """Whether it ends after `train_s` by its own clock, since nobody knows how many samples that is."""
+        return self.samples_budget == UNTIMED_SAMPLES
+
+    def share_of(self, measurement: Measurement) -> float:
+        """The share of its training that is behind it; a user's own loop may end slightly off its budget."""
+        if self.is_timed_by_clock and self.train_s is not None:
+            return min(measurement.elapsed_s / self.train_s, 1.0)
+        return min(measurement.samples_seen / self.samples_budget, 1.0)
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -129,12 +151,24 @@ class TrialSetup:
     def ema_decay(self, samples: int) -> float:
         """What the average of weights keeps of itself in a step of so many samples; `training.ema` is not None."""
         assert self.training.ema is not None
-        return average_decay(self.training.ema, samples / self.reference_batch, self.training.ema_scaling)
+        return average_decay(self.training.ema, samples / self.reference_batch)
 
     @property
     def learning_rate(self) -> float:
         """Peak learning rate, after the rule and before the schedule."""
         return self.optimizer.learning_rate
+
+    def rate(self, group: str) -> float:
+        """Peak learning rate of a group of the model's parameters: the trial's, times its ratio in `space.rates`.
+
+        Raises:
+            TaskError: the study has no such group.
+        """
+        if (name := ratio_name(group)) not in self.parameters:
+            raise TaskError(
+                f"space.rates: expected {group!r}, whose rate the task asks for; got none. Write rates: {{{group}: 1}}."
+            )
+        return self.learning_rate * float(self.parameters[name])
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -180,10 +214,10 @@ class TrialSetup:
         optimizer["betas"] = tuple(optimizer["betas"])
         return cls(
             **{
-                **values,
+                **{name: value for name, value in values.items() if name not in FORMER_FIELDS},
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
-                "training": Training.model_validate(values["training"]),
+                "training": Training.model_validate(training_now(values["training"])),
                 "parameters": MappingProxyType(dict(values["parameters"])),
             }
         )

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.model.batch_norm import once_per_step
 from bsearch.objectives.task import Data, Score, Task
 from bsearch.objectives.training import TrainingRun
-from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import TrialSetup
-from rank_jobs import SAM
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import TensorDataset
 
 SAMPLES = 600
@@ -208,18 +202,6 @@ class SmallMemory(SimCLR):
         return super().embed(model, batch, setup)
 
 
-class Metered(SimCLR):
-    """Its passes take known seconds and joules of a device that is only imagined; one without a graph takes more power."""
-
-    seconds = joules = 0.0
-
-    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
-        samples = len(batch[0])
-        Metered.seconds += samples * 1e-3
-        Metered.joules += samples * (1.0 if torch.is_grad_enabled() else 3.0)
-        return super().embed(model, batch, setup)
-
-
 TASKS = {
     kind.__name__: kind for kind in (SimCLR, WithDropout, BarlowTwins, SupCon, Triplets, CLIP, CLIPWithDropout, Normed, Queue)
 }
@@ -234,99 +216,3 @@ def gradient(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list
     for _ in range(steps):
         run.step(run.micro_batches(plan, loader), plan.effective_batch)
     yield [value.detach().clone() for value in (*run.model.parameters(), *run.model.buffers())]
-
-
-class Sharp(Pairs):
-    """With an optimizer that computes each step's gradient twice."""
-
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return SAM([one for one in model.parameters() if one.requires_grad], lr=setup.learning_rate, momentum=0.9)
-
-
-class SharpCLIP(Sharp, CLIP):
-    pass
-
-
-class SharpCLIPWithDropout(Sharp, CLIPWithDropout):
-    pass
-
-
-class SharpInPlace(Sharp, InPlace, WithDropout):
-    pass
-
-
-class SharpBarlowTwins(Sharp, BarlowTwins):
-    pass
-
-
-class SharpNormed(Sharp, Normed):
-    pass
-
-
-class SharpQueue(Sharp, Queue):
-    pass
-
-
-class SharpAside(Sharp, Aside):
-    pass
-
-
-def sharp_steps(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[Tensor]]:
-    """The losses of a few steps, and the parameters and buffers after them; each rank draws from a known generator state."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    plan = run.setup.plan
-    loader = run.loader([plan] * steps)
-    run.modes.train(run.model)
-    torch.manual_seed(100 + run.ranks.rank)
-    losses = [run.step(run.micro_batches(plan, loader), plan.effective_batch) for _ in range(steps)]
-    states = run.ranks.all_gathered({"states": [torch.get_rng_state()]})["states"]
-    after = [value.detach().clone() for value in (*run.model.parameters(), *run.model.buffers())]
-    yield [torch.stack(losses), *after, *states]
-
-
-def sharp_twin(reference: str, setup: dict[str, Any], steps: int) -> list[Tensor]:
-    """The same in one process, with the graphs of all micro-batches of all ranks kept, and nothing cached."""
-    made = TrialSetup.from_dict(setup)
-    plan = made.plan
-    alone = replace(made, plan=BatchPlan(plan.effective_batch, plan.accumulation))
-    run = TrainingRun(load_task(reference), alone)  # type: ignore[arg-type]
-    model, optimizer = run.model, run.optimizer
-    run.modes.train(model)
-    states = [torch.Generator().manual_seed(100 + rank).get_state() for rank in range(plan.devices)]
-    losses, start = [], 0
-
-    def gradient(before: list[Tensor], start: int) -> tuple[Tensor, list[Tensor]]:
-        """The loss at the weights as they are, its clipped gradient in `grad`, and the generators' states after it."""
-        model.zero_grad()
-        parts, after = [], []
-        for rank in range(plan.devices):
-            torch.set_rng_state(before[rank])
-            for size in plan.micro_batches(rank):
-                batch = run.train_fetcher.fetch(run.stream.take(start, size))
-                parts.append(tree_flatten(run.task.embed(model, batch, run.setup)))
-                start += size
-            after.append(torch.get_rng_state())
-        whole = [torch.cat(rows) for rows in zip(*(tensors for tensors, _ in parts), strict=True)]
-        with once_per_step(model):
-            loss = run.task.batch_loss(model, tree_unflatten(whole, parts[0][1]), run.setup)
-        loss.backward()
-        if made.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), made.training.clip_norm)
-        return loss.detach(), after
-
-    for _ in range(steps):
-        before, buffers = states, copy.deepcopy(dict(model.named_buffers()))
-        loss, states = gradient(before, start)
-        moved = copy.deepcopy(dict(model.named_buffers()))
-
-        @torch.enable_grad()
-        def again(before: list[Tensor] = before, buffers: dict[str, Tensor] = buffers, start: int = start) -> Tensor:
-            model.load_state_dict(buffers, strict=False)
-            return gradient(before, start)[0]
-
-        optimizer.step(again)  # type: ignore[arg-type]  # torch's stub
-        model.load_state_dict(moved, strict=False)
-        model.zero_grad()
-        losses.append(loss)
-        start += plan.effective_batch
-    return [torch.stack(losses), *(value.detach() for value in (*model.parameters(), *model.buffers())), *states]

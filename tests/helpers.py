@@ -14,6 +14,7 @@ import torch
 from bsearch.objectives.task import Data, Loss, Task
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.report.optuna_view import copy_now
+from bsearch.search.report.stdio.answer import MOST, schemas
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.stored import StoredStudy
@@ -23,6 +24,7 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import TrialSetup
+from jsonschema import Draft202012Validator
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -102,3 +104,16 @@ def finished(path: Path) -> dict[int, tuple[float, ...]]:
     except sqlite3.OperationalError:
         return {}
     return {number: tuple(json.loads(values)) for number, values in rows}
+
+
+# Answers that are asked for as a whole.
+_LONG = {"trials", "profile"}
+
+
+def validated(line: str) -> dict[str, Any]:
+    """An answer that its schema allows, and that is short."""
+    document: dict[str, Any] = json.loads(line)
+    schema = {**schemas()["$defs"][document["answer"]], "$defs": schemas()["$defs"]}
+    Draft202012Validator(schema).validate(document)
+    assert document["answer"] in _LONG or len(line) <= 1.1 * MOST
+    return document

@@ -23,6 +23,7 @@ from trainer_contract import (
     remember_groups,
     sampled,
     sgd,
+    sharpness_aware,
     troubles,
     weighted_cross_entropy,
     wrongly_contrasted,
@@ -321,6 +322,11 @@ def train(setup: TrialSetup) -> Iterator[Measurement]:
 def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
     net = Plain()
     yield from trained(setup, net, optimizers=(Slow(net, setup), None))
+
+
+def sharp(setup: TrialSetup) -> Iterator[Measurement]:
+    net = Plain()
+    yield from trained(setup, net, optimizers=(sharpness_aware(net, setup), None))
 
 
 class Decaying(TrainerCallback):

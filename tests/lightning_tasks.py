@@ -23,6 +23,7 @@ from trainer_contract import (
     remember_groups,
     sampled,
     sgd,
+    sharpness_aware,
     troubles,
     weighted_cross_entropy,
     wrongly_contrasted,
@@ -73,6 +74,10 @@ def train(setup: TrialSetup) -> Iterator[Measurement]:
 
 def wrapped(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup, Slow))
+
+
+def sharp(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup, sharpness_aware))
 
 
 class Decaying(lightning.Callback):

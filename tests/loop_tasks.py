@@ -13,7 +13,6 @@ from bsearch.objectives.machine.torch_settings import seed_everything
 from bsearch.objectives.task import Data, Loss, Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.trial import Measurement, TrialSetup
-from rank_jobs import SAM
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -139,35 +138,8 @@ def wrong_weights(setup: TrialSetup) -> Iterator[Measurement]:
             yield loop.measure(accuracy=accuracy(model, data))
 
 
-class SharpTask(AsTask):
-    """With an optimizer that computes each step's gradient twice."""
-
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
-
-
-def sharp(setup: TrialSetup) -> Iterator[Measurement]:
-    """What `SharpTask` trains, without dropout."""
-    data, model = digits(), net(setup)
-    optimizer = SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
-    loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
-    for step in loop:
-
-        @torch.enable_grad()
-        def gradient(step: Step = step) -> None:
-            optimizer.zero_grad()
-            for part in step:
-                inputs, labels = part.batch
-                (F.cross_entropy(model(inputs), labels, reduction="sum") * (1 / step.samples)).backward()
-
-        gradient()
-        optimizer.step(gradient)
-        if step.evaluates:
-            yield loop.measure(accuracy=accuracy(model, data))
-
-
 def optional_closure(setup: TrialSetup) -> Iterator[Measurement]:
-    """The whole gradient is a closure's, which the optimizer would not need."""
+    """Its gradient is a closure's, which the optimizer would not need."""
     data, model = digits(), net(setup)
     optimizer = sgd(model, setup)
     loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})

@@ -318,11 +318,3 @@ class SAM(torch.optim.Optimizer):
         for weight, value in zip(weights, kept, strict=True):
             weight.copy_(value)
         self.base.step()
-
-
-class Sharp(Net):
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
-
-
-SHARP = "rank_jobs:Sharp"

@@ -13,7 +13,6 @@ from bsearch.objectives.task import Data
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.trial import TrialSetup
 from helpers import Net
-from rank_jobs import SAM
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -149,13 +148,6 @@ class Streamed(Net):
     def model(self, setup: TrialSetup) -> nn.Module:
         layers = nn.Linear(6, 16), nn.Tanh(), nn.Dropout(float(setup.parameters.get("dropout", 0.0))), nn.Linear(16, 5)
         return nn.Sequential(*layers).to(self.dtype)
-
-
-class SharpStreamed(Streamed):
-    """With an optimizer that computes each step's gradient twice."""
-
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
 
 
 def jittered(samples: list[Any]) -> list[Tensor]:

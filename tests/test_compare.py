@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from bsearch.cli import main
 from bsearch.objectives.loading import _module_of_file, modules_apart
 from bsearch.search.store.stored import StoredStudy
 from click.testing import CliRunner, Result
+from helpers import validated
 
 STUDY = """study: {name}
 task: tasks.py:Mine
@@ -66,7 +66,7 @@ def test_runs_that_exist_have_an_exit_code_by_verdict() -> None:
     ):
         done = compared(*sides)
         assert (done.exit_code, words in done.stdout) == (code, True), done.output
-    document = json.loads(compared(before, after, "--json").stdout)
+    document = validated(compared(before, after, "--json").stdout)
     assert (document["verdict"], document["metric"], [side["runs"] for side in document["sides"]]) == (
         "better",
         "val_acc",
@@ -140,7 +140,7 @@ def test_a_metric_to_minimize_is_told_in_its_own_unit() -> None:
     done = compared(before, after)
     assert (done.exit_code, "by val_loss, of which lower is better" in done.output) == (0, True), done.output
     assert "b is better: by -0.0" in done.output
-    within = json.loads(compared(before, after, "--json").stdout)["within"][-1]
+    within = validated(compared(before, after, "--json").stdout)["within"][-1]
     assert within["low"] < within["difference"] < within["high"] < 0
 
 

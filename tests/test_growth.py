@@ -49,7 +49,7 @@ def bytecodes(counted: Counter[str], what: str) -> Iterator[None]:
         threading.settrace(before)  # type: ignore[arg-type]
 
 
-def filled(path: Path, count: int, speeds: int) -> str:
+def filled(path: Path, count: int) -> str:
     """Add so many finished trials to a study that was run before; returns its database."""
     spec, dice = read_study(path), random.Random(count)
     assert spec.storage is not None
@@ -63,7 +63,7 @@ def filled(path: Path, count: int, speeds: int) -> str:
             trials.begin(
                 {"effective_batch": batch, "reference_rate": rate, "rule": "sqrt"}, TrialFacts.of(start | {"train_s": seconds})
             )
-            values = (seconds, *[dice.uniform(1, 9)] * (speeds - 1), dice.uniform(0.1, 0.9))
+            values = (seconds, dice.uniform(0.1, 0.9))
             trials.end(number, TrialResult("complete", TrialFacts.of(start | {"train_s": seconds}), values))
         trials.commit()
     tables.lock.release("small")
@@ -100,7 +100,7 @@ def study_of(study_file: Callable[..., Path], count: int, **changes: Any) -> Pat
     """A study with so many finished trials."""
     path = study_file(task=f"{TASKS}:Points", storage=f"sqlite:///growth-{count}.db", budget={"trials": 1}, **changes)
     assert not run(path).failure
-    filled(path, count, 1)
+    filled(path, count)
     return path
 
 

@@ -38,6 +38,7 @@ from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
+from rank_jobs import SAM
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -153,6 +154,10 @@ class Slow(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
         self.inner.param_groups = self.param_groups
+
+
+def sharpness_aware(net: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+    return SAM(net.parameters(), lr=setup.learning_rate)
 
 
 @torch.no_grad()
@@ -564,6 +569,12 @@ class TrainerContract:
         outcome = self.ending("hidden_schedule", setup(50, budget=100))
         assert outcome.kind == "error" and LOG.steps == []
         assert "the optimizer: expected no scheduler, because training.schedule sets the rate" in outcome.message
+
+    def test_an_optimizer_that_needs_a_closure_is_refused_by_name(self) -> None:
+        outcome = self.ending("sharp", setup(50, budget=100))
+        assert outcome.kind == "error" and LOG.steps == []
+        assert "the optimizer: expected an optimizer that steps with the gradient" in outcome.message
+        assert "got SAM with a closure" in outcome.message
 
     def test_training_that_ends_by_itself_is_told(self) -> None:
         made = setup(50, budget=1000, training={"evaluations": 2})

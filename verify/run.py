@@ -73,7 +73,7 @@ STAGES = (
     ),
     Planned("card-1", ".stages.card:times", "step times of models that fill a card", 420, 90, named=True),
     Planned("card-2", ".stages.card:race", "a study, and as long of TPE by hand", 420, 100, named=True),
-    Planned("card-3", ".stages.card:features", "precisions, checkpointing, energy, the loop's own time", 240, 60, named=True),
+    Planned("card-3", ".stages.card:features", "precisions, checkpointing, the loop's own time", 240, 60, named=True),
 )
 
 

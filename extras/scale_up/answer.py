@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from ...search.report.stdio.console import give, json_text, terminal
+from ...search.report.stdio.answer import give_answer
+from ...search.report.stdio.console import terminal
 from ...search.store.stored import StoredStudy
 from ...spaces.boundary.files import write_file
 from ...spaces.errors import StudyFileError
@@ -32,7 +33,7 @@ def answer(studies: Sequence[StoredStudy], data: float, model: float, next_file:
     found = scale_up(names, [record for study in studies for record in study.records], data, model)
     console = terminal(as_json)
     if as_json:
-        give(json_text(scale_up_document(names, found)))
+        give_answer("scale", scale_up_document(names, found))
     else:
         for part in scale_up_parts(names, found):
             console.print(part)

@@ -63,7 +63,7 @@ class TrackedTrial:
     def results(self) -> dict[str, float]:
         """What it reached, numbers by name."""
         facts = self.record.facts.to_dict()
-        found = {name: facts.get(name) for name in _RESULTS} | {name: self.record.taken(name) for name in ("cost", "energy_j")}
+        found = {name: facts.get(name) for name in _RESULTS} | {"cost": self.record.taken("cost")}
         if self.record.accuracy is not None:
             found[self.metric] = self.record.accuracy
         return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

@@ -36,7 +36,7 @@ from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.loss_sum import LossSum
 from ..steps.rates import Rates
 from ..steps.step_clock import StepClock
-from ..task import check_inner_optimizers, check_optimizer
+from ..task import check_kind, check_optimizer
 from .coupled_loss import CoupledLoss
 
 
@@ -268,7 +268,7 @@ class DrivenLoop:
         """
         setup = self.setup
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
-        check_inner_optimizers(f"{self.where}: the optimizer", optimizer)
+        check_kind(f"{self.where}: the optimizer", optimizer)
         self._check_own_parameters(model, optimizer)
         self.model, self.optimizer, self._scaler = model, optimizer, scaler
         DrivenLoop.newest = weakref.ref(self)

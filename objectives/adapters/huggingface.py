@@ -302,7 +302,7 @@ class _MeasuringCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.report.raise_if_stopped()
-        report_parts_if_profiling(self.report, self._parts, self._loss_location(), self.driven.setup)
+        report_parts_if_profiling(self.report, self._parts, self._loss_location, self.driven.setup)
         self.driven.before_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -281,8 +281,8 @@ class _Accumulation:
         if not self._denominator:
             zero_gradients(self.module.parameters())
             return self._total
-        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         if self._denominator != self.size:
+            gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
             rescale_gradients(gradients, torch.full_like(self._total, self._denominator), self.size)
         return self._total / self._denominator
 
@@ -491,6 +491,10 @@ class _DrivingCallback(Callback):
             return torch.stack([parameter.sum() for parameter in module.parameters() if parameter.requires_grad]).sum() * 0
         return _mean_loss(module, output)
 
+    def _loss_location(self, own: type[LightningModule]) -> str:
+        loss, setup = self.driven.coupled_loss, self.driven.setup
+        return loss.where(setup) if loss else f"{line_of(own.training_step, setup.folder)}{own.__name__}.training_step"
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measure(trainer)
         # Lightning starts the loader again where `current_epoch` is positive.
@@ -499,12 +503,8 @@ class _DrivingCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.report.raise_if_stopped()
-        driven = self.driven
-        own = type(pl_module)
-        where = f"{line_of(own.training_step, driven.setup.folder)}{own.__name__}.training_step"
-        if driven.coupled_loss is not None:
-            where = driven.coupled_loss.where(driven.setup)
-        report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module), where, driven.setup)
+        parts, where = partial(self._parts, trainer, pl_module), partial(self._loss_location, type(pl_module))
+        report_parts_if_profiling(self.report, parts, where, self.driven.setup)
         if self._next == 0:
             if self.driven.takes_steps:
                 self._step = _OwnSteps(pl_module, self._output)

@@ -79,12 +79,12 @@ _collector: ContextVar[list[TrainingParts] | None] = ContextVar("collector", def
 
 
 def report_parts_if_profiling(
-    report: Report[Any], parts: Callable[[], TrainingParts], where: str = "the loop", setup: TrialSetup | None = None
+    report: Report[Any], parts: Callable[[], TrainingParts], where: Callable[[], str] = str, setup: TrialSetup | None = None
 ) -> None:
     """Call before the first step: a profile gets the loop's parts and their examination, and the training ends.
 
     Args:
-        where: the loop, for messages.
+        where: names the loop, for messages; called in a profile alone, since it reads the user's source.
 
     Raises:
         Stopped: in a profile.
@@ -93,7 +93,7 @@ def report_parts_if_profiling(
     if collector is not None:
         found = parts()
         if found.accumulate is not None and setup is not None:
-            found = replace(found, examination=examined_loop(where, found, setup))
+            found = replace(found, examination=examined_loop(where(), found, setup))
         collector.append(found)
         report(collector[-1])
         raise Stopped  # the user's code asked for more

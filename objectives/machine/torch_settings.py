@@ -32,7 +32,7 @@ def configure_torch(setup: TrialSetup) -> None:
         _disable_heap_trimming()
     if torch.get_num_threads() != setup.cpus:
         torch.set_num_threads(setup.cpus)
-    torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
+    torch.backends.cudnn.benchmark = False  # trials of one seed would differ by it
     # By default convolutions round their factors and matrix products do not: fp32 would mean two things.
     allow_tf32(precision != "fp32")
     adopt(PRECISIONS, THREADS, BENCHMARK)

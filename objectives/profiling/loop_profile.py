@@ -96,6 +96,9 @@ def _unsupported(function: TrainFunction, request: ProfileRequest) -> Iterator[F
         advice = "Remove it, or average weights in the loop."
         got = f"{setup.training.ema:g}"
         yield Fault("training.ema", f"expected null, {own} evaluates and saves its own model; got {got}. {advice}")
+    if setup.train_s is not None and uses_adapter(function) and not uses_loop(function):
+        expected = "expected another length, since the steps of a trainer's loop are not timed beforehand and its schedule"
+        yield Fault("space.train_s", f"{expected} follows its samples; got seconds. Write samples, steps or epochs.")
     if "none" not in kept:
         expected = f"expected a list that includes none, {own} decides itself which activations it keeps"
         advice = "Remove it, or turn it on in the loop."

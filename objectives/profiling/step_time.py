@@ -35,7 +35,6 @@ from ..task import Task
 from ..training import TrainingRun
 from .exchange import exchange_over
 from .fit import FEWEST_ROUNDS, fit_step_time, leave_one_out, with_uncertainty
-from .power import with_power
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
@@ -339,11 +338,6 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         law = replace(law, embedding=profile.embedding)
         if devices > 1:
             law = replace(law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes))
-        if request.energy:
-            try:
-                law = with_power(reference, setup, law)
-            except ProfilingError as error:
-                profile = replace(profile, no_energy=str(error))
         laws.append(law)
     profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
     others = tuple(with_step_times(reference, alternative, request) for alternative in profile.alternatives)

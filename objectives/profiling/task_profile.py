@@ -35,7 +35,6 @@ from .first_step import ReadParameters, on_cpu, smallest_workable, user_code_err
 from .loop_profile import profile_of_loop
 from .memory.limit import with_memory, with_possible_checkpointing
 from .memory.tracing import does_not_fit
-from .sharing import with_sharing
 from .step_time import with_step_times
 
 # Validation samples of which the digest is.
@@ -102,8 +101,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     largest = min(request.highest, profile.training_set or request.highest)
     advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
     with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
-        profile = with_step_times(reference, profile, request)
-    return with_sharing(reference, profile, request, partial(bytes_here, kind))
+        return with_step_times(reference, profile, request)
 
 
 def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:

@@ -15,7 +15,6 @@ from torch import nn
 
 from ...spaces.trial import Parameter, TrialSetup
 from ..machine import accelerator
-from ..machine.energy import counter_of
 from ..machine.processor import HostLoad
 from ..profiling.memory.live_bytes import LiveBytes
 
@@ -41,8 +40,7 @@ def trains_alone(setup: TrialSetup) -> bool:
 
 
 class StepClock:
-    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and what kept it from
-    a core; on a GPU the energy, where it is asked for.
+    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and waits for a core.
 
     Some steps are not representative: the first of each size (kernel selection, compilation, loader start) and those in
     which bytes are counted. Each is charged the mean time of the other steps. Under a memory limit, which on a CPU is that of
@@ -60,10 +58,6 @@ class StepClock:
         # On a CPU. Nothing has happened yet, which is known, in no time.
         self._load_before = self._read_load()
         self._load = self._load_before and self._load_before - self._load_before
-        # On a CPU, the counter is that of the whole machine, with all that other trials do there.
-        counts = accelerator.is_gpu(self.device) and run.setup.counts_energy
-        self._counter = counter_of("gpu") if counts else None
-        self._energy_j, self._energy_before = 0.0, 0.0
         self._evaluated = False
         self.restart()
 
@@ -105,14 +99,12 @@ class StepClock:
         if accelerator.is_gpu(self.device):
             accelerator.reset_peaks(self.device)
         self._load_before = self._read_load()
-        self._energy_before = self._counter.joules() if self._counter else 0.0
         self._started = time.perf_counter()
 
     def _accumulate(self) -> None:
         """Add the time since the last restart."""
         self._synchronize()
         self._running_s += time.perf_counter() - self._started
-        self._energy_j += self._counter.joules() - self._energy_before if self._counter else 0.0
         load = self._read_load()
         if self._load and self._load_before and load:
             self._load += load - self._load_before
@@ -138,9 +130,6 @@ class StepClock:
         """
         peaks = {"peak_bytes": self.peak_bytes, "peak_reserved_bytes": self.peak_reserved_bytes}
         facts: dict[str, Parameter] = {name: peak for name, peak in peaks.items() if peak}
-        if self._energy_j and self._running_s > 0:
-            # Of the first device; the others of a trial do as much.
-            facts["measured_energy_j"] = self._reported_s * self._energy_j / self._running_s * self.run.setup.plan.devices
         if self._load and self._running_s > 0:
             waits = {"waited_s": self._load.waited_s, "throttled_s": self._load.held_back_s}
             facts |= {name: self._reported_s * s / self._running_s for name, s in waits.items() if s is not None}
@@ -169,7 +158,6 @@ class StepClock:
             "excluded_s": self._excluded_s,
             "reported_s": self._reported_s,
             "load": self._load and asdict(self._load),
-            "energy_j": self._energy_j,
             "peak_bytes": self.peak_bytes,
         }
 
@@ -180,7 +168,6 @@ class StepClock:
         self._reported_s = state["reported_s"]
         # Earlier versions kept other counters; what is not known of a part is not known of the whole.
         self._load = self._load and HostLoad(**(state.get("load") or {"elapsed_s": 0.0}))
-        self._energy_j = state.get("energy_j", 0.0)
 
     def _synchronize(self) -> None:
         accelerator.synchronize(self.device)

@@ -28,7 +28,6 @@ from ..model.batch_norm import correct_batch_norm
 from ..model.buffers import SharedBuffers
 from ..model.modes import TrainingModes, set_optimizers
 from ..model.weight_average import WeightAverage
-from ..optimizers import needs_closure
 from ..parallel.data_parallel import Ranks
 from ..parallel.fsdp2 import (
     device_mesh,
@@ -130,7 +129,6 @@ class Stepping(TrainingSamples):
         set_optimizers([self.optimizer], "train")
         where = f"{name_of(self.task)}.optimizer"
         self.rates = Rates(where, [self.optimizer], self.schedule, self.setup.training.warmup)
-        self._two_passes = needs_closure(self.optimizer)
         checked = not (self.fully_sharded or self.setup.training.accept_inexact)
         self._constants = Constants(name_of(self.task), model, checked=checked)
         self.average = WeightAverage(self.parameters)
@@ -201,15 +199,13 @@ class Stepping(TrainingSamples):
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
         held = None
-        if self._two_passes or self.scaler.is_enabled():
+        if self.scaler.is_enabled():
             held = HeldStep(self.model, self.device, micro_batches, on_device=self.resident_bytes > 0)
         with self._constants.held():
             loss = self._clipped_gradient(micro_batches if held is None else held.micro_batches(), size)
         self.rates.check()
         if held is None:
             self.optimizer.step()
-        elif self._two_passes:
-            self.optimizer.step(partial(self._gradient_again, held, size))  # type: ignore[arg-type]  # torch's stub
         else:
             loss = self._scaled_step(held, size, loss)
         self._buffers.after_step()
@@ -254,7 +250,7 @@ class Stepping(TrainingSamples):
 
     @torch.enable_grad()
     def _gradient_again(self, held: HeldStep, size: int) -> Tensor:
-        """The closure of an optimizer: the step's gradient and loss at the weights as they are now."""
+        """The step's gradient and loss, computed once more."""
         for parameter in self.parameters:
             parameter.grad = None
         with held.again():

@@ -1,7 +1,6 @@
 """A step that is computed more than once: its samples, and what its passes draw and move.
 
-An optimizer may compute a step's gradient again, as sharpness-aware minimisation does at perturbed weights.
-Source: Foret et al. 2020, arXiv 2010.01412.
+In fp16 a step whose gradient overflows is computed again at a lower scale, and cached embeddings are computed twice.
 """
 
 from __future__ import annotations

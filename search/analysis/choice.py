@@ -88,9 +88,7 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         return best
     target = choice.cheapest_to if choice.target is None else choice.target
     if target is not None:
-        objectives = Objectives(
-            metric=Metric(name=front.metric, direction=front.direction), speed=front.speed, second_speed=front.second_speed
-        )
+        objectives = Objectives(metric=Metric(name=front.metric, direction=front.direction), speed=front.speed)
         cheapest = choice.target is None
         settings = averaged(records, objectives) if cheapest else front.trials
         reaching = settings_reaching(front, settings, target).trials

@@ -51,7 +51,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
-    taken = np.array([[record.taken(speed) for speed in objectives.speeds] for record in means], dtype=float)
+    taken = np.array([record.taken(objectives.speed) for record in means], dtype=float)
     freedom, (accuracy, errors) = noise.freedom, noise.means(scores)
     probabilities = front_probabilities(taken, accuracy, errors, freedom)
 
@@ -62,8 +62,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
         # Of a difference of two means, by Welch and Satterthwaite.
         shared = variance**2 / np.maximum(errors**4 / freedom + errors[place] ** 4 / freedom[place], 1e-300)
         better = stdtr(shared, (accuracy[place] - accuracy) / np.sqrt(variance)) > CONFIDENCE
-        takes_less = (taken <= taken[place]).all(axis=1) & (taken < taken[place]).any(axis=1)
-        ties = [means[other].number for other in np.flatnonzero(takes_less & (accuracy < accuracy[place]) & ~better)]
+        tied = (taken < taken[place]) & (accuracy < accuracy[place]) & ~better
         mean = record.score_of(float(accuracy[place]))
         facts = replace(
             record.facts,
@@ -71,7 +70,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
             mean_low=mean - float(half_widths[place]),
             mean_high=mean + float(half_widths[place]),
             front_probability=float(probabilities[place]),
-            ties=tuple(ties),
+            ties=tuple(means[other].number for other in np.flatnonzero(tied)),
         )
         averages.append(replace(record, accuracy=mean, facts=facts))
     return averages
@@ -96,30 +95,19 @@ def front_probabilities(taken: Any, accuracy: Any, errors: Any, freedom: Any) ->
     """Probability that no setting that takes at most as much is as accurate, for each setting (n,), by Monte Carlo.
 
     Args:
-        taken: (n, 1 or 2), by each measure.
-        accuracy, errors, freedom: (n,); errors are the standard errors of the accuracies, freedom their degrees of it.
+        taken, accuracy, errors, freedom: (n,); errors are the standard errors of the accuracies, freedom their degrees of it.
     """
     import numpy as np
 
     rng = np.random.default_rng(0)
     drawn = accuracy + errors * rng.standard_t(freedom, (_DRAWS, len(accuracy)))
-    if taken.shape[1] > 1:
-        no_more = (taken[:, None, :] <= taken[None, :, :]).all(axis=2) & ~np.eye(len(taken), dtype=bool)
-        return np.array(
-            [
-                (drawn[:, place] > drawn[:, no_more[:, place]].max(axis=1, initial=-np.inf)).mean()
-                for place in range(len(accuracy))
-            ]
-        )
-    seconds = taken[:, 0]
-    order = np.argsort(seconds, kind="stable")
+    order = np.argsort(taken, kind="stable")
     best = np.maximum.accumulate(drawn[:, order], axis=1)
     alone = np.ones_like(best, dtype=bool)
     alone[:, 1:] = best[:, 1:] > best[:, :-1]
     # Of several with the same time only the best is on the front.
-    same = np.append(seconds[order][1:] == seconds[order][:-1], False)
-    if same.any():
-        times = seconds[order]
+    times = taken[order]
+    if (times[1:] == times[:-1]).any():
         last = np.searchsorted(times, times, side="right") - 1
         alone &= drawn[:, order] >= best[:, last]
     probabilities = np.empty(len(accuracy))

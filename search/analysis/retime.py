@@ -14,9 +14,8 @@ from ...spaces.boundary.files import text_of
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.front import ParetoFront
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.planning import known_train_s, known_watts, plan_limits, planned, training_cost
+from ...spaces.planning import known_train_s, plan_limits, planned, training_cost
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Objectives
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Parameter, TrialSetup
 from .pareto import study_front
@@ -119,31 +118,20 @@ def retimed(
     records: Sequence[TrialRecord],
     setups: Mapping[int, TrialSetup],
     device: KnownDevice,
-    *,
-    objectives: Objectives | None = None,
 ) -> Retimed:
     """Retime a study's complete trials with another device's laws; batch, rate and accuracy stay the same.
 
     Args:
         task: the study's, as in its identity.
         setups: of each trial's last attempt, as `Tables.setups` gives them.
-        objectives: of the new front; not given, the study's.
 
     Raises:
-        StudyFileError: the profile is of another task, or the front is of costs or energy and it has no price or no power.
+        StudyFileError: the profile is of another task, or the front is of costs and it has no price.
     """
-    objectives = objectives or spec.objectives
     price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
-    if price is None and "cost" in objectives.speeds:
+    if price is None and spec.objectives.speed == "cost":
         raise StudyFileError(
             f"retime: expected a price for {device.name}, since the front is of costs. Write it under devices.prices."
-        )
-    if "energy_j" in objectives.speeds and any(
-        law.power is None for _, profile in device.profiles for law in profile.all_step_times
-    ):
-        raise StudyFileError(
-            f"retime: expected a profile of {device.name} with its power, since the front is of energy. Run bsearch profile "
-            "STUDY --set objectives.second_speed=energy_j --out FILE there."
         )
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(
@@ -164,7 +152,7 @@ def retimed(
         was[record.number] = record.train_s
         timed.append(trial)
         notes += [f"trial {record.number}: {note}"] if note else []
-    return Retimed(study_front(timed, objectives), tuple(timed), was, tuple(left_out), tuple(notes))
+    return Retimed(study_front(timed, spec.objectives), tuple(timed), was, tuple(left_out), tuple(notes))
 
 
 def _there(
@@ -204,7 +192,6 @@ def _there(
         train_s=train_s,
         device_s=train_s * plan.devices,
         price=price,
-        watts=known_watts(profile, there),
         train_s_source="retimed",
         micro_batch=plan.largest_micro_batch,
         accumulation=plan.accumulation,

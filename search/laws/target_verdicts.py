@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from ...spaces.record import TrialRecord
 from ..analysis.pareto import front_members
@@ -296,7 +296,7 @@ def _noise(points: Sequence[RunsToTarget], std: float, free: int) -> Verdict:
     if not free:
         text = "no setting reached the target in more than one run, and in all, so what seeds change is unknown"
         return Verdict("noise", text, silent=True)
-    low, high = (std * math.sqrt(free / chi2.ppf(end, free)) for end in (0.95, 0.05))
+    low, high = (std * math.sqrt(free / chdtri(free, above)) for above in (0.05, 0.95))
     several = _several(points)
     text = f"standard deviation {std:.1%} [{low:.1%}, {high:.1%}] between runs of one setting, from {len(several)} of them"
     return Verdict("noise", text, _runs(several), data={"std": [low, std, high], "settings": len(several)})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from ...spaces.domain import Fixed, Range
 from ...spaces.errors import StudyFileError
@@ -174,7 +174,7 @@ def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     if not free:
         return Verdict("noise", "no setting was trained more than once, so what seeds change is unknown", silent=True)
     squares = sum(float(np.var(group)) * len(group) for group in several)
-    low, high = (math.sqrt(squares / chi2.ppf(end, free)) for end in (0.95, 0.05))
+    low, high = (math.sqrt(squares / chdtri(free, above)) for above in (0.05, 0.95))
     std = math.sqrt(squares / free)
     text = f"standard deviation {std:.2g} [{low:.2g}, {high:.2g}] between runs of one setting, from {len(several)} of them"
     return Verdict("noise", text, sum(map(len, several)), data={"std": [low, std, high], "settings": len(several)})

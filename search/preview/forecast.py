@@ -11,6 +11,7 @@ from typing import Any
 from ...spaces.deadline import moment_of
 from ...spaces.domain import Choices, Fixed, bounds, values_of
 from ...spaces.errors import InfeasiblePlanError
+from ...spaces.laws.bottlenecks import Bottleneck, bottlenecks
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study.spec import StudySpec
@@ -41,6 +42,7 @@ class Forecast:
         overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
         slowdown: time of training by the clock over known time, in that study.
         span: slowest over fastest.
+        limits: what limits the speed of its trainings.
         cost: of the trials by the study's prices; None where this device has none.
         left_s: until its deadline; None where it has none.
     """
@@ -52,6 +54,7 @@ class Forecast:
     trials: int
     span: float
     advice: tuple[str, ...]
+    limits: tuple[Bottleneck, ...] = ()
     overhead_s: float | None = None
     slowdown: float | None = None
     cost: float | None = None
@@ -98,6 +101,19 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int) -> li
     return batches
 
 
+def _seconds_of(spec: StudySpec, profile: DeviceProfile, plan: PlannedBatch) -> float:
+    """Seconds of one epoch, sample, unit, step or second, whichever says how long trainings are."""
+    match spec.space.length:
+        case "epochs":
+            return plan.epoch_s
+        case "train_s":
+            return 1.0
+        case "steps":
+            return plan.step_s
+    per_sample = plan.step_s / plan.effective_batch
+    return per_sample / (profile.units_per_sample or 1.0) if spec.space.length == "tokens" else per_sample
+
+
 def time_left_s(spec: StudySpec) -> float | None:
     """Seconds until a study's deadline if it began now; None where it has none.
 
@@ -123,13 +139,12 @@ def forecast(
         for profile in profiles.values()
     ]
     plans, profile = each[0], next(iter(profiles.values()))
-    epochs = bounds(spec.space.epochs)
-    epoch_s = [plan.epoch_s for some in each for plan in some]
-    fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
+    shortest, longest = bounds(spec.space.domains()[spec.space.length])
+    one = [_seconds_of(spec, profile, plan) for some in each for plan in some]
+    fastest, slowest = min(one) * shortest, max(one) * longest
     evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
     # Searched on log scales, so the geometric mean is the middle one.
-    middle_epochs = math.sqrt(epochs[0] * epochs[1])
-    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * middle_epochs
+    middle = math.exp(sum(map(math.log, one)) / len(one)) * math.sqrt(shortest * longest)
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
     left_s = time_left_s(spec)
     trials = spec.budget.trials
@@ -146,7 +161,8 @@ def forecast(
         study_s=study_s,
         trials=trials,
         span=slowest / fastest,
-        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle, trials, cost)),
+        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, trials, cost)),
+        limits=tuple(bottlenecks(profile, int(bounds(spec.space.effective_batch)[1]), evaluation_s / (evaluation_s + middle))),
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
         cost=cost,
@@ -159,25 +175,18 @@ def _advice(
     profile: DeviceProfile,
     span: float,
     study_s: float,
-    evaluation_s: float,
-    trial_s: float,
     trials: int,
     cost: float | None,
 ) -> list[str]:
     advice = []
     if spec.budget.cost is not None and cost is not None and cost > spec.budget.cost:
         advice.append(f"budget.cost {spec.budget.cost:g} will end the study before its {spec.budget.trials} trials")
-    if span < 2.5 and isinstance(spec.space.epochs, Fixed):
+    if span < 2.5 and spec.space.length == "epochs" and isinstance(spec.space.epochs, Fixed):
         advice.append(
             f"training times differ by only a factor of {span:.1f}: search `epochs` as well, such as {{low: 2, high: 20}}"
         )
     if spec.budget.hours is not None and study_s > spec.budget.hours * 3600:
         advice.append(f"budget.hours {spec.budget.hours:g} will end the study before its {spec.budget.trials} trials")
-    if evaluation_s > 0.5 * trial_s:
-        advice.append(
-            f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "
-            "or less validation data would leave more for training"
-        )
     if profile.validates_on_training:
         advice.append(
             "the validation data are the training data, so the front will show what trials memorise: hold samples out"

@@ -9,6 +9,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.readable import number
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Speed
+from ...spaces.study.space import LENGTHS
 from ..analysis.choice import NEARLY_BEST, chance_to_reach, fastest_within
 
 
@@ -25,12 +26,11 @@ MEASURES: dict[Speed, Measure] = {
     "train_s": Measure("training time", "s", "seconds of training"),
     "device_s": Measure("device time", "s", "seconds of training × devices"),
     "cost": Measure("cost", "currency", "of a training, without evaluation"),
-    "energy_j": Measure("energy", "J", "joules of a training, without evaluation"),
 }
 
 _SETTINGS = ("effective_batch", "learning_rate", "rule", "epochs")
 # Searched parameters that have a column of their own kind, or follow from one.
-IN_COLUMNS = frozenset({*_SETTINGS, "accumulation", "reference_rate"})
+IN_COLUMNS = frozenset({*_SETTINGS, *LENGTHS, "accumulation", "reference_rate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ def _column(name: str, trials: Sequence[TrialRecord], cell: Callable[[TrialRecor
 
 def _results(front: ParetoFront, trials: Sequence[TrialRecord]) -> list[Column]:
     """Numbers of trials, what they take, and the metric."""
-    taken = [Column(speed, tuple(number(trial.taken(speed)) for trial in trials)) for speed in front.speeds]
+    taken = _column(front.speed, trials, lambda trial: number(front.taken(trial)))
     reached = _column(front.metric, trials, lambda trial: number(trial.accuracy))
-    return [_column("trial", trials, lambda trial: str(trial.number)), *taken, reached]
+    return [_column("trial", trials, lambda trial: str(trial.number)), taken, reached]
 
 
 def _chance(trial: TrialRecord, front: ParetoFront, target: float | None) -> str:

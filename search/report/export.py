@@ -20,7 +20,7 @@ PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
 )
 FIRST_COLUMNS = (
-    *("trial", "outcome", "on_front", "train_s", "device_s", "cost", "energy_j", "accuracy"),
+    *("trial", "outcome", "on_front", "train_s", "device_s", "cost", "accuracy"),
     *PLAN_COLUMNS,
     *("reference_rate", "epochs"),
 )
@@ -37,7 +37,6 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "on_front": any(record.number == trial.number for trial in front.trials),
         "train_s": record.train_s,
         **({} if record.facts.price is None else {"cost": record.taken("cost")}),
-        **({} if record.facts.watts is None else {"energy_j": record.taken("energy_j")}),
         front.metric: record.accuracy,
         **record.settings,
         "started_at": record.started_at,
@@ -46,17 +45,14 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
 
 
 def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
-    """The JSON document of `run --json`, `show --json` and `export --to json`."""
+    """The JSON document of `export --to json` and of `front.json`: each member of the front with everything that is known."""
     records = list(records)
     outcomes = sorted({record.outcome for record in records})
     return {
         "study": name,
         "storage": storage,
         "objectives": {
-            **{
-                key: {"name": speed, "unit": MEASURES[speed].unit, "direction": "minimize"}
-                for key, speed in zip(("speed", "second_speed"), front.speeds, strict=False)
-            },
+            "speed": {"name": front.speed, "unit": MEASURES[front.speed].unit, "direction": "minimize"},
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},

@@ -15,6 +15,7 @@ from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
 from ...spaces.record import TrialRecord
 from ...spaces.study.goals import bound_of
+from ...spaces.study.space import LENGTHS
 from ..analysis.choice import NEARLY_BEST, below, chance_to_reach, fastest_within, settings_reaching
 from ..analysis.confirm import CONFIDENCE, FOR_REPEATS, averaged
 from ..analysis.rates import BestRates, Estimate
@@ -34,7 +35,7 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         *inexact_sentences(study),
         confirm_sentence(front, spec.confirm),
         floor_sentence(study),
-        best_sentence(front),
+        best_sentence(front, alike=spec.trains_equally_long),
         step_sentence(front),
         *comparison(front, settings.values()),
         *record_sentences(records, settled_predictions(study)),
@@ -90,10 +91,9 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         if left
         else ""
     )
-    rival = "no setting that takes no more by either measure" if front.second_speed else "no equally fast or faster setting"
     return (
         f"{front.metric} is the mean over seeds, +/- half the width of its {CONFIDENCE:.0%} interval; first runs are corrected "
-        f"for selection bias, estimated from the repeats; on front: the probability that {rival} is "
+        f"for selection bias, estimated from the repeats; on front: the probability that no equally fast or faster setting is "
         "better; = N: tied with the faster trial N." + missing
     )
 
@@ -127,13 +127,15 @@ def floor_sentence(study: StoredStudy) -> str | None:
     return f"{target_sentence(study, metric.floor)} {shown}."
 
 
-def best_sentence(front: ParetoFront) -> str | None:
-    """The best member, and the fastest that is nearly as good, in a sentence."""
+def best_sentence(front: ParetoFront, *, alike: bool = False) -> str | None:
+    """The best member, and the fastest that is nearly as good, in a sentence; where all take alike, the best alone."""
     best = front.best
     if best is None:
         return None
     nearly = fastest_within(front, NEARLY_BEST)
     sentence = f"Best {front.metric}: {number(best.accuracy)} {front.takes(best)} (trial {best.number})."
+    if alike:
+        return sentence
     if nearly.number == best.number:
         return f"{sentence} No {front.faster} trial comes within {100 * NEARLY_BEST:.0f} % of it."
     return (
@@ -145,7 +147,7 @@ def best_sentence(front: ParetoFront) -> str | None:
 def step_sentence(front: ParetoFront) -> str | None:
     """What the next faster member would save and cost, in a sentence; None where there is none."""
     nearly = fastest_within(front, NEARLY_BEST) if front.trials else None
-    faster = [trial for trial in front.curve if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)]
+    faster = [trial for trial in front.trials if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)]
     if nearly is None or not faster or nearly.accuracy is None or faster[-1].accuracy is None:
         return None
     next_s, near_s = front.taken(faster[-1]) or 0.0, front.taken(nearly) or 0.0
@@ -179,7 +181,7 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
                 f"trial {faster.number} has at least its {front.metric} ({number(faster.accuracy)}) "
                 f"{front.takes(faster)} ({change:+.0%} {front.noun})"
             )
-        if better.number != faster.number and better.accuracy is not None:
+        if better.accuracy is not None and (better.number != faster.number or not parts):
             change = better.accuracy - setting.accuracy
             result = f"{front.metric} {number(better.accuracy)} ({change:+.3g})"
             parts.append(f"trial {better.number} has {result} in its {front.noun} or less")
@@ -218,7 +220,7 @@ def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterat
 these trials.
     """
     for name, domain in searched.items():
-        if not isinstance(domain, Range) or name == "epochs":  # the front spans those by itself
+        if not isinstance(domain, Range) or name in LENGTHS:  # the front spans those by itself
             continue
         of_trials = [trial.parameters.get(name) for trial in front.trials]
         values = [float(value) for value in of_trials if isinstance(value, int | float)]

@@ -48,7 +48,7 @@ from .events import Event
 from .finish import Finish, finish_of
 from .kept_model import KeptModel, kept_model
 from .opening import feasible_batches_sentence, step_time_summary
-from .profiles import StepTimes, step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
+from .profiles import StepTimes, step_times_json, study_profiles, with_stored_step_times
 from .runner import Runner
 from .study_run import WORTH_OF, StudyRun
 from .training import kept
@@ -142,10 +142,7 @@ def run_study(
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
-            spec = with_trials_per_device(
-                study.spec, opened, task_hash, tables, lambda text: notify(Event("message", text=text))
-            )
-            study = replace(study, spec=spec.with_cores(opened.cores))
+            study = replace(study, spec=study.spec.with_cores(opened.cores))
             profiles, feasible = _profile(study, opened, task_hash, notify)
             return _drive(study, opened, profiles, feasible, task_hash, notify, watch)
     finally:

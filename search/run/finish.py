@@ -36,7 +36,7 @@ _ASKING = 0.9
 _SAMPLED, _SHORT = 512, 0.02
 
 # What parameters take by law, seconds first.
-Law = Callable[[Mapping[str, Any]], "float | tuple[float, ...]"]
+Law = Callable[[Mapping[str, Any]], float]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Finish:
 
     def fits(self, parameters: Mapping[str, Any]) -> bool:
         """Whether a trial that begins now is expected to be over in time; where its time is unknown, whether any is left."""
-        known_s = math.nan if self._law is None else known_seconds(self._law, self._whole(parameters))
+        known_s = math.nan if self._law is None else self._law(self._whole(parameters))
         return known_s <= self._fitting_s() if math.isfinite(known_s) else self._left_s() > 0
 
     def resumes(self) -> bool:
@@ -172,12 +172,6 @@ def _span_of(record: TrialRecord) -> Span | None:
         return None
     started_s, ended_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (record.started_at, record.ended_at))
     return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0)
-
-
-def known_seconds(law: Law, parameters: Mapping[str, Any]) -> float:
-    """Seconds of a training by law; NaN for what cannot be planned."""
-    taken = law(parameters)
-    return float(taken[0] if isinstance(taken, tuple) else taken)
 
 
 def finish_of(
@@ -230,7 +224,7 @@ def _shortest_s(law: Law, space: SearchSpace) -> float:
     """Known seconds of short trainings of the space; NaN where none can be planned."""
     transform = SpaceTransform(space.searched, space.conditions)
     points = np.random.default_rng(0).random((_SAMPLED, transform.width))
-    known = np.array([known_seconds(law, space.whole(parameters)) for parameters in transform.decode_many(points)])
+    known = np.array([law(space.whole(parameters)) for parameters in transform.decode_many(points)])
     known = known[np.isfinite(known)]
     return float(np.quantile(known, _SHORT)) if len(known) else math.nan
 
@@ -255,7 +249,7 @@ def _too_long(
         )
         return
     for index, setting in enumerate(spec.baseline):
-        takes_s = known_seconds(law, space.whole(space.chosen(setting)))
+        takes_s = law(space.whole(space.chosen(setting)))
         if takes_s > left_s:
             message = f"expected a setting that can be trained in {left}; this one takes about {seconds(takes_s)}."
             yield Fault(f"baseline.{index}", f"{message} Allow more time, or remove it.")

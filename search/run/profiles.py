@@ -16,7 +16,7 @@ from ...spaces.errors import Fault, StorageError, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, training_cost
-from ...spaces.profile_request import profile_request, sharing_request
+from ...spaces.profile_request import profile_request
 from ...spaces.schedule import is_own
 from ...spaces.study.spec import StudySpec
 from ..store.rows import left_out
@@ -69,44 +69,6 @@ def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]])
     return {kind: {key: with_batch(profile) for key, profile in of_kind.items()} for kind, of_kind in profiles.items()}
 
 
-def with_trials_per_device(
-    spec: StudySpec, runner: Runner, task_hash: str, tables: Tables, notify: Callable[[str], None]
-) -> StudySpec:
-    """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
-
-    One trial per device on CPUs, whose cores trials do not share, and where energy is counted, which is measured per device.
-    """
-    if not spec.devices.auto_share:
-        return spec
-    if runner.device == "cpu" or not runner.shares_devices or "energy_j" in spec.objectives.speeds:
-        return spec.with_trials_per_device(1)
-    alone = spec.with_cores(runner.cores)
-    kind = spec.devices.time_on if spec.devices.time_on in runner.kinds else runner.kinds[0]
-    request = sharing_request(alone, runner.device)
-    about = _about(alone, task_hash, request, cost_keys(alone)[0], runner.device_id(kind))
-    profile = tables.profile(about)
-    if profile is None:
-        notify("measuring how many trials to run on each GPU ...")
-        profile = runner.profile(spec.task, request, kind)
-        tables.save_profile(about, profile.to_dict())
-    notify(sharing_sentence(profile))
-    shared = spec.with_trials_per_device(profile.trials_per_device)
-    runner.use(shared.devices)
-    return shared
-
-
-def sharing_sentence(profile: DeviceProfile) -> str:
-    """How many trials share a device, and what was measured.
-
-    >>> sharing_sentence(DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))))
-    'devices.per_trial: auto: 2 trials on each GPU (samples per second: 900 with 1, 1700 with 2, 1800 with 4)'
-    """
-    trials = profile.trials_per_device
-    each = ", ".join(f"{rate:.0f} with {count}" for count, rate in profile.sharing)
-    why = f" (samples per second: {each})" if each else ", since a training loop of your own is not measured beside others"
-    return f"devices.per_trial: auto: {trials} trial{'s' * (trials > 1)} on each GPU{why}"
-
-
 def _profiles_of(
     spec: StudySpec, runner: Runner, kind: str, task_hash: str, tables: Tables, notify: Callable[[str], None], first_run: bool
 ) -> dict[CostKey, DeviceProfile]:
@@ -117,8 +79,7 @@ def _profiles_of(
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
         known = tables.profile(about)
         shared = known is not None and first_run and any(law.others or law.stolen for law in known.all_step_times)
-        # Where energy could not be read, what was missing may be there now; earlier versions examined nothing.
-        again = known is not None and (shared or known.no_energy or known.examination is None)
+        again = known is not None and (shared or known.examination is None)  # earlier versions examined nothing
         if known is None or again or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
@@ -184,7 +145,7 @@ def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceP
         cost = about["request"]["setup"]
         key = next((key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None)
         if about["request"].get("shared_batch"):
-            continue  # it has no step-time laws: it only determines the number of trials per device
+            continue  # of earlier versions, without step-time laws
         if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):
             continue
         laws = step_times.get(json.dumps(key))

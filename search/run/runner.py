@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 
 if TYPE_CHECKING:
@@ -30,13 +29,6 @@ class Runner(Protocol):
     @property
     def cores(self) -> int:
         """CPU cores for each of a trial's devices."""
-
-    @property
-    def shares_devices(self) -> bool:
-        """Whether several trials can run on one GPU."""
-
-    def use(self, devices: Devices) -> None:
-        """Give trials these devices: what was asked for when it started, with `per_trial: auto` resolved."""
 
     @property
     def slots(self) -> int:

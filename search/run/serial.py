@@ -30,7 +30,6 @@ class SerialRunner:
     slots = 1
     kinds = ("",)
     owns_workers = True
-    shares_devices = False
 
     def __init__(self, devices: Devices) -> None:
         self._saves = False  # the running attempt writes checkpoints
@@ -53,9 +52,6 @@ class SerialRunner:
 
     def __exit__(self, *error: object) -> None:
         """Nothing to close: it runs in this process."""
-
-    def use(self, devices: Devices) -> None:
-        """Nothing changes: one trial at a time has its device for itself."""
 
     def device_id(self, kind: str = "") -> str:
         return device_name(self.device)

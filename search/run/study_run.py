@@ -31,7 +31,7 @@ from ..suggest.space_transform import SearchSpace
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .decisions.after import Failed, History, Paused, Retry, after
-from .decisions.attempt import Attempt, fraction_of, result_of, setup_facts, shorten, taken_by
+from .decisions.attempt import Attempt, result_of, setup_facts, shorten, taken_by
 from .decisions.ended import EndedTrials
 from .decisions.ending import Ending, Stage
 from .decisions.planner import Planner
@@ -250,7 +250,7 @@ class StudyRun:
         self.tables.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
         self._say_of_checkpoint(setup, str(measurement.facts.get("checkpoint", "")), host)
-        fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
+        fraction, taken = setup.share_of(measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, measurement.value(setup.metric))
         if self._early_stopping.pauses and "checkpoint" in measurement.facts:
             should_stop = False  # it could not be saved
@@ -300,8 +300,8 @@ class StudyRun:
         assert last is not None
         facts = replace(
             self._early_stopping.rung_facts(setup.number),
-            expected_seconds=self._taken(attempt, last)[0],
-            train_s=last.elapsed_s / fraction_of(setup, last) if attempt.known_s is None else attempt.known_s,
+            expected_seconds=self._taken(attempt, last),
+            train_s=last.elapsed_s / setup.share_of(last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
         )
         self.tables.end_attempt(setup, Outcome("paused"))
@@ -319,21 +319,22 @@ class StudyRun:
             prediction = self._early_stopping.stopped_facts(number)
             if prediction.stopped_fraction is not None:
                 outcome = Outcome("stopped", stopped_sentence(prediction))
-        if attempt.last is not None and "shortened_to" in attempt.last.facts:
+        by_clock, shortened = setup.is_timed_by_clock, attempt.last is not None and "shortened_to" in attempt.last.facts
+        if attempt.last is not None and (shortened or by_clock):
             shorten(attempt, attempt.last)
+        if shortened:
             setup = attempt.setup
             self.tables.update_setup(setup)
         shared = self.spec.devices.share < 1
         expected_s = self._planner.expected_s(attempt)
-        result = result_of(attempt, outcome, expected_s, self.spec.objectives.speeds, self._price, shared)
+        result = result_of(attempt, outcome, expected_s, self.spec.objectives.speed, self._price, shared)
         facts = result.facts | prediction | TrialFacts(spent=self.spending.of(number))
-        shortened = facts.shortened_to is not None
-        if shortened:
-            facts |= TrialFacts(epochs=setup.epochs, samples_budget=setup.samples_budget)
+        if shortened or by_clock:
+            facts |= TrialFacts(epochs=attempt.setup.epochs, samples_budget=attempt.setup.samples_budget)
         if outcome.kind == "complete":
             self._keep(attempt)  # before the trial has ended, so that it is trained again if its model was not kept
         self.tables.end_attempt(setup, outcome)
-        self._finish(number, replace(result, facts=facts, epochs=setup.epochs if shortened else None))
+        self._finish(number, replace(result, facts=facts))
         self._history = self._history.after_end(outcome)
         self._histories.pop(number, None)
         trained = outcome.kind == "complete"
@@ -513,21 +514,19 @@ class StudyRun:
         self.tables.end_left_attempts(self.name, record.number, stopped)
         return self.tables.attempts_begun(self.name, record.number)
 
-    def _taken(self, attempt: Attempt, measurement: Measurement) -> list[float]:
+    def _taken(self, attempt: Attempt, measurement: Measurement) -> float:
         """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""
         train_s = attempt.known_s
         if train_s is None:
-            train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
-        return taken_by(self.spec.objectives.speeds, train_s, attempt, self._price)
+            train_s = measurement.elapsed_s / attempt.setup.share_of(measurement)
+        return taken_by(self.spec.objectives.speed, train_s, attempt, self._price)
 
     def _load_curves(self) -> None:
         """Read the curves of trials that ended before from the database."""
         curves = self.tables.curves(self.name)
         for record in (*self.ended.done, *self.ended.paused.values()):
-            measured, budget = map(record.taken, self.spec.objectives.speeds), record.facts.samples_budget
-            taken = [amount for amount in measured if amount is not None]
-            known = len(taken) == len(self.spec.objectives.speeds)
-            if record.outcome in ("complete", "stopped", "paused") and known and budget:
+            taken, budget = record.taken(self.spec.objectives.speed), record.facts.samples_budget
+            if record.outcome in ("complete", "stopped", "paused") and taken is not None and budget:
                 curve = [(min(seen / budget, 1.0), value) for seen, value in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, taken, curve, done=record.outcome == "complete")
                 if record.outcome == "complete" and record.facts.rung_fraction is not None:
@@ -570,7 +569,7 @@ class StudyRun:
 
     def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, watts=attempt.watts)
+        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price)
 
 
 def gain_sentence(gain: float) -> str:

@@ -143,5 +143,5 @@ def span_of(
     counts: float = 1.0,
 ) -> Span:
     """An attempt on the clock, by its setup and what it measured last."""
-    share = min(measured.samples_seen / setup.samples_budget, 1.0) if measured else 0.0
+    share = setup.share_of(measured) if measured else 0.0
     return Span(started_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts, setup.plan.devices)

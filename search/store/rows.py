@@ -36,7 +36,8 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.goals import Direction, Objectives
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import Measurement, OutcomeKind, Parameter, TrialSetup
+from ...spaces.study.training import training_now
+from ...spaces.trial import FORMER_FIELDS, Measurement, OutcomeKind, Parameter, TrialSetup
 from ..analysis.rates import StoredRates
 from . import schema
 
@@ -231,25 +232,23 @@ def _facts(text: Any, info: ValidationInfo) -> TrialFacts:
 
 
 def _values(values: list[float] | None, info: ValidationInfo) -> tuple[float, ...] | None:
-    """A trial's values: seconds or another measure first, the metric second."""
-    outcome, facts, measures = info.data.get("outcome"), info.data.get("facts", TrialFacts()), (info.context or {})["measures"]
+    """A trial's values: seconds or another measure first, the metric second. Earlier versions had a third, another measure."""
+    outcome, facts, study = info.data.get("outcome"), info.data.get("facts", TrialFacts()), info.context or {}
     if values is None:
         if outcome == "complete":
             raise Unreadable("objectives: expected the values of a complete trial, got none")
         return None
-    counts = (2, 3) if measures is None else (1 + len(measures),)
-    if len(values) not in counts:
-        raise Unreadable(f"objectives: expected {' or '.join(map(str, counts))} numbers, got {cut(repr(values), 60)}")
+    if len(values) != study["values"]:
+        raise Unreadable(f"objectives: expected {study['values']} numbers, got {cut(repr(values), 60)}")
     for place, value in enumerate(values):
         _number("objectives", value, least=-_LARGEST if place == 1 else 0)
-    for measure, fact in (("cost", facts.price), ("energy_j", facts.watts)):
-        if outcome == "complete" and measure in (measures or ()) and fact is None:
-            raise Unreadable(f"facts: expected what {measure} follows from, got none")
-    return tuple(map(float, values))  # an integer may be too large for NumPy
+    if outcome == "complete" and study["speed"] == "cost" and facts.price is None:
+        raise Unreadable("facts: expected what cost follows from, got none")
+    return tuple(map(float, values[:2]))  # an integer may be too large for NumPy
 
 
 class _TrialRow(_Row):
-    """A trial; its values are checked against the measures of speed of its study, which the context has."""
+    """A trial; its values are checked against the measure of speed of its study, which the context has."""
 
     number: Whole
     outcome: Annotated[Any, AfterValidator(_known_outcome)]
@@ -270,12 +269,19 @@ def _unreadable(number: int, why: str) -> TrialRecord:
     return TrialRecord.of(number, "unreadable", {}, TrialFacts(message=why))
 
 
-def objectives_of(spec: str | None) -> Objectives | None:
-    """A stored study's objectives, by the text of its spec; None where that cannot be read."""
+def _of_now(objectives: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored objectives without what earlier versions had: a second measure of speed, and energy, now seconds."""
+    now = {name: value for name, value in objectives.items() if name != "second_speed"}
+    return {**now, "speed": "train_s"} if now.get("speed") == "energy_j" else now
+
+
+def objectives_of(spec: str | None) -> tuple[Objectives | None, int]:
+    """A stored study's objectives by the text of its spec, None where it cannot be read, and how many values trials have."""
     try:
-        return Objectives.model_validate(json.loads(spec or "")["objectives"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+        stored = json.loads(spec or "")["objectives"]
+        return Objectives.model_validate(_of_now(stored)), 2 if stored.get("second_speed") is None else 3
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None, 2
 
 
 def trials_of(
@@ -284,6 +290,7 @@ def trials_of(
     objectives: Objectives | None,
     known: Mapping[int, TrialRecord],
     attempted: Any = None,
+    values: int = 2,
 ) -> list[TrialRecord]:
     """A study's trials by number, from 0 without gaps: one whose row is missing or cannot be read is `unreadable`.
 
@@ -292,13 +299,14 @@ def trials_of(
         objectives: of the study; None where they are not known.
         known: trials as they were read before.
         attempted: the largest number among the study's attempts.
+        values: of each trial.
     """
     found = dict(known)
     direction: Direction = "maximize" if objectives is None else objectives.metric.direction
     numbered = readable(schema.trials, rows, lambda row: (_number("number", row["number"], whole=True), row))
     for number, row in numbered:
         try:
-            found[number] = _TrialRow.of(row, measures=objectives and objectives.speeds).record(direction)
+            found[number] = _TrialRow.of(row, speed=objectives and objectives.speed, values=values).record(direction)
         except Unreadable as error:
             found[number] = _unreadable(number, str(error))
     places, count = sorted(found), 0
@@ -341,9 +349,11 @@ class AttemptRow(_Row):
         Raises:
             Unreadable: it cannot be read by this version, or would not be the same here.
         """
-        if unknown := self.setup.keys() - set(TrialSetup.__slots__):
+        if unknown := self.setup.keys() - set(TrialSetup.__slots__) - FORMER_FIELDS:
             raise Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
-        setup: TrialSetup = _validated("setup", TrialSetup, self.setup)
+        training = self.setup.get("training")
+        now = {**self.setup, "training": training_now(training)} if isinstance(training, dict) else self.setup
+        setup: TrialSetup = _validated("setup", TrialSetup, now)
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
         _number("setup.samples_budget", setup.samples_budget, least=setup.effective_batch)
         # Where its model went and by when it had to be over is that attempt's, and nothing that trains the same again.
@@ -481,7 +491,15 @@ class StudyRow:
                 stored[name] = section[key]
         if isinstance(budget := stored.get("budget"), dict):
             stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
+        if isinstance(training := stored.get("training"), dict):
+            stored["training"] = training_now(training)
+        if isinstance(space := stored.get("space"), dict):  # where what is no key of ours is a parameter of the task
+            stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
         said: list[str] = []
+        if isinstance(objectives := stored.get("objectives"), dict):
+            stored["objectives"] = now = _of_now(objectives)
+            gone = [f"{name} {value}" for name, value in objectives.items() if now.get(name) != value]
+            said += [f"spec.objectives: {what} is of an earlier version; the front is of {now['speed']}" for what in gone]
         while True:
             try:
                 spec = StudySpec.model_validate(stored)

@@ -136,7 +136,7 @@ class Search:
         for record in self._trials:
             if record.outcome == "complete":
                 assert record.train_s is not None
-                self._early_stopping.learn(record.number, [record.train_s], record.facts.curve or (), done=True)
+                self._early_stopping.learn(record.number, record.train_s, record.facts.curve or (), done=True)
                 if record.facts.rung_fraction is not None:
                     self._early_stopping.resume(record.number)
 
@@ -193,7 +193,7 @@ class Search:
         _check_seconds(number, train_s)
         if not math.isfinite(accuracy):
             return False
-        return self._early_stopping.report(number, fraction, [train_s], accuracy)
+        return self._early_stopping.report(number, fraction, train_s, accuracy)
 
     def tell(
         self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
@@ -226,7 +226,7 @@ class Search:
         if outcome == "stopped":
             stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
             facts = stopped | self._early_stopping.stopped_facts(number)
-        if curve := self._early_stopping.end(number, [train_s or 0.0], accuracy if finite else None):
+        if curve := self._early_stopping.end(number, train_s or 0.0, accuracy if finite else None):
             facts = replace(facts, curve=tuple(curve))
         values = (train_s, accuracy) if finite and train_s is not None and accuracy is not None else None
         self._trials.end(number, TrialResult(outcome, facts, values))

@@ -1,10 +1,9 @@
 """The sampler's models of time and score, and the acquisition function computed from them.
 
-Gaussian processes model score and log seconds (or a law knows those); with three objectives, the log of the second measure
-of what training takes as well. Expected hypervolume improvement then has a closed form: the front cuts the time axis into
-strips with a level each, and in every strip that a candidate is fast enough for, its improvement is the amount by which it is
-expected to exceed that level. With two measures, their strips cross in cells (Yang, Emmerich, Deutz & Bäck 2019,
-https://doi.org/10.1016/j.swevo.2018.10.007).
+Gaussian processes model score and log seconds (or a law knows those). Expected hypervolume improvement then has a closed form:
+the front cuts the time axis into strips with a level each, and in every strip that a candidate is fast enough for, its
+improvement is the amount by which it is expected to exceed that level. Seconds stand for whatever the study's measure of speed
+is.
 """
 
 from __future__ import annotations
@@ -45,18 +44,16 @@ _WORST = 20.0
 _NEAR, _LATER = 0.05, math.log(2.0)
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
-# Names of the processes of what training takes.
-_MEASURES = ("seconds", "second_speed")
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `ScoreScale`.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
-# Where the front's strips end on each measure's log axis, and the level of each of their cells.
-Cells = tuple[list[Array], Array]
+# Where the front's strips end on the log axis of seconds, and the level of each, both (strips,).
+Strips = tuple[Array, Array]
 Scale = Callable[[Array], Array]
 # Log length scales and log noise variance of the last fit of each process, and how many trials had ended.
 Fits = dict[str, tuple[Array, float, int]]
-# Logs of what training takes at points (n, width), as (n, measures), by laws; NaN where they know none; None without laws.
+# Logs of what training takes at points (n, width), as (n,), by a law; NaN where it knows none; None without a law.
 KnownLogTaken = Callable[[Array], "Array | None"]
 
 
@@ -67,8 +64,6 @@ def preload() -> None:
 
 class FrontModel:
     """Models of what training takes and of score, and the expected hypervolume improvement of points of the cube.
-
-    What training takes is measured by one or two quantities, seconds first.
 
     Args:
         observations: the trials to condition on.
@@ -87,21 +82,20 @@ class FrontModel:
         floor: float = -math.inf,
     ) -> None:
         paused = observations.paused
-        self.log_taken = np.log(np.vstack([observations.taken, paused.seconds[:, None]]) if len(paused) else observations.taken)
+        self.log_taken = np.log(np.append(observations.taken, paused.seconds))
         self.scale = ScoreScale(np.append(observations.score, paused.score))
         self.points = np.vstack([observations.points, paused.points])
         self.on_front = np.append(observations.own, np.zeros(len(paused), dtype=bool))
-        # Logs of the most that a candidate takes by each measure, where the last strips end.
-        self.most = np.full(self.log_taken.shape[1], -math.inf)
+        self.most = -math.inf  # log of the most that a candidate takes, where the last strip ends
         self._last, self._ended, self._floor = last, ended, floor
-        width = self.points.shape[1]
         # Of one or two parameters, the vague prior found more of Zeus's batches.
+        width = self.points.shape[1]
         self._structures: dict[str, Structure] = {"score": Bowls(width)} if width > 2 else {}
         if place is not None:
-            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"score": ScorePrior(place)}
+            self._structures = {"seconds": SecondsPrior(place), "score": ScorePrior(place)}
         self._set_score(observations, place)
         self.score_model = self._fit("score", self.score, self.own_noise)
-        self._taken_models: list[GaussianProcess] = []  # where laws know what all trials take, they are never fitted
+        self._taken_model: GaussianProcess | None = None  # where a law knows what all trials take, it is never fitted
         self.success = success_model(observations, self._current_fit("success"), self._start("success", len(self.points)))
         if self.success is not None:
             self._store_fit("success", self.success)
@@ -153,13 +147,12 @@ class FrontModel:
         return process
 
     @property
-    def taken_models(self) -> list[GaussianProcess]:
-        """The processes of the logs of what training takes, conditioned like that of score."""
-        if not self._taken_models:
+    def taken_model(self) -> GaussianProcess:
+        """The process of the log of what training takes, conditioned like that of score."""
+        if self._taken_model is None:
             observed = len(self.score)
-            for name, values in zip(_MEASURES, self.log_taken[:observed].T, strict=False):
-                self._taken_models.append(self._fit(name, values).believing(self.points[observed:]))
-        return self._taken_models
+            self._taken_model = self._fit("seconds", self.log_taken[:observed]).believing(self.points[observed:])
+        return self._taken_model
 
     def condition_on_pending(self, pending: Array, known: KnownLogTaken) -> None:
         """Impute running trials at their predicted outcomes, without noise, so that no near copy of them is proposed.
@@ -176,68 +169,61 @@ class FrontModel:
             self.believe(pending, known(pending))
 
     def believe(self, points: Array, log_taken: Array | None) -> None:
-        """Treat points (m, width) as trials with their predicted outcomes; `log_taken` (m, measures) is by laws, if any."""
+        """Treat points (m, width) as trials with their predicted outcomes; `log_taken` (m,) is by a law, if any."""
         expected = self._log_taken_at(points, log_taken)
         self.points = np.vstack([self.points, points])
         self.on_front = np.append(self.on_front, np.ones(len(points), dtype=bool))
-        self.log_taken = np.vstack([self.log_taken, expected])
+        self.log_taken = np.append(self.log_taken, expected)
         self.score_model = self.score_model.believing(points)
-        self._taken_models = [taken_model.believing(points) for taken_model in self._taken_models]
+        if self._taken_model is not None:
+            self._taken_model = self._taken_model.believing(points)
 
     def expected_hypervolume_improvement(self, points: Array, log_taken: Array | None) -> Array:
-        """Expected hypervolume improvement at points, over log seconds t, the log of the second measure u, and score a.
+        """Expected hypervolume improvement at points, over log seconds t and score a.
 
-            EHVI(x) = sum_ij T_i(x) · U_j(x) · E[(a(x) - l_ij)+],  T_i(x) = E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]
+            EHVI(x) = sum_i T_i(x) · E[(a(x) - l_i)+],  T_i(x) = E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]
 
-        where the front's strips end at times c_i, those of the second measure, with U_j alike, at others, each cell has a level
-        l_ij, and t(x), u(x), a(x) are the models' independent posteriors. With one measure there are the T_i alone.
-        Score is normal on the `ScoreScale`; its expectation is taken by Gauss-Hermite quadrature on the plain scale.
+        where the front's strips end at times c_i with levels l_i, and t(x), a(x) are the models' independent posteriors. Score
+        is normal on the `ScoreScale`; its expectation is taken by Gauss-Hermite quadrature on the plain scale.
 
         Args:
             points: (m, width).
-            log_taken: (m, measures) by laws, NaN for points that cannot be planned; None: by the models.
+            log_taken: (m,) by a law, NaN for points that cannot be planned; None: by the model.
 
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
         """
-        return self._improvements(self._front_cells(), points, log_taken)
+        return self._improvements(self._strips(), points, log_taken)
 
     def worth(self, points: Array, log_taken: Array | None) -> Array:
         """The same of scores on the scale of `nearness`, which candidates are ranked by: people take the fastest setting within
         so much of the best, so a front is worth what it has near its best score.
         """
-        cuts, levels = self._front_cells(floored=False)
-        later = [np.append(ends[:-1], ends[-1] + _LATER) for ends in cuts]
+        ends, levels = self._strips(floored=False)
+        later = np.append(ends[:-1], ends[-1] + _LATER)
         return self._improvements((later, self._floored(levels)), points, log_taken, partial(nearness, levels=levels))
 
-    def _improvements(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Scale = np.asarray) -> Array:
+    def _improvements(self, strips: Strips, points: Array, log_taken: Array | None, on_scale: Scale = np.asarray) -> Array:
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
         taken = (None if log_taken is None else log_taken[block] for block in blocks)
-        parts = [self._improvement(cells, points[each], some, on_scale) for each, some in zip(blocks, taken, strict=True)]
+        parts = [self._improvement(strips, points[each], some, on_scale) for each, some in zip(blocks, taken, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    def _improvement(self, cells: Cells, points: Array, log_taken: Array | None, on_scale: Scale) -> Array:
-        cuts, levels = cells
+    def _improvement(self, strips: Strips, points: Array, log_taken: Array | None, on_scale: Scale) -> Array:
+        ends, levels = strips
         mean, std = self.score_model.predict(points)
-        widths = []
-        for measure, ends in enumerate(cuts):
-            if log_taken is None:
-                taken, taken_std = self.taken_models[measure].predict(points)
-            else:
-                taken, taken_std = log_taken[:, measure], np.full(len(points), 1e-9)
-            # What is expected to be left below each cut; a strip's width is the difference of two.
-            below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
-            widths.append(np.diff(below, axis=1, prepend=0.0))
+        if log_taken is None:
+            taken, taken_std = self.taken_model.predict(points)
+        else:
+            taken, taken_std = log_taken, np.full(len(points), 1e-9)
+        # What is expected to be left below each cut; a strip's width is the difference of two.
+        below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
+        widths = np.diff(below, axis=1, prepend=0.0)
         drawn = on_scale(self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :]))  # (m, nodes), as score
         each, place = np.unique(levels, return_inverse=True)
         above = drawn[:, None, :] - on_scale(each)[None, :, None]
         rises = np.maximum(above, 0.0, out=above) @ _WEIGHTS
-        if len(widths) == 1:
-            improvement = (widths[0] * rises[:, place]).sum(axis=1)
-        else:
-            rows = place.reshape(levels.shape)  # one strip of the first measure at a time: all cells at once take much memory
-            improvement = sum(widths[0][:, strip] * (widths[1] * rises[:, row]).sum(axis=1) for strip, row in enumerate(rows))
-        improvement = np.nan_to_num(improvement, nan=-1.0)
+        improvement = np.nan_to_num((widths * rises[:, place]).sum(axis=1), nan=-1.0)
         if self.success is not None:
             success = np.clip(self.success.mean_at(points), 0.01, 1.0)
             # Where training probably fails, even the largest improvement ranks after every point that should finish.
@@ -249,36 +235,28 @@ class FrontModel:
     def _floored(self, levels: Array) -> Array:
         return np.maximum(levels, self._floor) if levels.max() > self._floor else levels
 
-    def _front_cells(self, *, floored: bool = True) -> Cells:
-        """Where strips end on each measure's log axis, and the level of each cell, from the models' noise-free front.
-
-        A cell's level is the best score of what takes no more than its beginning by every measure.
+    def _strips(self, *, floored: bool = True) -> Strips:
+        """Where strips end, and the level of each, from the models' noise-free front: the best score of what takes no more than
+        the strip's beginning.
         """
         mean = self.scale.back(self.score_model.mean_at(self.points))
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
         counts = self.on_front & (mean > worst)
         members = np.flatnonzero(counts)[front_places(self.log_taken[counts], mean[counts])]
-        cuts, places = [], []
-        for measure, end in enumerate(np.maximum(self.most, self.log_taken.max(axis=0)) + 0.05):
-            begins, place = np.unique(self.log_taken[members, measure], return_inverse=True)
-            cuts.append(np.append(begins, end))
-            places.append(place + 1)
-        levels = np.full([len(ends) for ends in cuts], worst)
-        np.maximum.at(levels, tuple(places), mean[members])
-        for axis in range(levels.ndim):
-            levels = np.maximum.accumulate(levels, axis=axis)
-        return cuts, self._floored(levels) if floored else levels
+        begins, place = np.unique(self.log_taken[members], return_inverse=True)
+        ends = np.append(begins, max(self.most, self.log_taken.max()) + 0.05)
+        levels = np.full(len(ends), worst)
+        np.maximum.at(levels, place + 1, mean[members])
+        levels = np.maximum.accumulate(levels)
+        return ends, self._floored(levels) if floored else levels
 
     def hypervolume(self) -> float:
-        """The front's hypervolume over the logs of what training takes, up to the most that a candidate takes (after `best`),
+        """The front's hypervolume over the log of what training takes, up to the most that a candidate takes (after `best`),
         and score above the worst.
         """
-        cuts, levels = self._front_cells()
-        above = levels - levels.flat[0]
-        for ends in reversed(cuts):
-            above = above[..., 1:] @ np.diff(ends)
-        return float(above)
+        ends, levels = self._strips()
+        return float((levels - levels[0])[1:] @ np.diff(ends))
 
     def best(
         self,
@@ -318,7 +296,7 @@ class FrontModel:
         if taken is None or np.isnan(taken).all():
             taken = self._log_taken_at(spread, None)
         # The last strip ends at the slowest candidate: points better and slower than the front improve it up to there.
-        self.most = np.nanmax(taken, axis=0)
+        self.most = float(np.nanmax(taken))
         candidates = _Candidates(worth_of, spread, times)
 
         def add_around(points: Array, count: int, radius: float) -> None:
@@ -337,12 +315,12 @@ class FrontModel:
 
     def seconds_at(self, points: Array, log_taken: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""
-        return np.asarray(np.exp(self._log_taken_at(points, log_taken)[:, 0]))
+        return np.asarray(np.exp(self._log_taken_at(points, log_taken)))
 
     def _log_taken_at(self, points: Array, log_taken: Array | None) -> Array:
         if log_taken is not None and not np.isnan(log_taken).any():
             return log_taken
-        by_model = np.column_stack([model.mean_at(points) for model in self.taken_models])
+        by_model = self.taken_model.mean_at(points)
         return by_model if log_taken is None else np.where(np.isnan(log_taken), by_model, log_taken)
 
     def paused_worth_more(self, paused: PausedTrials, known: KnownLogTaken, worth: float) -> int | None:
@@ -360,11 +338,10 @@ class FrontModel:
         return int(paused.numbers[best]) if each[best] > worth else None
 
     def margin_to_front(self) -> Array:
-        """Score of each trial minus its cell's level, (n,): 0 on the front, negative below."""
+        """Score of each trial minus its strip's level, (n,): 0 on the front, negative below."""
         mean = self.scale.back(self.score_model.mean_at(self.points))
-        cuts, levels = self._front_cells()
-        cells = tuple(np.searchsorted(ends, taken, side="right") for ends, taken in zip(cuts, self.log_taken.T, strict=True))
-        return np.asarray(mean - levels[cells])
+        ends, levels = self._strips()
+        return np.asarray(mean - levels[np.searchsorted(ends, self.log_taken, side="right")])
 
 
 def nearness(score: Array, levels: Array) -> Array:
@@ -374,7 +351,7 @@ def nearness(score: Array, levels: Array) -> Array:
         -log(d + ε) for d > 0, -log ε - d / ε otherwise;  d = min(1, (best - score) / range)
 
     Args:
-        levels: of the front's cells.
+        levels: of the front's strips.
     """
     best, members = float(levels.max()), np.unique(levels)[1:]
     lowest = float(members[0] if len(members) > 1 else levels.min())
@@ -399,7 +376,7 @@ class _Candidates:
     def add(self, points: Array, times: Array | None) -> None:
         self._points = np.vstack([self._points, points])
         if self._times is not None and times is not None:
-            self._times = np.vstack([self._times, times])
+            self._times = np.append(self._times, times)
         new = self._worth_of(points, times)
         self._improvement, self._worth = np.append(self._improvement, new[0]), np.append(self._worth, new[1])
 

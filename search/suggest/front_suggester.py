@@ -38,16 +38,14 @@ class FrontSuggester(Suggester):
 
     Trials that ended without values teach where training fails. One that was stopped early counts as an observation of the
     prediction for its end, with that prediction's noise; one that is paused, likewise by what its rest is expected to add.
-    A third objective, minimized and above 0, is another measure of what training takes, such as energy.
 
     Args:
         space: what is searched.
-        speeds: measures of what training takes, 1 or 2.
         conditions: by parameter of the space, the values of others with which it applies; it has no value in other trials.
         expected: by parameter, its best value as far as the author of the study knows, and the upper end of where it lies nine
             times in ten.
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
-            never proposed. With three objectives, seconds and the other measure.
+            never proposed.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
         doubted: those may have trained something else, so they are believed as far as they predict this study's own.
         scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
@@ -63,11 +61,10 @@ class FrontSuggester(Suggester):
     def __init__(
         self,
         space: Mapping[str, BaseDistribution],
-        speeds: int = 1,
         *,
         conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
         expected: Mapping[str, tuple[float, float]] | None = None,
-        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         doubted: bool = False,
         scaled: bool = True,
@@ -79,7 +76,7 @@ class FrontSuggester(Suggester):
         searched = {name: distribution for name, distribution in space.items() if not distribution.single()}
         self.transform = SpaceTransform(searched, conditions)
         self._only = {name: _only_value(distribution) for name, distribution in space.items() if distribution.single()}
-        self._history = TrialHistory(self.transform, speeds)
+        self._history = TrialHistory(self.transform)
         self._by_time, self._pauses = by_time, pauses
         self._prior = OptimumPrior.of(self.transform, expected or {})
         self._place = BatchRate.of(self.transform, scaled)
@@ -200,8 +197,8 @@ class FrontSuggester(Suggester):
         points, times = self.transform.round_to_feasible(points), None
         taken = known(points)
         if taken is not None and not np.isnan(taken).all():
-            planned = ~np.isnan(taken[:, 0])
-            points, times = points[planned], taken[planned, 0]
+            planned = ~np.isnan(taken)
+            points, times = points[planned], taken[planned]
         chosen = first_point(
             place,
             points,
@@ -231,9 +228,8 @@ class FrontSuggester(Suggester):
             return lambda points: None
 
         def log_taken(points: Array) -> Array | None:
-            each = [law({**only, **values}) for values in transform.decode_many(points)]
-            taken = np.array(each, dtype=float).reshape(len(points), -1)
-            planned = np.isfinite(taken) & (taken > 0) & (taken[:, :1] <= longest_s)
+            taken = np.array([law({**only, **values}) for values in transform.decode_many(points)], dtype=float)
+            planned = np.isfinite(taken) & (taken > 0) & (taken <= longest_s)
             return np.asarray(np.log(np.where(planned, taken, math.nan)))
 
         return log_taken
@@ -252,7 +248,7 @@ def _random_point(points: Array, known: KnownLogTaken, success: GaussianProcess 
     """
     taken = known(points)
     if taken is not None and not np.isnan(taken).all():
-        points = points[~np.isnan(taken[:, 0])]
+        points = points[~np.isnan(taken)]
     if success is None:
         return np.asarray(points[0])
     probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)

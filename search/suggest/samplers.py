@@ -17,7 +17,7 @@ def suggester_of(
     objectives: Objectives,
     *,
     trials: int = 0,
-    known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
+    known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
     prior_trials: Sequence[PriorTrial] = (),
     doubted: bool = False,
     by_time: bool = False,
@@ -41,7 +41,6 @@ def suggester_of(
 
     return FrontSuggester(
         space.searched,
-        len(objectives.speeds),
         conditions=space.conditions,
         expected=space.expected,
         known_seconds=known_seconds,

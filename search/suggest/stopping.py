@@ -40,21 +40,16 @@ class Curve:
     """A trial's learning curve: scores, higher is better, at fractions of its budget.
 
     Args:
-        taken: by its full training, by each of the front's measures: one or two.
+        taken: by its full training, by the front's measure of speed.
     """
 
-    taken: tuple[float, ...]
+    taken: float
     fractions: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
     @property
     def last(self) -> float:
         return self.scores[-1]
-
-    @property
-    def seconds(self) -> float:
-        """What it takes by the front's first measure."""
-        return self.taken[0]
 
 
 class FinishedCurves:
@@ -64,7 +59,7 @@ class FinishedCurves:
         self._places: dict[int, int] = {}
         # (n, measurements), with infinite fractions after a curve's last.
         self._fractions, self._scores = np.empty((0, 1)), np.empty((0, 1))
-        self._last, self._taken = np.empty(0), np.empty((0, 1))
+        self._last, self._taken = np.empty(0), np.empty(0)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -78,7 +73,7 @@ class FinishedCurves:
             self._fractions = np.pad(self._fractions, grown, constant_values=math.inf)
             self._scores = np.pad(self._scores, grown)
             self._last = np.pad(self._last, grown[0], constant_values=math.nan)
-            self._taken = np.pad(self._taken, (grown[0], (0, max(len(curve.taken) - self._taken.shape[1], 0))))
+            self._taken = np.pad(self._taken, grown[0])
         self._fractions[place], self._fractions[place, :measured] = math.inf, curve.fractions
         self._scores[place, :measured] = curve.scores
         self._last[place], self._taken[place] = curve.last, curve.taken
@@ -107,7 +102,7 @@ class FinishedCurves:
 
     @property
     def taken(self) -> Array:
-        """By their full training, by each of the front's measures, (n, 1 or 2)."""
+        """By their full training, by the front's measure of speed, (n,)."""
         return self._taken[: len(self)]
 
 
@@ -146,15 +141,15 @@ class EarlyStopping(ABC):
         self.finished = FinishedCurves()
         self._metric = metric
 
-    def report(self, number: int, fraction: float, taken: Sequence[float], value: float) -> bool:
+    def report(self, number: int, fraction: float, taken: float, value: float) -> bool:
         """Record a measurement; True where the trial should stop.
 
         Args:
             fraction: of the trial's budget trained so far, in (0, 1].
-            taken: by its full training, by each of the front's measures.
+            taken: by its full training, by the front's measure of speed.
         """
-        curve = self.curves.setdefault(number, Curve(tuple(taken)))
-        curve.taken = tuple(taken)
+        curve = self.curves.setdefault(number, Curve(taken))
+        curve.taken = taken
         if curve.fractions and fraction <= curve.fractions[-1]:
             # An interrupted trial starts over, or from a checkpoint.
             kept = [index for index, measured in enumerate(curve.fractions) if measured < fraction]
@@ -163,29 +158,29 @@ class EarlyStopping(ABC):
         curve.scores.append(self._metric.score(value))
         return math.isfinite(value) and fraction < 1 and self.should_stop(number, fraction)
 
-    def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
+    def end(self, number: int, taken: float, value: float | None) -> list[tuple[float, float]]:
         """Record a trial's final value of the metric; None where it has none, and its curve is dropped.
 
         Returns:
             Its curve, as (fraction, value); empty where it is dropped.
         """
-        curve = self.curves.pop(number, None) or Curve(tuple(taken))
+        curve = self.curves.pop(number, None) or Curve(taken)
         self.finished.drop(number)
         if value is None or not math.isfinite(value):
             return []
         if not curve.fractions or curve.fractions[-1] < 1:
             curve.fractions.append(1.0)
             curve.scores.append(self._metric.score(value))
-        curve.taken = tuple(taken)
+        curve.taken = taken
         self.curves[number] = curve
         self.finished.put(number, curve)
         return list(zip(curve.fractions, map(self._metric.score, curve.scores), strict=True))
 
-    def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
+    def learn(self, number: int, taken: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
         """Add a trial of an earlier run; `done` means that it trained to its end."""
         if curve:
             fractions, values = zip(*curve, strict=True)
-            self.curves[number] = Curve(tuple(taken), list(fractions), list(map(self._metric.score, values)))
+            self.curves[number] = Curve(taken, list(fractions), list(map(self._metric.score, values)))
             if done:
                 self.finished.put(number, self.curves[number])
 
@@ -199,8 +194,7 @@ class EarlyStopping(ABC):
             return facts
         return replace(
             facts,
-            expected_seconds=curve.seconds,
-            expected_second=curve.taken[1] if len(curve.taken) > 1 else None,
+            expected_seconds=curve.taken,
             expected_accuracy=self._metric.score(prediction.score),
             expected_std=prediction.score_std,
         )
@@ -226,7 +220,7 @@ class EarlyStopping(ABC):
 class NoEarlyStopping(EarlyStopping):
     """Every trial trains its whole budget, and its curve is needed no more."""
 
-    def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
+    def end(self, number: int, taken: float, value: float | None) -> list[tuple[float, float]]:
         curve = super().end(number, taken, value)
         self.curves.pop(number, None)
         self.finished = FinishedCurves()
@@ -254,7 +248,7 @@ class FrontStopping(EarlyStopping):
         curve, finished = self.curves[number], self.finished
         if not np.isfinite(finished.last).any():
             return False
-        no_slower = finished.last[(finished.taken <= curve.taken).all(axis=1)]
+        no_slower = finished.last[finished.taken <= curve.taken]
         level = float(np.nanmax(no_slower, initial=-math.inf))
         if np.nanmax(finished.last) >= self._metric.least_score:
             level = max(level, self._metric.least_score)
@@ -296,7 +290,7 @@ class PauseAtRung(EarlyStopping):
     def resume(self, number: int) -> None:
         self._going_on.add(number)
 
-    def end(self, number: int, taken: Sequence[float], value: float | None) -> list[tuple[float, float]]:
+    def end(self, number: int, taken: float, value: float | None) -> list[tuple[float, float]]:
         curve = super().end(number, taken, value)
         if not curve:
             self._going_on.discard(number)
@@ -353,13 +347,13 @@ def _paired(curve: Curve, finished: FinishedCurves) -> tuple[ScoreScale, Array, 
     """
     if not curve.fractions:
         return None
-    pairs = np.column_stack([finished.at(curve.fractions[-1]), finished.last, np.maximum(finished.taken[:, 0], 1e-9)])
+    pairs = np.column_stack([finished.at(curve.fractions[-1]), finished.last, np.maximum(finished.taken, 1e-9)])
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:
         return None
     scale = ScoreScale(pairs[:, 1])
     times = np.log(pairs[:, 2])
-    apart = (times - math.log(max(curve.seconds, 1e-9))) / max(_TIME_WIDTH * float(times.std()), 0.1)
+    apart = (times - math.log(max(curve.taken, 1e-9))) / max(_TIME_WIDTH * float(times.std()), 0.1)
     here = float(scale.of(np.array([curve.last]))[0])
     return scale, scale.of(pairs[:, 0]), scale.of(pairs[:, 1]), here, np.exp(-0.5 * apart**2)
 

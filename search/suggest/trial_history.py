@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array
-from ..analysis.pareto import Staircase, front_members
+from ..analysis.pareto import front_members
 from .space_transform import SpaceTransform
 
 # Trials that the processes are conditioned on: cost grows with the cube. Of more, those nearest the front and an even
@@ -21,8 +20,8 @@ MOST_POINTS = 300
 _NEAREST = 200
 # Paused trials among them.
 _MOST_PAUSED = 100
-# Parameters, what training takes by each measure, and score of a trial of an earlier study.
-PriorTrial = tuple[Mapping[str, Any], tuple[float, ...], float]
+# Parameters, what training takes, and score of a trial of an earlier study.
+PriorTrial = tuple[Mapping[str, Any], float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class PausedTrials:
 
     def best(self, most: int) -> PausedTrials:
         """Those that train again, and of the others the most accurate for their time."""
-        below = np.where(self.waiting, _below_front(self.seconds[:, None], self.score), -math.inf)
+        below = np.where(self.waiting, _below_front(self.seconds, self.score), -math.inf)
         kept = np.sort(np.argsort(below, kind="stable")[:most])
         return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
 
@@ -61,7 +60,7 @@ class Observations:
 
     Args:
         points: (n, width), trials that were trained to their end or stopped early.
-        taken: (n, 1 or 2), > 0, what their full training takes: seconds, and with three objectives another measure.
+        taken: (n,), > 0, what their full training takes, such as seconds.
         score: (n,), higher is better; the prediction for a stopped trial.
         std: (n,), standard deviation of that prediction, 0 where training finished.
         own: (n,), of this study rather than an earlier one.
@@ -98,32 +97,15 @@ class Observations:
 
 
 def _below_front(taken: Array, score: Array) -> Array:
-    """How far each trial is below the best score of those that take at most as much, (n,).
-
-    Args:
-        taken: (n, 1 or 2).
-    """
+    """How far each trial is below the best score of those that take at most as much; all (n,)."""
     reached = np.empty(len(taken))
-    order = np.lexsort((-score, taken[:, 0]))
-    if taken.shape[1] == 1:
-        reached[order] = np.maximum.accumulate(score[order])
-    else:
-        stairs = Staircase()
-        for _, alike in groupby(order.tolist(), key=taken[:, 0].__getitem__):
-            places = list(alike)
-            for place in places:
-                stairs.add(taken[place, 1], -score[place])
-            reached[places] = [-stairs.lowest(taken[place, 1]) for place in places]
+    order = np.lexsort((-score, taken))
+    reached[order] = np.maximum.accumulate(score[order])
     return np.asarray(reached - score)
 
 
 def front_places(taken: Array, score: Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of the trials that no other beats; of equal trials, all are included.
-
-    Args:
-        taken: (n, 1 or 2).
-        score: (n,), higher is better.
-    """
+    """Indices of the trials that no other beats, by what they take and score (n,); of equal trials, all are included."""
     return np.sort(np.array(front_members(np.column_stack([taken, -score]).tolist()), dtype=np.int64))
 
 
@@ -132,18 +114,14 @@ _OPEN, _OBSERVED, _FAILED, _IGNORED = range(4)
 
 
 class TrialHistory:
-    """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
+    """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask."""
 
-    Args:
-        speeds: measures of what training takes, 1 or 2.
-    """
-
-    def __init__(self, transform: SpaceTransform, speeds: int) -> None:
-        self.transform, self._speeds = transform, speeds
+    def __init__(self, transform: SpaceTransform) -> None:
+        self.transform = transform
         # Indexed by trial number, which counts from 0 without gaps.
         self._kinds = np.empty(0, dtype=np.int8)
-        # Seconds, score, its standard deviation, fraction and score at the rung, the other measure.
-        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 6))
+        # What it takes, score, its standard deviation, fraction and score at the rung.
+        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 5))
 
     def observations(
         self,
@@ -161,7 +139,7 @@ class TrialHistory:
         if count > capacity:  # doubled, so that copying stays rare
             self._kinds = np.append(self._kinds, np.zeros(count, dtype=np.int8))
             self._points = np.vstack([self._points, np.zeros((count, self.transform.width))])
-            self._values = np.vstack([self._values, np.zeros((count, 6))])
+            self._values = np.vstack([self._values, np.zeros((count, 5))])
         pending, paused = [self.transform.encode(parameters) for parameters in proposed], []
         for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
             trial = trials[number]
@@ -177,12 +155,12 @@ class TrialHistory:
                     paused.append((number, point, facts.expected_seconds, *at_rung, waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
-        values_of_prior = [(taken[0], score, 0.0, math.nan, math.nan, taken[-1]) for _, taken, score in prior]
-        values = np.vstack([np.array(values_of_prior).reshape(-1, 6), self._values[observed]])
+        values_of_prior = [(taken, score, 0.0, math.nan, math.nan) for _, taken, score in prior]
+        values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
         numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
         return Observations(
             np.vstack([earlier, self._points[observed]]),
-            values[:, [0, 5]] if self._speeds == 2 else values[:, [0]],
+            values[:, 0],
             values[:, 1],
             values[:, 2],
             np.arange(len(values)) >= len(prior),
@@ -208,13 +186,11 @@ class TrialHistory:
             rung = math.nan, math.nan
             if facts.rung_fraction is not None and facts.rung_accuracy is not None:
                 rung = facts.rung_fraction, score_of(facts.rung_accuracy)
-            self._values[number] = trial.values[0], score_of(trial.values[1]), 0.0, *rung, trial.values[-1]
+            self._values[number] = trial.values[0], score_of(trial.values[1]), 0.0, *rung
             return _OBSERVED
-        taken, second_speed = facts.expected_seconds, facts.expected_second
-        predicted = taken is not None and (second_speed is not None or self._speeds == 1)
-        if predicted and facts.expected_accuracy is not None and facts.expected_std is not None:
-            expected = score_of(facts.expected_accuracy), facts.expected_std
-            self._values[number] = taken, *expected, math.nan, math.nan, math.nan if second_speed is None else second_speed
+        taken, accuracy, std = facts.expected_seconds, facts.expected_accuracy, facts.expected_std
+        if taken is not None and accuracy is not None and std is not None:
+            self._values[number] = taken, score_of(accuracy), std, math.nan, math.nan
             return _OBSERVED
         # A trial that another continues has not failed; nor has one that was given up while it was paused, or cannot be read.
         return _IGNORED if trial.outcome in ("interrupted", "paused", "unreadable") else _FAILED

@@ -21,10 +21,6 @@ from .step_time import PRECISION, StepTime
 # extrapolated to sizes that were not measured, a few percent less would be a promise too much.
 _MORE, _LESS = 0.02, 0.1
 
-# Twice as many trials on a device are worth it where total throughput grows by this factor: with more trials in parallel, each
-# ends later and suggestions know less.
-SHARING_PAYS = 1.25
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -53,9 +49,7 @@ class DeviceProfile:
         step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
-        sharing: total samples per second by the number of runs side by side on the device, where that was asked for.
         note: why memory is not known, where it could have been.
-        no_energy: why energy is not known, where it was asked for.
         neighbours: what other programs held of the GPU while it was profiled, as a sentence; empty: nothing, or not known.
         activation_checkpointing: what the laws hold for: the least that fits.
         embedding: the same of a loss over a whole batch's embeddings: "whole" where they are of a single micro-batch.
@@ -90,9 +84,7 @@ class DeviceProfile:
     step_times: tuple[StepTime, ...] = ()
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
-    sharing: tuple[tuple[int, float], ...] = ()
     note: str = ""
-    no_energy: str = ""
     neighbours: str = ""
     validates_on_training: bool = False
     activation_checkpointing: ActivationCheckpointing = "none"
@@ -143,20 +135,6 @@ class DeviceProfile:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
             raise ProfilingError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
-
-    @property
-    def trials_per_device(self) -> int:
-        """The number of trials to run side by side on the device: doubled as long as total throughput grows enough.
-
-        >>> DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))).trials_per_device
-        2
-        """
-        best, rate = 1, math.inf
-        for trials, samples_per_s in self.sharing:
-            if trials > 1 and samples_per_s < SHARING_PAYS * rate:
-                break
-            best, rate = trials, samples_per_s
-        return best
 
     @property
     def rough(self) -> bool:
@@ -265,8 +243,6 @@ class ProfileRequest:
         devices: the numbers of devices that a trial may have.
         share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
-        energy: measure the devices' power too.
-        shared_batch: measure how many trials to run on one GPU, with this effective batch; 0: do not.
         others: parameters and values that trials may use instead, each with all parameters then; expected to cost the same.
     """
 
@@ -277,8 +253,6 @@ class ProfileRequest:
     devices: tuple[int, ...] = (1,)
     share: float = 1.0
     timing_s: float = 0.0
-    energy: bool = False
-    shared_batch: int = 0
     others: tuple[tuple[str, Parameter, Mapping[str, Parameter]], ...] = ()
 
     def largest_share(self, training_set: int | None, devices: int) -> int:
@@ -300,9 +274,6 @@ class ProfileRequest:
             "devices": list(self.devices),
             "share": self.share,
             "timing_s": self.timing_s,
-            # Requests of earlier versions are found as they are.
-            **({"energy": True} if self.energy else {}),
-            **({"shared_batch": self.shared_batch} if self.shared_batch else {}),
             "others": [list(pair) for pair in self.others],
         }
 
@@ -316,7 +287,5 @@ class ProfileRequest:
             devices=tuple(values["devices"]),
             share=values["share"],
             timing_s=values["timing_s"],
-            energy=values.get("energy", False),
-            shared_batch=values.get("shared_batch", 0),
             others=tuple((name, value, parameters) for name, value, parameters in values["others"]),
         )

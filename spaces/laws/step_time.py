@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any
 
 from ..errors import ProfilingError
 from ..plan import ActivationCheckpointing, BatchPlan, Embedding, step_plans
@@ -105,8 +105,6 @@ class StepTime:
         activation_checkpointing, embedding: of the plans that it holds for.
         pair_s: seconds for each pair of a step's samples.
         exchange: how much of it is due to the network, where the devices are on several machines.
-        power: (micro-batch, watts of all devices while they train with it), sizes ascending; None where it was not measured.
-        power_spread: relative half difference of two readings of it, the widest of all sizes.
 
     >>> round(StepTime(((1, 0.011), (101, 0.111)), update_s=0.005).step_s(BatchPlan(100, accumulation=2)), 6)
     0.125
@@ -126,8 +124,6 @@ class StepTime:
     embedding: Embedding = ""
     pair_s: float = 0.0
     exchange: Exchange | None = None
-    power: tuple[tuple[int, float], ...] | None = None
-    power_spread: float | None = None
 
     def __post_init__(self) -> None:
         check_points("step time", self.points)
@@ -173,25 +169,6 @@ class StepTime:
         runs = step_plans(plan, samples_budget, **limits)
         return sum(run.count * (first_s if run.plan == plan else self.seconds_of(run.plan)) for run in runs)
 
-    def watts(self, plan: BatchPlan) -> float | None:
-        """Power of all devices while they train under a plan; None where it was not measured.
-
-        Linear in the logarithm of the micro-batch between the sizes that were measured: a busy device's rises slowly.
-
-        >>> law = StepTime(((1, 0.1), (64, 0.2)), update_s=0.0, power=((1, 100.0), (64, 220.0)))
-        >>> round(law.watts(BatchPlan(16, accumulation=2)))
-        160
-        """
-        if not self.power:
-            return None
-        size = plan.largest_micro_batch
-        place = min(max(bisect_left(self.power, size, key=itemgetter(0)), 1), len(self.power) - 1)
-        if place < 1:
-            return self.power[0][1]
-        (low, low_w), (high, high_w) = self.power[place - 1], self.power[place]
-        share = math.log(min(max(size, low), high) / low) / math.log(high / low)
-        return low_w + (high_w - low_w) * share
-
     def micro_batch_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""
         # Only the last step's remainder can lie beyond the ends.
@@ -211,24 +188,6 @@ class StepTime:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        timed = tuple(
-            TimedPlan(BatchPlan(**value["plan"]), tuple(value["rounds"]), value["input_s"]) for value in values["timed"]
-        )
-        points = tuple((int(size), float(micro_batch_s)) for size, micro_batch_s in values["points"])
-        misfit, exchange, power = values["misfit"], values.get("exchange"), values.get("power")
-        return cls(
-            **{
-                **values,
-                "timed": timed,
-                "points": points,
-                "misfit": misfit and (misfit[0], misfit[1]),
-                "exchange": exchange and Exchange(**exchange),
-                "power": power and tuple((int(size), float(watts)) for size, watts in power),
-            }
-        )
 
 
 def doubt(law: StepTime) -> float:

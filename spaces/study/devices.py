@@ -72,14 +72,12 @@ class Memory(Section):
 
 
 def _device_numbers(domain: Domain) -> Domain:
-    """Whole numbers, or one over a whole number: a share of a GPU; or auto."""
-    if domain == _AUTO_SHARE:
-        return domain
+    """Whole numbers, or one over a whole number: a share of a GPU."""
     if isinstance(domain, Range):
         raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
     share = domain.value if isinstance(domain, Fixed) else None
     if isinstance(share, str):
-        raise fault(f"expected a number of devices, a share of a GPU such as 0.5, or auto; got {cut(repr(share), 60)}")
+        raise fault(f"expected a number of devices, or a share of a GPU such as 0.5; got {cut(repr(share), 60)}")
     if not isinstance(share, float) or share.is_integer():
         return whole_numbers(domain)
     if 0 < share < 1 and abs(1 / share - round(1 / share)) < _SHARE_ERROR:
@@ -87,7 +85,6 @@ def _device_numbers(domain: Domain) -> Domain:
     raise fault(f"expected a whole number of devices, or a share of a GPU such as 0.5, 0.25 or 0.2, got {share:g}")
 
 
-_AUTO_SHARE = Fixed(value="auto")
 # How far one over a share may be from a whole number: 0.33 is a third.
 _SHARE_ERROR = 0.05
 
@@ -108,8 +105,7 @@ class Devices(Section):
     per_trial: Annotated[AnyDomain, AfterValidator(_device_numbers)] = Field(
         Fixed(value=1),
         description="Data-parallel devices per trial: a number, or a list of numbers to search; or the share of a GPU that a "
-        "trial gets, such as 0.5 for two trials on each; auto: as many trials on each GPU as fit in memory and increase "
-        "the total samples per second, measured before the first trial.",
+        "trial gets, such as 0.5 for two trials on each.",
     )
     sharding: Sharding = Field(
         "ddp",
@@ -158,26 +154,21 @@ class Devices(Section):
     @property
     def counts(self) -> tuple[int, ...]:
         """The possible numbers of devices per trial, ascending."""
-        return (1,) if self.auto_share else tuple(sorted({int(value) or 1 for value in values_of(self.per_trial)}))
-
-    @property
-    def auto_share(self) -> bool:
-        """Whether the number of trials on a GPU is still to be measured."""
-        return self.per_trial == _AUTO_SHARE
+        return tuple(sorted({int(value) or 1 for value in values_of(self.per_trial)}))
 
     @property
     def share(self) -> float:
-        """The share of a GPU that a trial gets; 1 where it has GPUs of its own, or as long as its share is not known.
+        """The share of a GPU that a trial gets; 1 where it has GPUs of its own.
 
         >>> Devices.model_validate({"per_trial": 0.5}).share, Devices.model_validate({"per_trial": [1, 2]}).share
         (0.5, 1.0)
         """
-        return 1.0 if self.auto_share else min(float(next(iter(values_of(self.per_trial)))), 1.0)
+        return min(float(next(iter(values_of(self.per_trial)))), 1.0)
 
     @property
     def domain(self) -> Domain:
         """The numbers of devices that a trial may have."""
-        return self.per_trial if self.share == 1 and not self.auto_share else Fixed(value=1)
+        return self.per_trial if self.share == 1 else Fixed(value=1)
 
     def cores(self, kind: Literal["cpu", "gpu"], cores_per_gpu: int = 1) -> int:
         """Cores for each device, with auto resolved.

@@ -31,7 +31,7 @@ def bound_of(direction: Direction) -> str:
 
 
 # Measures of speed.
-Speed = Literal["train_s", "device_s", "cost", "energy_j"]
+Speed = Literal["train_s", "device_s", "cost"]
 
 
 def _deadline(value: str) -> str:
@@ -165,37 +165,21 @@ class Objectives(Section):
     speed: Speed = Field(
         "train_s",
         description="Measure of speed: `train_s`, seconds of training; `device_s`, those seconds times the trial's devices, so "
-        "that additional devices are not free; `cost`, device-seconds at the price under `devices.prices`; or `energy_j`, the "
-        "joules that the trial's devices use in training.",
-    )
-    second_speed: Speed | None = Field(
-        None,
-        description="Another of these measures as a third objective: the front then has every trial that no other beats in "
-        "both measures and the metric.",
+        "that additional devices are not free; or `cost`, device-seconds at the price under `devices.prices`.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
         Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction, at_least}`."
     )
 
     @property
-    def speeds(self) -> tuple[Speed, ...]:
-        """The measures of what training takes, one or two."""
-        return (self.speed,) if self.second_speed is None else (self.speed, self.second_speed)
-
-    def with_second_speed(self, second_speed: Speed | None) -> Objectives:
-        """These objectives with another second measure; None: as they are."""
-        return self if second_speed is None else self.model_copy(update={"second_speed": second_speed})
-
-    @property
     def directions(self) -> list[Literal["minimize", "maximize"]]:
         """Optuna's direction of each objective, in the order of `names`."""
-        second_speed: list[Literal["minimize", "maximize"]] = ["minimize"] if self.second_speed else []
-        return ["minimize", self.metric.direction, *second_speed]
+        return ["minimize", self.metric.direction]
 
     @property
     def names(self) -> list[str]:
-        """The objectives as Optuna stores them: speed, the metric, and the second measure of speed."""
-        return [self.speed, self.metric.name, *([self.second_speed] if self.second_speed else [])]
+        """The objectives as Optuna stores them: speed and the metric."""
+        return [self.speed, self.metric.name]
 
 
 STOPPINGS = ("front", "none")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from ..domain import (
     AnyDomain,
@@ -34,7 +34,12 @@ from ..domain import (
 from ..errors import near_miss
 from ..learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from ..schedule import SCHEDULES
-from .training import Beta2Scaling, EmaScaling, Precision
+from .training import Beta2Scaling, Precision
+
+# What may say how long a training is: one of them in each study.
+LENGTHS = ("epochs", "samples", "tokens", "steps", "train_s")
+# Of a study that names none.
+_USUAL_EPOCHS = 5
 
 # Limit on combinations of cost-changing values; each is profiled before the first trial.
 MOST_PROFILES = 16
@@ -71,6 +76,10 @@ def _rules(domain: Domain) -> Domain:
             raise fault("expected auto alone, since it searches the exponent of one rule; got it in a list. Write rule: auto.")
         one_of(value, [*RATE_RULES, "auto"])
     return domain
+
+
+# Real numbers above 0, on a logarithmic scale by default.
+_POSITIVE = AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)
 
 
 class ReferenceRate(Range):
@@ -122,6 +131,11 @@ def _cost_faults(costly: Mapping[str, Domain]) -> Iterator[tuple[str, str]]:
         )
 
 
+def ratio_name(group: str) -> str:
+    """The parameter that is the ratio of a group's learning rate to the trial's."""
+    return f"rates.{group}"
+
+
 class Space(Section):
     """The search space. Any other key is a parameter of the task, which reads it as `setup.parameters["name"]`."""
 
@@ -144,20 +158,28 @@ class Space(Section):
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
         None, description="Exponent of the rule `power`: 0 is constant, 0.5 is sqrt, 1 is linear."
     )
-    timescale_exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
-        None,
-        description="Exponent m of the rule `adamw_tau`, whose timescale tau scales as samples**m: 0 keeps it constant; -0.527 "
-        "was fitted to language-model pre-training.",
-    )
-    noise_batch: (
-        Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
-    ) = Field(
+    noise_batch: Annotated[AnyDomain, *_POSITIVE] | None = Field(
         None,
         description="The batch, in samples, at which gradient noise is as large as the gradient; required by the rules "
         "`saturating` and `surge`.",
     )
-    epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
-        Fixed(value=5), description="Epochs, not necessarily an integer; a range extends the fast end of the front."
+    epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] | None = Field(
+        Fixed(value=_USUAL_EPOCHS),
+        description="Epochs, not necessarily an integer; a range extends the fast end of the front.",
+    )
+    samples: Annotated[AnyDomain, AfterValidator(batches)] | None = Field(
+        None, description="Instead of epochs: samples to train on."
+    )
+    tokens: Annotated[AnyDomain, AfterValidator(batches)] | None = Field(
+        None, description="Instead of epochs: units to train on, such as tokens, of data that say how many each sample has."
+    )
+    steps: Annotated[AnyDomain, AfterValidator(batches)] | None = Field(
+        None, description="Instead of epochs: optimizer steps, whatever the batch."
+    )
+    train_s: Annotated[AnyDomain, *_POSITIVE] | None = Field(
+        None,
+        description="Instead of epochs: seconds of training by known step times, so that what else runs on the machine changes "
+        "no training. A generator, whose steps are not timed, ends at its first measurement after so many by the clock.",
     )
     accumulation: Annotated[AnyDomain, AfterValidator(whole_numbers)] | None = Field(
         None,
@@ -168,15 +190,21 @@ class Space(Section):
         Fixed(value=0.0), description="Weight decay of the optimizer."
     )
 
+    rates: dict[Annotated[StrictStr, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[AnyDomain, *_POSITIVE]] = Field(
+        {},
+        description="Learning rates of groups of the model's parameters, such as `{embedding: {low: 0.3, high: 30}}`, as "
+        'ratios to the trial\'s, so that one rule scales all. The task sets `lr=setup.rate("embedding")`; trials have them '
+        "as `rates.embedding`.",
+    )
     schedule: Annotated[AnyDomain, AfterValidator(_each_of(SCHEDULES))] | None = Field(
         None, description="Searched instead of `training.schedule`."
     )
     warmup: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of `training.warmup`: a share of the trial's samples, written 0.05."
     )
-    clip_norm: (
-        Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
-    ) = Field(None, description="Searched instead of `training.clip_norm`; on a logarithmic scale by default.")
+    clip_norm: Annotated[AnyDomain, *_POSITIVE] | None = Field(
+        None, description="Searched instead of `training.clip_norm`; on a logarithmic scale by default."
+    )
     precision: Annotated[AnyDomain, AfterValidator(_precisions)] | None = Field(
         None, description="Searched instead of `training.precision`; each value is profiled separately."
     )
@@ -185,9 +213,6 @@ class Space(Section):
     )
     ema: Annotated[AnyDomain, AfterValidator(_inside_one)] | None = Field(
         None, description="Searched instead of `training.ema`."
-    )
-    ema_scaling: Annotated[AnyDomain, AfterValidator(_each_of(get_args(EmaScaling)))] | None = Field(
-        None, description="Searched instead of `training.ema_scaling`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas."
@@ -210,6 +235,21 @@ class Space(Section):
                 f"rule auto: expected a range of exponents to search, got {exponent!r}. For one exponent write rule: power."
             )
         return {**data, "rule": "power", "exponent": exponent}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, data: Any) -> Any:
+        """Leave out the usual epochs where something else says how long a training is."""
+        if not isinstance(data, dict):
+            return data
+        given = {name: data[name] for name in LENGTHS if data.get(name) is not None}
+        if len(given) > 1:
+            raise fault(f"expected one of {', '.join(LENGTHS)}, got {' and '.join(given)}. Remove all but one.")
+        return {
+            **{name: value for name, value in data.items() if name not in LENGTHS},
+            **({"epochs": None} if given else {}),
+            **given,
+        }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -241,15 +281,27 @@ class Space(Section):
         for rule in sorted(rules & RULES_FOR_DECAY):
             if not any(values_of(self.weight_decay)):
                 yield "rule", f"{rule}: expected a weight decay to scale, got 0. Write weight_decay: 0.1, or a range."
+            if self.epochs is None:
+                yield (
+                    "rule",
+                    f"{rule}: expected epochs, of which the longest training is the reference; got {self.length}. Write "
+                    "epochs, or rule: sqrt.",
+                )
 
     @property
     def reference_batch(self) -> int:
         return self.reference_rate.at_batch
 
+    @property
+    def length(self) -> str:
+        """The parameter that says how long a training is."""
+        return next(name for name in LENGTHS if getattr(self, name) is not None)
+
     def domains(self) -> dict[str, Domain]:
         """Every parameter's domain by name, task parameters last."""
-        named = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: domain for name, domain in {**named, **(self.__pydantic_extra__ or {})}.items() if domain is not None}
+        named = {name: getattr(self, name) for name in type(self).model_fields if name != "rates"}
+        return {name: domain for name, domain in {**named, **self.task_parameters()}.items() if domain is not None}
 
     def task_parameters(self) -> dict[str, Domain]:
-        return dict(self.__pydantic_extra__ or {})
+        """What a task reads in `setup.parameters`, ratios of rates among them."""
+        return {**{ratio_name(group): domain for group, domain in self.rates.items()}, **(self.__pydantic_extra__ or {})}

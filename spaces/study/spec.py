@@ -125,9 +125,14 @@ class StudySpec(Section):
         """
         budget = self.budget
         limited = (budget.hours is not None or budget.cost is not None) and not budget.keeps_model
-        of_one_length = "epochs" not in self.searched() and self.objectives.second_speed is None
+        of_one_length = self.space.length not in self.searched()
         can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
         return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
+
+    @property
+    def trains_equally_long(self) -> bool:
+        """Whether all trainings take the same seconds, so that the study is about its metric alone."""
+        return isinstance(self.space.train_s, Fixed) and self.objectives.speed == "train_s"
 
     @property
     def is_limited_by_time(self) -> bool:
@@ -167,16 +172,13 @@ class StudySpec(Section):
         parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)  # a floor changes no trial
         for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
-        for domain in parts["space"].values():  # where trials are tried, not what they are
-            domain.pop("prior", None)
+        space = parts["space"]
+        for domain in (*space.values(), *space.get("rates", {}).values()):  # where trials are tried, not what they are
+            if domain is not None:
+                domain.pop("prior", None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
-
-    def with_trials_per_device(self, trials: int) -> Self:
-        """The study with `devices.per_trial: auto` resolved to so many trials on each device."""
-        share = Fixed(value=1 / trials if trials > 1 else 1)
-        return self.model_copy(update={"devices": self.devices.model_copy(update={"per_trial": share})})
 
     def with_cores(self, cores: int) -> Self:
         """The study with `devices.cpus: auto` resolved."""
@@ -228,47 +230,24 @@ Disagreement = tuple[str, str]
 
 def disagreements(study: StudySpec) -> Iterator[Disagreement]:
     """All of a study's; none if its parts go together."""
-    parts = (_prices, _speeds, _samplers, _recipe, _sharding, _repeats, _deadlines)
+    parts = (_prices, _objectives, _samplers, _recipe, _sharding, _repeats, _deadlines)
     return chain.from_iterable(part(study) for part in parts)
 
 
 def _prices(study: StudySpec) -> Iterator[Disagreement]:
-    speed, second_speed = study.objectives.speed, study.objectives.second_speed
-    needed = {
-        "objectives.speed": speed == "cost",
-        "objectives.second_speed": second_speed == "cost" != speed,
-        "budget.cost": study.budget.cost is not None,
-    }
+    needed = {"objectives.speed": study.objectives.speed == "cost", "budget.cost": study.budget.cost is not None}
     for key, cost in needed.items():
         if cost and not study.devices.prices:
             yield key, "expected devices.prices with it, got none. Write prices: {A100: 1.8} under devices."
 
 
-def _speeds(study: StudySpec) -> Iterator[Disagreement]:
-    """Measures of what training takes, with each other, the metric and the rest."""
-    speeds, second_speed, metric = study.objectives.speeds, study.objectives.second_speed, study.objectives.metric.name
+def _objectives(study: StudySpec) -> Iterator[Disagreement]:
+    """The objectives with the rest."""
+    metric = study.objectives.metric.name
     if metric in OURS_OF_SCORES or metric in study.space.domains():
         yield (
             "objectives.metric",
             f"expected a name that no parameter and none of bsearch's own results has, got {metric}. Rename the metric.",
-        )
-    if second_speed == study.objectives.speed:
-        yield (
-            "objectives.second_speed",
-            f"expected another measure than objectives.speed, got {second_speed} twice. Remove second_speed.",
-        )
-    same, several = {"train_s", "device_s", "cost"}, len(study.devices.counts) > 1
-    if second_speed and len({*speeds}) > 1 and {*speeds} <= same and (not several or "train_s" not in speeds):
-        yield (
-            "objectives.second_speed",
-            f"expected a measure that is no fixed multiple of {study.objectives.speed}, got {second_speed}, which "
-            f"{'always is' if several else 'is one if all trials have as many devices'}. Remove second_speed.",
-        )
-    if "energy_j" in speeds and study.devices.share < 1:
-        yield (
-            "objectives",
-            "expected whole devices with energy_j, since a GPU does not say how much each trial uses; got "
-            f"devices.per_trial: {study.devices.share:g}. Write per_trial: 1.",
         )
 
 
@@ -303,9 +282,6 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
             study.place_of("beta2_scaling"),
             "expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.",
         )
-    scaled = study.space.ema_scaling is not None or study.training.ema_scaling != "half_life"
-    if scaled and not study.averages_weights:
-        yield study.place_of("ema_scaling"), "expected training.ema with it, whose decay it scales; got none. Write ema: 0.999."
 
 
 def _sharding(study: StudySpec) -> Iterator[Disagreement]:
@@ -351,8 +327,8 @@ def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
         yield "budget.hours", f"expected budget.by with until, got hours. Write by: {budget.hours:g}h."
     if not budget.has_deadline:
         return
-    if study.objectives.speeds[0] != "train_s":
-        yield "objectives.speed", f"expected train_s with {by}, which is about time; got {study.objectives.speeds[0]}"
+    if study.objectives.speed != "train_s":
+        yield "objectives.speed", f"expected train_s with {by}, which is about time; got {study.objectives.speed}"
     if budget.by is not None and budget.hours is not None:
         yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
     if study.sampler != "front":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
@@ -14,7 +15,6 @@ from ..schedule import DECAY, SCHEDULES
 BETAS = ("beta1", "beta2")
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Beta2Scaling = Literal["constant", "half_life"]
-EmaScaling = Literal["half_life", "constant"]
 RECIPE = (
     "schedule",
     "warmup",
@@ -22,7 +22,6 @@ RECIPE = (
     "precision",
     "beta2_scaling",
     "ema",
-    "ema_scaling",
     *BETAS,
 )
 
@@ -35,6 +34,15 @@ def _schedule(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(CODE, value):
         return value  # a function of one's own
     return one_of(value, list(SCHEDULES))
+
+
+# Keys of earlier versions with what holds for every training now.
+_FORMER = {"cudnn_benchmark": (False, True), "ema_scaling": ("half_life",)}
+
+
+def training_now(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored `training` without keys of earlier versions, where they say what holds now or change no result."""
+    return {name: value for name, value in stored.items() if value not in _FORMER.get(name, ())}
 
 
 class Training(Section):
@@ -78,7 +86,6 @@ class Training(Section):
     channels_last: StrictBool = Field(
         False, description="Store images in channels-last format; convolutions in bf16 and fp16 are often faster that way."
     )
-    cudnn_benchmark: StrictBool = Field(False, description="Let cuDNN benchmark its kernels for every new micro-batch size.")
     sync_batch_norm: StrictBool = Field(
         False, description="Synchronise BatchNorm statistics over all of a trial's GPUs, instead of computing them on each."
     )
@@ -98,12 +105,8 @@ class Training(Section):
         gt=0,
         lt=1,
         description="Decay per step, at the reference batch, of an exponential moving average of the trainable weights, such "
-        "as 0.999: it is evaluated and saved in their place; null: no average.",
-    )
-    ema_scaling: EmaScaling = Field(
-        "half_life",
-        description="half_life: the decay is scaled so that the average's horizon in samples is the same at every batch; "
-        "constant: the decay per step is.",
+        "as 0.999: it is evaluated and saved in their place, and its horizon in samples is the same at every batch; null: no "
+        "average.",
     )
     accept_inexact: StrictBool = Field(
         False,

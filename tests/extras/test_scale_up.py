@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from bsearch.spaces.study.file import read_study, study_from_dict
 from bsearch.spaces.study.spec import StudySpec
 from click.testing import CliRunner, Result
 from conftest import TASKS
-from helpers import SPACE
+from helpers import SPACE, validated
 
 
 def bsearch(*arguments: Any) -> Result:
@@ -277,7 +276,7 @@ def test_from_the_command_line_to_a_study_that_runs(
     assert "Predicted for 24,000 samples and" in told.output
     assert "No trials differ in" not in told.output
     assert "Wrote next.yaml: 16 trials" in told.output
-    document = json.loads(bsearch("ask", *files, "--scale", "data=30x", "--json").output)
+    document = validated(bsearch("ask", *files, "--scale", "data=30x", "--json").output)
     assert document["target"]["samples"] == 24000
     assert {setting["multiple"] for setting in document["settings"]} >= {1.0}
     ran = bsearch("run", "next.yaml", "--serial", "--trials", 2)

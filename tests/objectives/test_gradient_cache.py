@@ -18,7 +18,7 @@ from bsearch.objectives.task import Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan
-from embedding_tasks import CLIP, TASKS, Pairs, SimCLR, gradient, sharp_steps, sharp_twin
+from embedding_tasks import CLIP, TASKS, Pairs, SimCLR, gradient
 from helpers import run as run_study_at
 from helpers import setup
 from hypothesis import given, settings
@@ -137,73 +137,11 @@ def test_two_ranks_equal_one_process(ranks: RankProcesses, name: str, batch: int
     assert_equal([value.double() for value in shared], [value.double() for value in alone], 1e-11)
 
 
-SHARP = ["SharpCLIPWithDropout", "SharpInPlace", "SharpBarlowTwins", "SharpNormed", "SharpQueue", "SharpAside"]
-
-
-def assert_same_training(found: list[Tensor], expected: list[Tensor], ranks: int = 1) -> None:
-    """Losses, parameters and buffers up to rounding, and the random states of all ranks to the bit."""
-    for one, other in zip(found[:-ranks], expected[:-ranks], strict=True):
-        # Standardised over few samples, they are ill-conditioned: of four 4e-12 was seen after three steps, of two 2e-11.
-        assert float((one.double() - other.double()).norm()) <= 1e-11 * max(float(other.double().norm()), 1.0)
-    assert all(map(torch.equal, found[-ranks:], expected[-ranks:]))
-
-
-@pytest.mark.parametrize("name", SHARP)
-@settings(max_examples=4)
-@given(batch=st.integers(24, 61), parts=st.integers(1, 6), clip_norm=st.sampled_from([None, 0.05]))
-def test_a_second_gradient_at_other_weights_is_of_the_same_loss(
-    name: str, batch: int, parts: int, clip_norm: float | None
-) -> None:
-    """Of the same micro-batches, draws and buffers, of which the first pass alone is seen afterwards."""
-    made = setup(batch, parts, training={"clip_norm": clip_norm}).to_dict()
-    (found,) = sharp_steps(f"{FILE}:{name}", made, 3)
-    assert_same_training(found, sharp_twin(f"{FILE}:{name}", made, 3))
-
-
-@pytest.mark.parametrize("accumulation", [2, 5])
-def test_with_two_passes_too_a_split_step_is_the_unsplit_one(accumulation: int) -> None:
-    whole, split = (
-        next(sharp_steps(f"{FILE}:SharpCLIP", setup(57, parts, training={"clip_norm": 0.05}).to_dict(), 4))
-        for parts in (1, accumulation)
-    )
-    assert_same_training(split, whole)
-
-
-@pytest.mark.slow
-def test_samples_that_wait_for_a_second_gradient_are_held_once_and_off_the_device() -> None:
-    """A step of two passes takes what one of a single pass does, and the weights that are kept meanwhile."""
-
-    def peak(name: str, parts: int) -> int:
-        (*_, last) = TrainingRun(
-            getattr(embedding_tasks, name)(), setup(16 * parts, parts, budget=16 * parts * 8)
-        ).measurements()
-        return int(last.facts["peak_bytes"])
-
-    fewest, most = (peak("SharpCLIP", parts) - peak("CLIP", parts) for parts in (2, 8))
-    assert fewest == most
-    probe = MemoryProbe(embedding_tasks.SharpCLIP(), setup(1, smallest_micro_batch=16), embedding="cached")
-    assert peak("SharpCLIP", 8) <= probe.batch_peak(128).total
+def test_samples_that_wait_for_another_pass_are_held_once() -> None:
     batch = torch.ones(3)
     ((_, copies),) = HeldStep(nn.Linear(1, 1), torch.device("cpu"), [(3, batch)]).micro_batches()
     assert held(copies) is batch
     assert copies().data_ptr() != batch.data_ptr()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SharpCLIP", *SHARP])
-@pytest.mark.parametrize(("batch", "accumulation"), [(57, 4), (57, 1), (7, 3)])
-def test_two_passes_on_two_ranks_are_those_of_one_process(
-    ranks: RankProcesses, name: str, batch: int, accumulation: int
-) -> None:
-    if name == "SharpNormed" and batch // 2 // accumulation < 2:
-        accumulation = 1  # BatchNorm needs two samples
-    made = setup(batch, plan=BatchPlan(batch, accumulation, 2), training={"clip_norm": 0.5}).to_dict()
-    (shared,) = ranks.run(sharp_steps, f"{FILE}:{name}", made, 3)
-    expected = sharp_twin(f"{FILE}:{name}", made, 3)
-    if name == "SharpNormed":  # its running statistics are each rank's own until they are averaged
-        statistics = slice(-5, -2)
-        del shared[statistics], expected[statistics]
-    assert_same_training(shared, expected, 2)
 
 
 def test_it_resumes_to_the_same_bits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from bsearch.objectives.loading import load_task
 from bsearch.objectives.loop import Loop, newest_loop
 from bsearch.objectives.optimizers import named_optimizer
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling import power
 from bsearch.objectives.profiling.loop_session import LoopMemory
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import leaving
@@ -30,7 +29,7 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
-from loop_tasks import AsTask, SharpTask, adversarial, classifier, digits, net, parameters_after, seen_at_evaluations, sgd
+from loop_tasks import AsTask, adversarial, classifier, digits, net, parameters_after, seen_at_evaluations, sgd
 from rank_jobs import SAM
 from torch import nn
 
@@ -95,60 +94,26 @@ def test_averages_and_streams_are_those_of_a_task(streams: int, tmp_path: Path) 
     assert again[-1].facts["resumed_at"] and [one.accuracy for one in again] == [one.accuracy for one in found]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_a_closure_in_a_loop_trains_as_in_a_task_bit_for_bit(accumulation: int) -> None:
-    """Both of its gradients are clipped."""
-    training = {"clip_norm": 0.2, "evaluations": 3}
-    given = setup(57, accumulation, budget=900, parameters={"dropout": 0.0}, training=training)
-    torch.manual_seed(given.seed)
-    run = TrainingRun(SharpTask(), given)
-    expected = [one.accuracy for one in run.measurements()]
-    assert [one.accuracy for one in attempt("sharp", given)] == expected
-    assert all(map(torch.equal, trained(), run.model.parameters()))
-
-
-def test_a_gradient_that_only_a_closure_computes_is_clipped_as_any_other() -> None:
-    given = setup(57, 3, budget=900, parameters={"dropout": 0.0}, training={"clip_norm": 0.2})
-    attempt("classifier", given)
-    expected = trained()
-    attempt("optional_closure", given)
-    assert all(map(torch.equal, trained(), expected))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sharp", "optional_closure"])
-def test_a_loop_with_a_closure_is_examined_and_its_time_and_memory_are_known(name: str) -> None:
-    profile = profile_task(f"{FILE}:{name}", request(name, traces=True, timing_s=0.2))
-    assert profile.examination is not None and profile.examination.verdict == "exact", profile.examination
-    assert profile.examination.samples >= 8
-    assert len(profile.step_times) == 1
-    assert profile.memory is not None and profile.memory.source == "traced", profile.memory
-
-
-def test_a_step_whose_number_of_passes_varies_is_refused() -> None:
-    optimizer = torch.optim.LBFGS
-    with pytest.raises(TaskError, match=r"Loop: optimizers: net: .* closure equally often in every step.*got LBFGS"):
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, SAM])
+def test_an_optimizer_that_needs_a_closure_is_refused_by_name(optimizer: Any) -> None:
+    with pytest.raises(TaskError, match=rf"Loop: optimizers: net: .* got {optimizer.__name__} with a closure"):
         list(body(usual, optimizer=lambda model, given: optimizer(model.parameters(), lr=given.learning_rate))(setup(64)))
 
 
-class OwnGroups(SAM):
+def test_a_closure_that_an_optimizer_would_not_need_is_refused_where_it_is_given() -> None:
+    with pytest.raises(AssertionError, match=r"Loop: optimizers: net: .* got SGD with a closure"):
+        attempt("optional_closure", setup(57))
+
+
+class OwnGroups(torch.optim.SGD):
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, **options)
-        self.param_groups = [dict(group) for group in self.param_groups]
+        self.base = torch.optim.SGD([dict(group) for group in self.param_groups], **options)
 
 
 def test_rates_that_the_schedule_would_not_reach_are_refused() -> None:
     with pytest.raises(TaskError, match=r"Loop: optimizers: net: .* got OwnGroups, whose base has its own"):
         list(body(usual, optimizer=lambda model, given: OwnGroups(model.parameters(), lr=given.learning_rate))(setup(64)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "optimizer"), [("sharp", "SAM"), ("optional_closure", "SGD")])
-def test_a_closure_on_several_devices_is_refused_by_name(name: str, optimizer: str) -> None:
-    given = setup(64, plan=BatchPlan(64, 1, 2)).to_dict()
-    message = rf"Loop: optimizers: net: expected one without a closure on 2 devices, .* got {optimizer}\..*per_trial: 1"
-    with closing(RankProcesses(2, "cpu", 1)) as ranks, pytest.raises(TaskError, match=message):  # which end with the error
-        list(ranks.run(parameters_after, f"{FILE}:{name}", given))
 
 
 @pytest.mark.slow
@@ -215,7 +180,7 @@ def test_two_passes_over_a_step_see_the_same_parts_and_sum_to_the_unsplit_step(a
         assert torch.equal(torch.cat(one), torch.cat(other))
 
 
-@pytest.mark.parametrize("name", ["adversarial", "sharp", pytest.param("classifier", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adversarial", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 5}}
     expected = attempt(name, setup(rate=0.01, **changes))
@@ -380,7 +345,7 @@ def test_its_time_and_memory_are_known_and_its_step_is_examined(name: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classifier", "adversarial", "sharp"])
+@pytest.mark.parametrize("name", ["classifier", "adversarial"])
 def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
     training = {"ema": 0.9} if name == "classifier" else {}
     given = setup(16, rate=0.01, training=training, parameters={"streams": 1})
@@ -392,13 +357,6 @@ def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
             assert traced.total == pytest.approx(counted.total, rel=0.02)
     finally:
         memory.close()
-
-
-def test_its_power_is_not_known_and_its_profile_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(power, "EnergyCounter", lambda kind: None)
-    profile = profile_task(f"{FILE}:classifier", request("classifier", timing_s=0.1, energy=True))
-    assert len(profile.step_times) == 1 and profile.step_times[0].power is None
-    assert profile.no_energy == "power is read while a Task trains, not a training loop of your own"
 
 
 @pytest.mark.slow

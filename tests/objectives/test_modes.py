@@ -144,7 +144,7 @@ def test_a_ratio_is_not_rounded_to_the_first_gradients_type() -> None:
     [
         (
             {"optimizer": lambda self, model, setup: torch.optim.LBFGS(model.parameters(), lr=setup.learning_rate)},
-            r"optimizer: expected an optimizer that evaluates its closure equally often .* got LBFGS",
+            r"optimizer: expected an optimizer that steps with the gradient that is there.* got LBFGS with a closure",
         ),
         ({"optimizer": "scheduled"}, r"expected no scheduler, because training.schedule"),
         ({"model": lambda self, setup: Mapped()}, r"loss: the default expects a model that returns a tensor .* got dict"),

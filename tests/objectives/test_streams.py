@@ -30,7 +30,7 @@ from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_jobs import cut_off, cut_off_in_step, trained
-from stream_tasks import SAMPLES, Drawing, Jittered, Rows, SharpStreamed, Streamed, run_of
+from stream_tasks import SAMPLES, Drawing, Jittered, Rows, Streamed, run_of
 from torch.utils.data import DataLoader
 
 TASK = f"{stream_tasks.__file__}:Streamed"
@@ -57,16 +57,6 @@ def test_a_stream_is_the_list_of_its_samples(batch: int, accumulation: int) -> N
     made = setup(batch, accumulation, budget=1300, parameters={"dropout": 0.3})
     listed = replace(made, parameters={**made.parameters, "stream": "list"})
     assert same(ended(Streamed(), made), ended(Streamed(), listed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "accumulation", "workers"), [(77, 5, 0), (1300, 4, 0), (77, 5, 1)])
-def test_two_passes_over_a_step_are_over_the_same_samples(batch: int, accumulation: int, workers: int) -> None:
-    """As of the list, to the bit; the stream itself is read once."""
-    training = {"clip_norm": 0.5, "workers": workers}
-    made = setup(batch, accumulation, 1300, rate=0.05, parameters={"dropout": 0.3}, training=training)
-    listed = replace(made, parameters={**made.parameters, "stream": "list"})
-    assert same(ended(SharpStreamed(), made), ended(SharpStreamed(), listed))
 
 
 def test_random_numbers_of_collating_are_those_of_the_list() -> None:
@@ -171,22 +161,6 @@ def test_resumed_is_uninterrupted(tmp_path: Path, stream: str, skips: bool, work
         assert all(map(torch.equal, run.parameters, whole[1]))
         skipped, place = measured[-1].facts.get("samples_skipped", 0), 60 * steps % SAMPLES
         assert skipped == place if skips or not place else 8 <= skipped <= 128
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", ["DrawingStateful", pytest.param("Drawing", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_resumed_with_two_passes_it_is_uninterrupted(tmp_path: Path, stream: str, workers: int) -> None:
-    """Killed between steps, and between the passes of one."""
-    made = resumable(tmp_path, stream, workers)
-    whole = ended(SharpStreamed(), replace(made, checkpoint=None))
-    for steps, within in ((19, False), (7, True)):
-        again = replace(made, checkpoint=f"{made.checkpoint}{steps}")
-        (cut_within if within else cut)(SharpStreamed(), again, steps)
-        run = run_of(SharpStreamed(), replace(again, attempt=1))
-        measured = list(run.measurements())
-        assert (measured[-1].facts["resumed_at"], told(measured)) == (60 * steps, whole[0])
-        assert all(map(torch.equal, run.parameters, whole[1]))
 
 
 def test_a_stateful_stream_that_another_trial_left_begins_anew() -> None:
@@ -369,18 +343,6 @@ def test_two_ranks_equal_one_process(ranks: RankProcesses, stream: str, batch: i
     (shared,) = ranks.run(trained, TASK, on(2, accumulation), 5)
     for one, other in zip(alone, shared, strict=True):
         assert float((one - other).norm()) <= 1e-12 * float(one.norm())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "accumulation"), [(385, 3), (3, 2)])
-def test_two_ranks_equal_one_process_with_two_passes(ranks: RankProcesses, batch: int, accumulation: int) -> None:
-    given = {"parameters": {"stream": "Drawing"}, "training": {"clip_norm": 0.5}}
-    reference = f"{stream_tasks.__file__}:SharpStreamed"
-    (alone,) = trained(reference, setup(batch, **given).to_dict(), 5)
-    shared = setup(batch, plan=BatchPlan(batch, accumulation, 2), **given).to_dict()
-    (together,) = ranks.run(trained, reference, shared, 5)
-    for one, other in zip(alone, together, strict=True):
-        assert float((one - other).norm()) <= 1e-12 * max(float(one.norm()), 1.0)
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def plain(task: Net, made: TrialSetup) -> tuple[nn.Module, nn.Module, list[float
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-        decays.append(0.9 ** (size / 20) if made.training.ema_scaling == "half_life" else 0.9)
+        decays.append(0.9 ** (size / 20))
         average.multi_avg_fn = get_ema_multi_avg_fn(decays[-1])
         average.update_parameters(model)
         seen += size
@@ -56,14 +56,12 @@ def plain(task: Net, made: TrialSetup) -> tuple[nn.Module, nn.Module, list[float
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(3, 2), (37, 1), (37, 5), (61, 3)])
-@pytest.mark.parametrize("scaling", ["half_life", "constant"])
-def test_a_run_ends_with_torchs_average_of_the_same_steps(batch: int, accumulation: int, scaling: str) -> None:
-    training = {"ema": 0.9, "ema_scaling": scaling}
-    made = setup(batch, accumulation, budget=500, training=training, reference_batch=20, rule="linear")
+def test_a_run_ends_with_torchs_average_of_the_same_steps(batch: int, accumulation: int) -> None:
+    made = setup(batch, accumulation, budget=500, training={"ema": 0.9}, reference_batch=20, rule="linear")
     run = TrainingRun(Net(), made)
     (*_, last) = run.measurements()
     model, average, decays = plain(Net(), made)
-    assert 500 % batch == 0 or scaling == "constant" or decays[-1] != decays[0]
+    assert 500 % batch == 0 or decays[-1] != decays[0]
     with run.average.in_place():
         for ours, theirs in zip(run.model.parameters(), average.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
@@ -104,8 +102,6 @@ def test_the_horizon_in_samples_is_the_same_at_every_batch(decay: float, referen
     kept = math.fsum(math.log(made.ema_decay(size)) for size in sizes if made.ema_decay(size) > 1e-300)
     samples = sum(size for size in sizes if made.ema_decay(size) > 1e-300)
     assert kept == pytest.approx(samples * math.log(decay) / reference, rel=1e-6)
-    constant = setup(training={"ema": decay, "ema_scaling": "constant"}, reference_batch=reference)
-    assert {constant.ema_decay(size) for size in sizes} == {decay}
     assert average_decay(decay, 1.0) == decay
 
 

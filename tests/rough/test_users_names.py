@@ -28,9 +28,9 @@ def give(setup):
 # Columns of what we write, which a user's value of that name would replace.
 OURS = (
     *("learning_rate", "train_s", "effective_batch", "micro_batch", "accumulation", "devices", "rule", "epochs", "seed"),
-    *("device_s", "cost", "energy_j", "trial", "outcome", "on_front", "started_at", "ended_at", "message"),
+    *("device_s", "cost", "trial", "outcome", "on_front", "started_at", "ended_at", "message"),
     *("attempts", "host", "samples_budget", "samples_per_s", "measured_train_s", "train_s_source", "train_s_error"),
-    *("reference_rate", "baseline", "repeats", "runs", "price", "watts", "spent", "extra", "curve", "stopped_fraction"),
+    *("reference_rate", "baseline", "repeats", "runs", "price", "spent", "extra", "curve", "stopped_fraction"),
     *("weight_decay", "elapsed_s", "train_loss", "samples_seen", "kind", "exponent", "device_kind", "curve"),
 )
 
@@ -73,7 +73,6 @@ def test_a_fact_of_ours_has_its_type(attack: Any, tmp_path: Path) -> None:
         "throttled_s",
         "stolen_share",
         "steps",
-        "measured_energy_j",
     )
     for name in names:
         with attack(f"facts: {name}: text"):

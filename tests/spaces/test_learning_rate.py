@@ -119,9 +119,6 @@ def test_adamw_tau_keeps_the_timescale_in_shares_of_the_training(kappa: float, s
     scaled = RATE_RULES["adamw_tau"](reference, kappa, RuleConstants(samples_ratio=samples_ratio))
     assert tau(scaled, kappa, samples_ratio) == pytest.approx(tau(reference, 1.0, 1.0))
     assert scaled.learning_rate == pytest.approx(1e-3 * kappa**0.5)
-    # Bergsma 2025: or a power of the samples.
-    power = RATE_RULES["adamw_tau"](reference, kappa, RuleConstants(samples_ratio=samples_ratio, timescale_exponent=-0.527))
-    assert tau(power, kappa, samples_ratio) == pytest.approx(tau(reference, 1.0, 1.0) * samples_ratio**-0.527)
 
 
 @given(st.floats(1e-2, 1e2), st.floats(0.5, 0.9999))

@@ -69,8 +69,6 @@ def test_a_trial_gets_its_own_recipe_and_the_rest_from_the_study() -> None:
         ({"ema": {"low": 0.9, "high": 1}}, {}, "space.ema: expected a number > 0 and < 1, got 1"),
         ({"ema": [0.9, 0.99]}, {"ema": 0.9}, "space.ema: expected it or training.ema, got both"),
         ({}, {"ema": 1.0}, "training.ema: expected a number"),
-        ({}, {"ema_scaling": "constant"}, "training.ema_scaling: expected training.ema with it"),
-        ({"ema_scaling": ["constant", "half_life"]}, {}, "space.ema_scaling: expected training.ema with it"),
         ({"effective_batch": {"low": 16, "high": 64, "step": 0.5}}, {}, "expected a step of whole numbers, got 0.5"),
         (
             {"warmup": {"choices": [0.0, 0.1], "changes_cost": True}},
@@ -105,16 +103,19 @@ def test_a_half_life_of_beta2_reaches_the_trial_and_needs_an_optimizer_that_gets
 
 
 def test_an_average_of_weights_is_the_trials_own_and_a_part_of_the_cost() -> None:
-    spec = study({"ema": {"low": 0.9, "high": 0.99}, "ema_scaling": ["constant", "half_life"]})
+    spec = study({"ema": {"low": 0.9, "high": 0.99}})
     profile = DeviceProfile("cpu", "here", 1000)
-    for kind, decay in (("constant", 0.95), ("half_life", 0.95**2)):
-        parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
-        parameters |= {"rule": "sqrt", "ema": 0.95, "ema_scaling": kind}
-        made = trial_setup(spec, "s", Suggestion(0, parameters), profile, "cpu")
-        assert made.ema_decay(made.effective_batch) == pytest.approx(decay)
-        assert not {"ema", "ema_scaling"} & made.parameters.keys()
-        assert type(made).from_dict(made.to_dict()) == made
-    assert training_cost(spec)["ema"] == 0.9 and "ema_scaling" not in training_cost(spec)
+    parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
+    made = trial_setup(spec, "s", Suggestion(0, {**parameters, "rule": "sqrt", "ema": 0.95}), profile, "cpu")
+    assert made.ema_decay(made.effective_batch) == pytest.approx(0.95**2)
+    assert "ema" not in made.parameters
+    assert type(made).from_dict(made.to_dict()) == made
+    stored = made.to_dict()  # as earlier versions wrote it
+    former = {"cudnn_benchmark": True, "ema_scaling": "half_life"}
+    assert type(made).from_dict({**stored, "training": {**stored["training"], **former}}) == made
+    with pytest.raises(ValueError, match="ema_scaling"):  # that trained something else
+        type(made).from_dict({**stored, "training": {**stored["training"], "ema_scaling": "constant"}})
+    assert training_cost(spec)["ema"] == 0.9
     assert training_cost(study({}))["ema"] is None
     assert study({}, training={"ema": 0.9}).identity() != study({}).identity()
 

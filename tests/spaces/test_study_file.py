@@ -89,7 +89,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
         "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Valid keys: precision, schedule, "
         "warmup, clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, "
-        "cudnn_benchmark, sync_batch_norm, betas, beta2_scaling, eps, ema, ema_scaling, accept_inexact, samples",
+        "sync_batch_norm, betas, beta2_scaling, eps, ema, accept_inexact, samples",
         "study.yaml:17: budget.trials: expected an integer, got 'many'",
     ]
 
@@ -141,8 +141,8 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ),
         (
             "per_trial: 1",
-            "per_trial: atuo",
-            "devices.per_trial: expected a number of devices, a share of a GPU such as 0.5, or auto; got 'atuo'",
+            "per_trial: auto",
+            "devices.per_trial: expected a number of devices, or a share of a GPU such as 0.5; got 'auto'",
         ),
         ("per_trial: 1", "per_trial: [0.5, 1]", "devices.per_trial: expected an integer >= 1, got 0.5"),
         (
@@ -156,24 +156,13 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "baseline[0]: expected a value for every searched parameter, got none for devices",
         ),
         ("kind: cpu", "kind: cuda", "devices.kind: expected one of auto, cpu, gpu; got 'cuda'."),
-        ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s, cost, energy_j; got 'time'"),
+        ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s, cost; got 'time'"),
         ("effective_batch: 256, r", "effective_batch: 9000, r", "baseline[0].effective_batch: expected 16 to 4096 (log)"),
         ("width: 32}", "wdth: 32}", "baseline[0].wdth: expected a parameter from space, got 'wdth'. Did you mean 'width'?"),
         (", width: 32}", "}", "baseline[0]: expected a value for every searched parameter, got none for width"),
         ("budget: {", "budget: {}\nbudget: {", "budget: duplicate key, first on line 17"),
         ("  dataset: cifar10", "  seed: 3", "space.seed: 'seed' is reserved for bsearch's own results"),
         ("  reference_rate:", "  learning_rate:", "space.learning_rate: expected reference_rate, the rate at one batch"),
-        (
-            "speed: train_s",
-            "second_speed: train_s",
-            "objectives.second_speed: expected another measure than objectives.speed, got train_s twice. Remove second_speed.",
-        ),
-        ("speed: train_s", "second_speed: cost", "objectives.second_speed: expected devices.prices with it, got none"),
-        (
-            "speed: train_s",
-            "second_speed: device_s",
-            "expected a measure that is no fixed multiple of train_s, got device_s, which is one if",
-        ),
         (
             "direction: minimize",
             "direction: minimize, at_least: 2",

@@ -25,7 +25,6 @@ BASE: dict[str, Any] = {
         ({"sampler": "tpe"}, False),
         ({"training": "{evaluations: 1}"}, False),
         ({"cluster": "{checkpoints: null}"}, False),
-        ({"objectives": "{second_speed: device_s}", "devices": "{per_trial: [1, 2]}"}, False),
     ],
 )
 def test_they_do_where_it_was_found_to_pay(changes: dict[str, str], pauses: bool) -> None:

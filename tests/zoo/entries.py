@@ -255,7 +255,7 @@ _WRONG = [
     Entry("EMA updated in loss", "zoo.wrong:AverageInLoss", "refused", "average|updates|changes|micro-batch"),
     Entry("a scheduler made in optimizer", "zoo.wrong:OwnScheduler", "refused", "scheduler"),
     Entry("LBFGS", "zoo.wrong:SecondOrder", "refused", "closure"),
-    Entry("SAM", "zoo.wrong:SharpnessAware", "exact", twin="sharpness_aware"),
+    Entry("SAM", "zoo.wrong:SharpnessAware", "refused", "closure"),
 ]
 
 _LOOPS = [

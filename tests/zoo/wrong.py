@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchmetrics.functional.classification import binary_auroc
 from zoo.api import collated_in_training, stated
-from zoo.plain import RATE, Step, digits, whole
+from zoo.plain import digits
 from zoo.structured import Regression, Screening
 from zoo.text import IGNORED, WORDS, Tagger, padded
-from zoo.vision import CLASS_WEIGHTS, TRAINING, VALIDATION, Digits, convolutional, penalised
+from zoo.vision import CLASS_WEIGHTS, TRAINING, VALIDATION, Digits, penalised
 
 # Means
 
@@ -314,23 +314,3 @@ class SAM(torch.optim.Optimizer):
 class SharpnessAware(Digits):
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         return SAM(model.parameters(), torch.optim.SGD, lr=setup.learning_rate, momentum=0.9)
-
-
-def sharpness_aware(steps: Sequence[Step]) -> list[float]:
-    """As its readme uses it: a backward pass before the step, and another in the closure."""
-    images, labels = digits()
-    torch.manual_seed(0)
-    model = convolutional()
-    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=RATE, momentum=0.9)
-    losses = []
-    for step in steps:
-
-        def closure(step: Step = step) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(images[whole(step)]), labels[whole(step)])
-            loss.backward()
-            return loss
-
-        losses.append(float(closure().detach()))
-        optimizer.step(closure)
-    return losses

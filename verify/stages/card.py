@@ -23,10 +23,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, release_memory
-from ...objectives.machine.energy import EnergyCounter
 from ...objectives.trial import start_attempt
 from ...search.store.stored import StoredStudy
-from ...spaces.errors import ProfilingError
 from ...spaces.learning_rate import OptimizerSettings
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Measurement, TrialSetup
@@ -123,7 +121,7 @@ def race(stage: Stage) -> Iterator[Found]:
 
 
 def features(stage: Stage) -> Iterator[Found]:
-    """fp16 and bf16 against fp32, activation checkpointing, energy, and where the loop's own time goes."""
+    """fp16 and bf16 against fp32, activation checkpointing, and where the loop's own time goes."""
     gpt = SMALL_GPT if stage.device == "gpu" else TINY_GPT
     setup = replace(setup_of(BatchPlan(32), stage.device, gpt), samples_budget=2048, optimizer=OptimizerSettings(1e-3))
     losses = {precision: train_loss(TOKENS, _in(setup, precision)) for precision in ("fp32", "bf16", "fp16")}
@@ -134,16 +132,6 @@ def features(stage: Stage) -> Iterator[Found]:
     values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": untraced}
     yield Data("peaks", "GPT with activation checkpointing", values)
     steps = our_loop(task_of(TOKENS), setup)
-    try:
-        counter = EnergyCounter(stage.device)
-        steps(5)
-        begun, joules = time.monotonic(), counter.joules()
-        steps(max(20, int(5 / (steps(10) / 10))))
-        yield Fact(
-            "power of steady training, by its counter", f"{(counter.joules() - joules) / (time.monotonic() - begun):.0f} W"
-        )
-    except ProfilingError as error:
-        yield Fact("energy", str(error))
     digits = task_of("bsearch.objectives.digits:Digits")
     for what, steps in (
         ("ours", our_loop(digits, setup_of(BatchPlan(1000), stage.device))),

@@ -42,7 +42,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TRAINERS_SCHEDULES = {"constant": "constant_with_warmup", "wsd": "warmup_stable_decay"}
 # What belongs to the run of the study and its machine, not to the training.
 _OF_THE_RUN = (
-    *("checkpoint", "checkpoint_every_s", "pauses_at", "counts_energy", "model_folder", "scores_test", "ends_by", "device"),
+    *("checkpoint", "checkpoint_every_s", "pauses_at", "model_folder", "scores_test", "ends_by", "device"),
     *("cpus", "memory_limit_bytes"),
 )
 
@@ -127,8 +127,6 @@ def lightning(chosen: ChosenSettings) -> Exported:
     }
     if training.sync_batch_norm:
         arguments["sync_batchnorm"] = True
-    if training.cudnn_benchmark:
-        arguments["benchmark"] = True
     compiled = "module = torch.compile(module) before Trainer.fit"
     notes = loop_notes(chosen, "Lightning", cpu="accelerator='cpu'", compiled=compiled)
     optimizer = torch_optimizer(chosen, chosen.even_settings)
@@ -153,7 +151,7 @@ def yaml_text(document: Mapping[str, Any]) -> str:
 def settings_yaml(chosen: ChosenSettings) -> Exported:
     """The settings as a mapping, for programs; docs/export.md describes the keys."""
     setup, plan, settings = chosen.setup, chosen.plan, chosen.setup.optimizer
-    of_training = ("schedule", "warmup", "clip_norm", "ema", "ema_scaling", "precision", "compile", "seed")
+    of_training = ("schedule", "warmup", "clip_norm", "ema", "precision", "compile", "seed")
     document = {
         **{name: getattr(chosen, name) for name in ("study", "trial", "chosen", "metric")},
         "value": chosen.accuracy,

@@ -47,12 +47,11 @@ def decision_data(
 
 def _measures(front: ParetoFront, trained: Sequence[TrialRecord]) -> list[Speed]:
     """Measures that every trial has, the front's own first; device time only where trials differ in devices."""
-    own = list(front.speeds)
     one_count = len({record.facts.devices or 1 for record in trained}) == 1
     known: list[Speed] = [
         measure
         for measure in MEASURES
         if all(record.taken(measure) is not None for record in trained)
-        and (measure != "device_s" or measure in own or not one_count)
+        and (measure != "device_s" or measure == front.speed or not one_count)
     ]
-    return sorted(known, key=lambda measure: own.index(measure) if measure in own else len(own))
+    return sorted(known, key=lambda measure: measure != front.speed)

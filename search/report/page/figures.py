@@ -50,19 +50,13 @@ def front_figure(data: StudyData) -> Figure:
             data.points(f"{outcome} (no accuracy)", tone, ended(outcome), y=lambda _: floor, shown=False)
             for outcome, tone in _FAILED_TONES.items()
         ),
-        data.line("front", front.curve),
+        data.line("front", front.trials),
         *_marked(data),
     ]
     how = "predicted from the device's step times" if _source(data) == "known" else "measured as wall-clock time"
     caption = (
         f"No trial is both {front.faster} and better than a trial on the front. Training time is {how}, without evaluation."
     )
-    if front.second_speed is not None:
-        caption = (
-            f"No trial beats a trial on the front in all of {front.speed}, {front.second_speed} and {front.metric}; the "
-            f"line leaves out members that are on it only for their {front.second_speed}. Training time is {how}, without "
-            "evaluation."
-        )
     if any(trial.interval is not None for trial in front.trials):
         caption += " Bars are 90 % intervals of the mean over runs with several seeds."
     if data.levels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -47,9 +47,9 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(plain(masked(text)), err=err)
 
 
-def give(document: str) -> None:
-    """Print a document as it is, for whatever reads it."""
-    click.echo(document, nl=False)
+def give(document: str, file: TextIO | None = None) -> None:
+    """Print a document as it is, for whatever reads it; to stdout unless another stream is given."""
+    click.echo(document, nl=False, file=file)
 
 
 def json_text(document: Any, indent: int | None = 2) -> str:

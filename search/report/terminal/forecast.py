@@ -22,10 +22,29 @@ from .fitted import Fitted
 START_S = 20
 
 
-def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
-    """The JSON document of `bsearch check --json`."""
+def check_document(spec: StudySpec, checked: CheckedStudy) -> Mapping[str, Any]:
+    """The JSON document of `bsearch check --json`; of several profiles, facts of the first."""
     profile = next(iter(checked.profiles.values()))
-    return {"study": study, "device": profile.to_dict(), "forecast": checked.forecast and checked.forecast.to_dict()}
+    forecast = {} if checked.forecast is None else checked.forecast.to_dict()
+    limits = () if checked.forecast is None else checked.forecast.limits
+    examination = overall(each.examination for each in checked.profiles.values())
+    return {
+        "study": spec.study,
+        "searched": list(spec.searched()),
+        "feasible_batches": list(checked.feasible),
+        "device": {name: getattr(profile, name) for name in _OF_DEVICE},
+        "examination": None if examination is None else {"verdict": examination.verdict, "text": examination.sentence},
+        "plans": forecast.pop("plans", []),
+        "limits": [limit.to_dict() for limit in limits],
+        "forecast": {name: value for name, value in forecast.items() if name != "limits"} or None,
+    }
+
+
+# What a plan depends on.
+_OF_DEVICE = (
+    *("kind", "device", "training_set", "validation_set", "unit", "units_per_sample", "model_parameters", "optimizer"),
+    *("batch_statistics", "limit_bytes", "largest_micro_batch", "smallest_micro_batch", "evaluation_batch", "note"),
+)
 
 
 def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterator[str | Text | Fitted]:
@@ -67,17 +86,20 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     total = " to ".join(seconds(round(each)) for each in sorted({least, least + timing_s}))
     total = "" if forecast.left_s is not None else f". In all about {total}: starting takes about {START_S} s{timing}"
     total += "" if forecast.overhead_s else "; what a trial takes besides training is known once this study has run"
-    yield (
+    trains = (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
-        f"span up to a factor of {forecast.span:.3g} in training time.\n"
-        f"{_duration(spec, forecast, slots)}{total}."
+        f"span up to a factor of {forecast.span:.3g} in training time."
     )
+    if spec.trains_equally_long:
+        aim = f"this is a search for the best {spec.objectives.metric.name}"
+        trains = f"Every trial trains for {seconds(forecast.slowest_trial_s)} by known step times, so {aim} in that time."
+    yield f"{trains}\n{_duration(spec, forecast, slots)}{total}."
     if forecast.cost is not None:
         yield f"At devices.prices the trials cost about {number(forecast.cost)} on {profile.device}."
     elif spec.devices.prices:
         priced = ", ".join(spec.devices.prices)
         yield f"What they cost is not known: devices.prices has {priced}, and not the device here, {profile.device}."
-    for advice in forecast.advice:
+    for advice in (*forecast.limits, *forecast.advice):
         yield f"- {advice}"
     yield f"Next: bsearch run {study}"
 

@@ -180,8 +180,8 @@ def _front_table(front: ParetoFront, rows: int) -> Fitted:
     """As many members of the front as fit so many rows: both ends, and evenly spaced ones between."""
     shown: dict[str, str] = {"trial": "trial", front.metric: front.metric, "": ""}
     shown |= {"effective_batch": "batch", "learning_rate": "rate"}
-    shown |= {str(speed): speed for speed in front.speeds}
-    worth = ("trial", front.metric, "", "batch", *front.speeds)
+    shown[front.speed] = front.speed
+    worth = ("trial", front.metric, "", "batch", front.speed)
 
     def table(most: int) -> Fitted:
         columns = front_columns(front, some_members(front, max(most, 1)))

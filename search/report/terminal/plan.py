@@ -12,7 +12,7 @@ from ....spaces.domain import bounds, values_of
 from ....spaces.errors import InfeasiblePlanError, StudyFileError
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.plan import BatchPlan
-from ....spaces.planning import optimizer_settings, plan_limits, planned
+from ....spaces.planning import longest_epochs, optimizer_settings, plan_limits, planned
 from ....spaces.readable import readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
 from .fitted import Fitted
@@ -67,21 +67,20 @@ def _shares(plan: BatchPlan) -> list[dict[str, Any]]:
 def _rates(spec: StudySpec, batch: int) -> list[dict[str, Any]]:
     """The lowest and highest learning rate of the space at a batch, by rule; rules that are undefined there are left out."""
     ends = {name: bounds(domain) for name, domain in spec.domains().items() if name in _OF_RATES}
-    epochs = bounds(spec.space.epochs)[1]
     found = []
     for rule in values_of(spec.space.rule):
         corners = [
             {"weight_decay": 0.0, "rule": rule, **dict(zip(ends, corner, strict=True))} for corner in product(*ends.values())
         ]
         try:
-            rates = [optimizer_settings(spec, batch, epochs, corner).learning_rate for corner in corners]
+            rates = [optimizer_settings(spec, batch, longest_epochs(spec), corner).learning_rate for corner in corners]
         except InfeasiblePlanError:
             continue
         found.append({"rule": rule, "low": min(rates), "high": max(rates)})
     return found
 
 
-_OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent"})
+_OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batch"})
 
 
 def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:

@@ -54,8 +54,6 @@ def speed_document(profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
         "interval": law.interval,
         "misfit": law.misfit,
         "update_s": law.update_s,
-        "power": [{"micro_batch": size, "watts": watts} for size, watts in law.power or ()],
-        "power_spread": law.power_spread,
         "communication_s": None if alone is None or law.devices == 1 else max(law.update_s - alone.update_s, 0.0),
         "evaluate_sample_s": law.evaluate_sample_s,
         "points": [{"micro_batch": size, "micro_batch_s": micro_batch_s} for size, micro_batch_s in law.points],
@@ -99,12 +97,6 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     yield f"A step takes {seconds(document['update_s'])} besides its micro-batches" + (
         "." if communication_s is None else f", {seconds(communication_s)} of them communication between devices."
     )
-    if document["power"]:
-        first, last = document["power"][0], document["power"][-1]
-        yield (
-            f"Power while it trains: {first['watts']:.3g} W with micro-batches of {first['micro_batch']} to "
-            f"{last['watts']:.3g} W with {last['micro_batch']}; repeated readings agree within ±{document['power_spread']:.1%}."
-        )
 
 
 def _with_checkpointing(document: Mapping[str, Any]) -> str:

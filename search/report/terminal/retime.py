@@ -10,6 +10,7 @@ from rich.text import Text
 from ...analysis.retime import Retimed, retimed_summary
 from ...store.stored import StoredStudy
 from ...store.url import shown_url
+from ..answers import trial_summary
 from ..export import study_document
 from ..sentences import best_sentence
 from .fitted import Fitted
@@ -19,6 +20,7 @@ from .tables import front_plot, front_table
 def retimed_document(study: StoredStudy, device: str, after: Retimed) -> dict[str, Any]:
     """The JSON document of `bsearch retime --json`."""
     document = study_document(study.name, shown_url(study.url), after.front, after.records)
+    document["front"] = [trial_summary(record, after.front) for record in after.front.trials]
     return document | {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
 
 

@@ -20,7 +20,7 @@ def front_table(front: ParetoFront, target: float | None = None) -> Fitted:
 
 def worth_of_front(front: ParetoFront) -> tuple[str, ...]:
     """Columns of trials that are needed most: what is decided by, then the settings to copy, then how sure they are."""
-    results = (front.metric, *front.speeds, "reaches", "effective_batch", "learning_rate")
+    results = (front.metric, front.speed, "reaches", "effective_batch", "learning_rate")
     return ("trial", "run", "outcome", *results, "", "+/-", "rule", "epochs", "on\nfront", "runs")
 
 
@@ -60,7 +60,7 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
         reach = 3 * (max(levels) - min(levels))
         near = (min(levels) - reach, max(levels) + reach)
         complete = [record for record in complete if near[0] <= (record.accuracy or 0.0) <= near[1]]
-    if len(complete) < 2:
+    if len({front.taken(record) for record in complete}) < 2:
         return ""
     members = {trial.number for trial in front.trials}
     groups = {

@@ -38,7 +38,7 @@ def opening_lines(
 def progress_line(training: Training, measurement: Measurement) -> str:
     """One evaluation of one training."""
     setup = training.setup
-    share = f"{min(measurement.samples_seen / setup.samples_budget, 1.0):.0%}".replace("%", " %")
+    share = f"{setup.share_of(measurement):.0%}".replace("%", " %")
     score = number(measurement.value(setup.metric))
     return f"seed {setup.seed}  {share:>5}  {setup.metric} {score}  {seconds(measurement.elapsed_s)}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....objectives.machine.processor import OtherPrograms
@@ -30,7 +29,6 @@ class Attempt:
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
     measurements: list[Measurement] = field(default_factory=list)
     devices: int = 0  # of its trial; it may have to do with fewer
-    watts: float | None = None  # of those, by the law that times the study
 
     def __post_init__(self) -> None:
         self.devices = self.devices or self.setup.plan.devices
@@ -40,15 +38,10 @@ class Attempt:
         return self.measurements[-1] if self.measurements else None
 
 
-def fraction_of(setup: TrialSetup, measurement: Measurement) -> float:
-    """The share of a trial's budget that has been trained; a user's own loop may end slightly off it."""
-    return min(measurement.samples_seen / setup.samples_budget, 1.0)
-
-
 def shorten(attempt: Attempt, last: Measurement) -> None:
-    """Make an attempt that ended early to be in time one of the training that it was."""
-    share = fraction_of(attempt.setup, last)
-    attempt.setup = replace(attempt.setup, samples_budget=last.samples_seen, epochs=attempt.setup.epochs * share)
+    """Make an attempt that ended early to be in time, or by the clock, one of the training that it was."""
+    setup, share = attempt.setup, last.samples_seen / attempt.setup.samples_budget
+    attempt.setup = replace(setup, samples_budget=last.samples_seen, epochs=setup.epochs * min(share, 1.0))
     attempt.known_s = None if attempt.known_s is None else attempt.known_s * share
 
 
@@ -80,22 +73,21 @@ def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
     return None if mode == "none" else mode
 
 
-def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: float | None) -> list[float]:
-    """What a training of `train_s` seconds takes by each of the measures, in their order."""
-    each = [taken_per_second(speed, attempt.devices, price, attempt.watts) for speed in speeds]
-    known = [train_s * per_second for per_second in each if per_second is not None]
-    assert len(known) == len(each)
-    return known
+def taken_by(speed: Speed, train_s: float, attempt: Attempt, price: float | None) -> float:
+    """What a training of `train_s` seconds takes by a measure of speed."""
+    per_second = taken_per_second(speed, attempt.devices, price)
+    assert per_second is not None
+    return train_s * per_second
 
 
 def result_of(
-    attempt: Attempt, outcome: Outcome, expected_s: float | None, speeds: Sequence[Speed], price: float | None, shared: bool
+    attempt: Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
 ) -> TrialResult:
     """The result of an attempt that ended its trial, with every fact that is stored.
 
     Args:
         expected_s: training time expected on the device it ran on.
-        speeds: the study's measures of what training takes.
+        speed: the study's measure of it.
         shared: its device was shared on purpose, so that taking longer says nothing.
     """
     setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
@@ -113,7 +105,7 @@ def result_of(
             accumulation=setup.plan.accumulation,
             activation_checkpointing=_used(setup),
         )
-    taken, value = [math.nan], math.nan
+    taken = value = math.nan
     if last is not None:
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
@@ -138,20 +130,15 @@ def result_of(
             train_s=train_s,
             device_s=train_s * attempt.devices,
             measured_train_s=measured_s,
-            measured_energy_j=(
-                None
-                if reported.measured_energy_j is None
-                else reported.measured_energy_j * setup.samples_budget / last.samples_seen
-            ),
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
             extra={name: value for name, value in extra.items() if _is_told(value)},
         )
-        taken = taken_by(speeds, train_s, attempt, price)
+        taken = taken_by(speed, train_s, attempt, price)
         value = last.value(setup.metric)
     if outcome.kind in ("complete", "diverged") and abs(value) <= LARGEST:
-        return TrialResult(outcome.kind, facts, (taken[0], value, *taken[1:]))
+        return TrialResult(outcome.kind, facts, (taken, value))
     return TrialResult(outcome.kind, facts, violation=float(outcome.kind == "infeasible"))
 
 

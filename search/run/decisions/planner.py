@@ -15,7 +15,6 @@ from ....spaces.planning import (
     checkpoint_url,
     cost_key,
     known_train_s,
-    known_watts,
     largest_timed_micro_batch,
     plan_limits,
     trial_setup,
@@ -59,7 +58,7 @@ class Planner:
             InfeasiblePlanError: no plan, or a rule that is undefined there.
         """
         setup = replace(self.setup(suggestion, self.timed_on), attempt=attempt)
-        return Attempt(suggestion, setup, self.timed_on, self._known_s(setup), watts=self._watts(setup))
+        return Attempt(suggestion, setup, self.timed_on, self._known_s(setup))
 
     def setup(self, suggestion: Suggestion, kind: str) -> TrialSetup:
         """A suggestion as a setup for a kind of device.
@@ -68,13 +67,16 @@ class Planner:
             InfeasiblePlanError: as `first`.
         """
         spec = self._spec
-        profile = self.profiles[kind][cost_key(spec, suggestion.parameters)]
+        key = cost_key(spec, suggestion.parameters)
+        setup = trial_setup(spec, self._name, suggestion, self.profiles[kind][key], self._device)
+        if setup.train_s is not None and kind != self.timed_on:  # one clock: the same samples wherever they are trained
+            timed = trial_setup(spec, self._name, suggestion, self.profiles[self.timed_on][key], self._device)
+            setup = replace(setup, samples_budget=timed.samples_budget, epochs=timed.epochs)
         setup = replace(
-            trial_setup(spec, self._name, suggestion, profile, self._device),
+            setup,
             checkpoint=checkpoint_url(spec, self._name, self._task_hash, suggestion),
             checkpoint_every_s=float(spec.cluster.checkpoint_every_s),
             pauses_at=RUNG if spec.pauses else None,
-            counts_energy="energy_j" in spec.objectives.speeds,
         )
         return setup if self._finish is None else self._finish.setup(setup)
 
@@ -114,22 +116,22 @@ class Planner:
 
     def again(self, attempt: Attempt, setup: TrialSetup) -> Attempt:
         """The next attempt at the same trial, with this setup."""
-        known_s, watts = attempt.known_s, attempt.watts
+        known_s = attempt.known_s
         if attempt.kind == self.timed_on:
             if setup.plan.devices != attempt.devices:
                 setup = self.whole(attempt, setup)
-                known_s, watts = self._known_s(setup), self._watts(setup)
+                known_s = self._known_s(setup)
             elif attempt.setup.plan.devices == attempt.devices and setup.plan != attempt.setup.plan:
                 known_s = self._known_s(setup)
         else:
             setup = self.whole(attempt, setup)
-        return Attempt(attempt.suggestion, setup, attempt.kind, known_s, watts=watts)
+        return Attempt(attempt.suggestion, setup, attempt.kind, known_s)
 
     def expected_s(self, attempt: Attempt) -> float | None:
         """Expected seconds of its training on the devices it runs on; None where that is not known."""
         if attempt.setup.plan.devices != attempt.devices:
             return None
-        if attempt.kind == self.timed_on:
+        if attempt.kind == self.timed_on and attempt.setup.train_s is None:
             return attempt.known_s
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
 
@@ -198,7 +200,6 @@ class Planner:
 
     def _known_s(self, setup: TrialSetup) -> float | None:
         """Seconds of a setup's training by the law that times the study; None where trials are timed by the clock."""
-        return known_train_s(self._profile(setup, self.timed_on), setup)
-
-    def _watts(self, setup: TrialSetup) -> float | None:
-        return known_watts(self._profile(setup, self.timed_on), setup)
+        known_s = known_train_s(self._profile(setup, self.timed_on), setup)
+        # Whole steps take up to one less than the seconds given, for which all trainings are equally long.
+        return known_s if known_s is None or setup.train_s is None else max(known_s, setup.train_s)

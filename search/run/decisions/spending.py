@@ -37,7 +37,7 @@ def prices_of(
     stored = next((record.facts.price for record in records if record.facts.price is not None), None)
     compared = prices[timed_on] if stored is None else stored
     needed = {name for name in prices if spec.budget.cost is not None}
-    needed |= {timed_on} if "cost" in spec.objectives.speeds and compared is None else set()
+    needed |= {timed_on} if spec.objectives.speed == "cost" and compared is None else set()
     given = f"one for {', '.join(spec.devices.prices)}" if spec.devices.prices else "none"
     faults = [
         Fault(

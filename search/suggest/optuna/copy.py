@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from ....spaces.errors import StorageError, cut
 from ....spaces.record import TrialFacts, TrialRecord
 from ....spaces.study.goals import Direction
+from ....spaces.study.space import LENGTHS
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
@@ -142,9 +143,9 @@ class OptunaCopy:
 
     def _known(self, record: TrialRecord) -> dict[str, Any]:
         """Its parameters that are searched, as they were suggested: a trial that is shortened keeps those there."""
-        planned = record.facts.planned_epochs
-        suggested = {**record.parameters, **({} if planned is None else {"epochs": planned})}
-        return {name: value for name, value in suggested.items() if name in self._space}
+        planned = record.facts.planned_length
+        changed = {} if planned is None else {name: planned for name in LENGTHS if name in record.parameters}
+        return {name: value for name, value in {**record.parameters, **changed}.items() if name in self._space}
 
 
 def record_of(trial: FrozenTrial, direction: Direction) -> TrialRecord:

@@ -25,7 +25,6 @@ class FrontSampler(BaseSampler):
 
     Trials that ended without values teach where training fails. A pruned trial with the user attributes `expected_seconds`,
     `expected_accuracy` and `expected_std` (the prediction when it was stopped) counts as an observation with that noise.
-    A third objective, minimized and above 0, is another measure of what training takes, such as energy.
 
     Args:
         space: what is searched; not given, the parameters that finished trials have in common.
@@ -40,7 +39,7 @@ class FrontSampler(BaseSampler):
         *,
         space: Mapping[str, BaseDistribution] | None = None,
         conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         scaled: bool = True,
         by_time: bool = False,
@@ -84,23 +83,22 @@ class FrontSampler(BaseSampler):
 
     def _of(self, study: Study, space: dict[str, BaseDistribution]) -> tuple[FrontSuggester, list[TrialRecord]]:
         """What suggests for a study, and its trials."""
-        first, *others = (direction == StudyDirection.MAXIMIZE for direction in study.directions)
-        if first or len(others) not in (1, 2) or any(others[1:]):
+        if len(study.directions) != 2 or study.directions[0] != StudyDirection.MINIMIZE:
             got = ", ".join(direction.name.lower() for direction in study.directions)
-            raise ValueError(f"FrontSampler: expected seconds, minimized, then a metric, then at most energy; got {got}")
+            raise ValueError(f"FrontSampler: expected two objectives, seconds, minimized, and a metric; got {got}")
         known = self._known.get(study)
         if known is None or known[0].transform.space != space:
-            suggester = FrontSuggester(space, len(others), **self._how)
+            suggester = FrontSuggester(space, **self._how)
             known = self._known[study] = suggester, [] if known is None else known[1]
         records, trials = known[1], study.get_trials(deepcopy=False)
-        direction: Direction = "maximize" if others[0] else "minimize"
+        direction: Direction = "maximize" if study.directions[1] == StudyDirection.MAXIMIZE else "minimize"
         for trial in trials:
             if trial.number == len(records):
                 records.append(record_of(trial, direction))
             elif not records[trial.number].has_ended:  # one that has ended does not change
                 records[trial.number] = record_of(trial, direction)
         for record in records:
-            if record.values is not None and min((record.values[0], *record.values[2:])) <= 0:
-                got = f"{record.values} of trial {record.number}"
-                raise ValueError(f"FrontSampler: expected seconds above 0 as first value, and energy likewise; got {got}")
+            if record.values is not None and record.values[0] <= 0:
+                got = f"{record.values[0]} of trial {record.number}"
+                raise ValueError(f"FrontSampler: expected seconds above 0 as first value, got {got}")
         return known

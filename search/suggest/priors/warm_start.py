@@ -34,7 +34,7 @@ _MAY_DIFFER = ("evaluations", "seed", "earlier", "packages")
 def prior_trials(
     spec: StudySpec,
     identity: Mapping[str, Any],
-    known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]] | None,
+    known_taken: Callable[[Mapping[str, Any]], float] | None,
 ) -> list[PriorTrial]:
     """The finished trials of the studies under `warm_start:` that lie in this study's space, timed by this study's laws.
 
@@ -72,7 +72,7 @@ def prior_trials(
 def study_suggester(
     spec: StudySpec,
     space: SearchSpace,
-    known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]] | None,
+    known_taken: Callable[[Mapping[str, Any]], float] | None,
     prior: Sequence[PriorTrial],
     *,
     trials: int,
@@ -113,7 +113,7 @@ def _source(spec: StudySpec, named: str) -> str | None:
     return source if is_source(source) else None
 
 
-def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]]) -> Iterator[PriorTrial]:
+def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]], float]) -> Iterator[PriorTrial]:
     """A source's complete runs that lie in this study's space; their rates as references for its rule.
 
     Raises:
@@ -150,7 +150,7 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
             continue
         parameters |= {name: values[name] for name in _RULES & searched.keys() if name in values}
         taken = known_taken(parameters)
-        if all(map(math.isfinite, taken)):
+        if math.isfinite(taken):
             inside += 1
             yield parameters, taken, record.score
     if not inside:
@@ -211,7 +211,7 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 
 def _trials(
-    spec: StudySpec, url: str, study: StudyRow, known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]]
+    spec: StudySpec, url: str, study: StudyRow, known_taken: Callable[[Mapping[str, Any]], float]
 ) -> Iterator[PriorTrial]:
     old = study.study
     if old.space.reference_batch != spec.space.reference_batch:
@@ -226,5 +226,5 @@ def _trials(
             continue
         parameters = {name: values[name] for name in needed}
         taken = known_taken(parameters)
-        if record.score is not None and all(map(math.isfinite, taken)):
+        if record.score is not None and math.isfinite(taken):
             yield parameters, taken, record.score

@@ -75,24 +75,6 @@ def test_it_is_the_front_that_optuna_draws(points: list[tuple[float, float]]) ->
     assert sorted(front_members(points)) == sorted(trial.number for trial in study.best_trials)
 
 
-@given(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 4.0]), numbers, numbers), min_size=1, max_size=20))
-def test_with_three_objectives_too(points: list[tuple[float, float, float]]) -> None:
-    study = optuna.create_study(directions=["minimize", "maximize", "minimize"])
-    for time, cost, loss in points:
-        study.add_trial(optuna.trial.create_trial(values=[time, -loss, cost]))
-    members = front_members(points)
-    assert sorted(members) == sorted(trial.number for trial in study.best_trials)
-    records = [record(number, one[0], -one[2], watts=one[1] / one[0]) for number, one in enumerate(points)]
-    front = front_of(records, second_speed="energy_j")
-    fastest = front_of(records)
-    # On the front of time and accuracy alone are the best of those that are as fast.
-    assert [(one.train_s, one.accuracy) for one in front.curve] == list(
-        dict.fromkeys((one.train_s, one.accuracy) for one in fastest.trials)
-    )
-    assert front.best is not None
-    assert front.best.accuracy == max(one.accuracy or 0.0 for one in records)
-
-
 def test_equal_trials_are_both_on_the_front_the_earlier_first() -> None:
     front = front_of([record(0, 1.0, 0.5), record(1, 1.0, 0.5), record(2, 1.0, 0.4)])
     assert [trial.number for trial in front.trials] == [0, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from bsearch.cli import main
 from bsearch.search.laws.samples_by_batch import _crossings, _doublings, samples_by_batch
 from click.testing import CliRunner
-from helpers import SPACE
+from helpers import SPACE, validated
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -81,7 +80,7 @@ def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) ->
     told = CliRunner().invoke(main, ["ask", str(path), "--until", "0.5", "--batch", "50"])
     assert told.exit_code == 0, told.output
     assert "Samples to accuracy 0.5 in small: " in told.output
-    document = json.loads(CliRunner().invoke(main, ["ask", str(path), "--until", "0.3", "--json"]).output)
+    document = validated(CliRunner().invoke(main, ["ask", str(path), "--until", "0.3", "--json"]).output)
     assert document["target"] == 0.3
     reached = [one["reached"] for one in document["predicted"]]
     assert all(0 <= one <= 1 for one in reached)

@@ -235,8 +235,6 @@ def speed() -> Sequence[Any]:
         "embedding": "cached",
         "update_s": 2.12e-4,
         "communication_s": 1.1e-4,
-        "power": [{"micro_batch": 8, "watts": 312.0}, {"micro_batch": 512, "watts": 655.0}],
-        "power_spread": 0.012,
         "timed": [{"effective_batch": size, "samples_per_s": 84_091.2, **timed} for size in (4, 1004)],
     }
     return [*speed_tables(document)]

@@ -161,10 +161,10 @@ def test_the_same_trials_are_stopped(data: st.DataObject) -> None:
             places = [
                 (fraction, turned(value, direction)) for fraction, value in zip((0.3, 0.5, 0.7, 1.0), values, strict=True)
             ]
-            said = next((fraction for fraction, value in places if rule.report(number, fraction, [1.0], value)), None)
+            said = next((fraction for fraction, value in places if rule.report(number, fraction, 1.0, value)), None)
             facts = rule.stopped_facts(number)
             ends.append((said, facts.expected_accuracy and turned(facts.expected_accuracy, direction), facts.expected_std))
-            rule.end(number, [1.0], None if said else places[-1][1])
+            rule.end(number, 1.0, None if said else places[-1][1])
         stopped.append(ends)
     assert stopped[0] == stopped[1]
 

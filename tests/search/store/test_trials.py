@@ -177,7 +177,7 @@ def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "why"),
     [
-        ("objectives", "[1.5]", "objectives: expected 2 or 3 numbers, got [1.5]"),
+        ("objectives", "[1.5]", "objectives: expected 2 numbers, got [1.5]"),
         ("objectives", "[NaN, 0.5]", "objectives: expected a finite number >= 0, got nan"),
         ("objectives", None, "objectives: expected the values of a complete trial, got none"),
         ("facts", '{"train_s": Infinity}', "facts.train_s: expected a finite number >= 0, got inf"),
@@ -223,6 +223,37 @@ def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
     spec["training"]["precision"] = "fp3"
     with pytest.raises(StorageError, match=r"study new \(bsearch_study\): spec.training.precision: .*got 'fp3'.*--new"):
         _ = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
+
+
+def test_a_study_of_energy_and_cost_is_shown_by_its_seconds(tmp_path: Path) -> None:
+    """Earlier versions measured power, and had fronts of three objectives."""
+    spec = {"study": "old", "task": "tasks.py:Old", "space": {"effective_batch": 8, "reference_rate": 0.1}}
+    spec |= {"objectives": {"speed": "energy_j", "second_speed": "cost", "metric": {"name": "f1"}}}
+    spec["space"] |= {"ema_scaling": None, "timescale_exponent": None}  # keys of then, without a word
+    spec["training"] = {"ema_scaling": "half_life", "cudnn_benchmark": False}
+    with pytest.warns(LeftOutWarning) as said:
+        read = StudyRow({"name": "old", "spec": json.dumps(spec)}).study
+    assert (read.objectives.speed, read.objectives.metric.name) == ("train_s", "f1")
+    assert not read.space.task_parameters()
+    assert [str(warning.message).partition("spec.objectives: ")[2].partition(" is of")[0] for warning in said] == [
+        "speed energy_j",
+        "second_speed cost",
+    ]
+    tables = Tables(f"sqlite:///{tmp_path}/old.db")
+    tables.save_study("old", "old", {}, spec)
+    Trials(tables, "old").begin({"effective_batch": 8})
+    energy = {"watts": 300.0, "measured_energy_j": 1250.0, "expected_second": 0.1}
+    with tables.engine.begin() as connection:
+        facts = json.dumps({"train_s": 4.0, "device_s": 4.0, **energy})
+        ended = {"outcome": "complete", "objectives": "[1200.0, 0.5, 0.07]", "ended_at": "2026-01-31T12:00:00+00:00"}
+        connection.execute(sa.update(schema.trials).values(facts=facts, **ended))
+    tables.start_attempt(replace(setup(), study="old", number=0))
+    with tables.engine.begin() as connection:
+        stored = json.dumps({**setup().to_dict(), "counts_energy": True})
+        connection.execute(sa.update(schema.attempts).values(setup=stored))
+    (trial,) = tables.trials("old")
+    assert (trial.taken("train_s"), trial.accuracy, trial.values, trial.facts.extra) == (4.0, 0.5, (1200.0, 0.5), energy)
+    assert tables.setups("old")[0].effective_batch == setup().effective_batch
 
 
 @pytest.mark.parametrize("change", ["added", "ended", "other", "told"])

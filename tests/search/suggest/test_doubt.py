@@ -83,7 +83,7 @@ def test_rates_are_references_of_the_studys_rule_and_times_its_own(tmp_path: Pat
     table(tmp_path, "accuracy")
     study = spec(tmp_path, objectives={"metric": "val_accuracy"})
     assert names_sources(study)
-    found = prior_trials(study, {}, lambda parameters: (7.0,))
+    found = prior_trials(study, {}, lambda parameters: 7.0)
     assert [(one["effective_batch"], one["epochs"], accuracy) for one, _, accuracy in found] == [
         (8, 2, 0.8),
         (64, 5, 0.9),
@@ -93,7 +93,7 @@ def test_rates_are_references_of_the_studys_rule_and_times_its_own(tmp_path: Pat
         reference = OptimizerSettings(parameters["reference_rate"])
         scaled = scaled_settings("linear", reference, reference_batch=64, effective_batch=batch)
         assert scaled.learning_rate == pytest.approx(rate)
-        assert taken == (7.0,)
+        assert taken == 7.0
 
 
 @pytest.mark.parametrize(
@@ -113,5 +113,5 @@ def test_rates_are_references_of_the_studys_rule_and_times_its_own(tmp_path: Pat
 def test_what_cannot_be_learned_from_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
     table(tmp_path)
     with pytest.raises(StudyFileError) as told:
-        prior_trials(spec(tmp_path, **changes), {}, lambda parameters: (1.0,))
+        prior_trials(spec(tmp_path, **changes), {}, lambda parameters: 1.0)
     assert said in str(told.value)

@@ -89,16 +89,16 @@ def test_a_trial_is_paused_at_its_first_report_at_the_rung_and_once() -> None:
         return not others
 
     pausing = PauseAtRung(Metric(direction="minimize"), is_new_ground)
-    assert [pausing.report(0, tenth / 10, (1.0,), 0.1 * tenth) for tenth in range(1, 11)] == [False] * 10
+    assert [pausing.report(0, tenth / 10, 1.0, 0.1 * tenth) for tenth in range(1, 11)] == [False] * 10
     assert asked == [(0, ())]  # it goes on, and is not asked about again
-    assert [pausing.report(1, tenth / 10, (1.0,), 0.1 * tenth) for tenth in range(1, 4)] == [False, False, True]
+    assert [pausing.report(1, tenth / 10, 1.0, 0.1 * tenth) for tenth in range(1, 4)] == [False, False, True]
     facts = pausing.rung_facts(1)
     assert (facts.rung_fraction, facts.rung_accuracy) == (0.3, pytest.approx(0.3))
     pausing.resume(1)
     # A resumed attempt reports again what its checkpoint holds.
-    assert not any(pausing.report(1, tenth / 10, (1.0,), 0.1 * tenth) for tenth in range(1, 11))
-    pausing.end(1, (1.0,), None)
-    assert pausing.report(2, RUNG, (1.0,), 0.3)
+    assert not any(pausing.report(1, tenth / 10, 1.0, 0.1 * tenth) for tenth in range(1, 11))
+    pausing.end(1, 1.0, None)
+    assert pausing.report(2, RUNG, 1.0, 0.3)
     assert asked[-1] == (2, (0,))  # what failed tells nothing
 
 
@@ -159,7 +159,7 @@ def test_a_search_that_cannot_resume_does_not_pause() -> None:
 
 def test_a_metric_that_is_no_number_at_the_rung_is_not_kept() -> None:
     pausing = PauseAtRung(Metric(), lambda number, others: False)
-    assert not any(pausing.report(0, tenth / 10, (1.0,), value) for tenth, value in ((1, 0.1), (2, 0.2), (3, math.nan)))
+    assert not any(pausing.report(0, tenth / 10, 1.0, value) for tenth, value in ((1, 0.1), (2, 0.2), (3, math.nan)))
     assert pausing.rung_facts(0) == TrialFacts()
 
 

@@ -38,7 +38,7 @@ def measured_curves(seed: int) -> list[tuple[float, list[float]]]:
 def finished(curves: list[tuple[float, list[float]]]) -> FinishedCurves:
     known = FinishedCurves()
     for number, (seconds, values) in enumerate(curves):
-        known.put(number, Curve((seconds,), [(tenth + 1) / 10 for tenth in range(10)], values))
+        known.put(number, Curve(seconds, [(tenth + 1) / 10 for tenth in range(10)], values))
     return known
 
 
@@ -49,11 +49,11 @@ def finished(curves: list[tuple[float, list[float]]]) -> FinishedCurves:
 def test_all_curves_at_once_are_as_each_by_itself(each: list[dict[float, float]], fraction: float) -> None:
     known = FinishedCurves()
     for number, curve in enumerate(each):
-        known.put(number, Curve((1.0,), [2.0], [0.0]))
-        known.put(number, Curve((number + 1.0,), sorted(curve), [curve[at] for at in sorted(curve)]))
+        known.put(number, Curve(1.0, [2.0], [0.0]))
+        known.put(number, Curve(number + 1.0, sorted(curve), [curve[at] for at in sorted(curve)]))
     alone = [np.interp(fraction, sorted(curve), [curve[at] for at in sorted(curve)], left=np.nan) for curve in each]
     np.testing.assert_allclose(known.at(fraction), alone, atol=1e-12)
-    assert known.taken[:, 0].tolist() == [number + 1.0 for number in range(len(each))]
+    assert known.taken.tolist() == [number + 1.0 for number in range(len(each))]
     if each:
         known.drop(0)
         assert np.isnan(known.last).tolist() == [True] + [False] * (len(each) - 1)
@@ -70,13 +70,13 @@ def played(stopping: EarlyStopping, curves: list[tuple[float, list[float]]]) -> 
         rises = values[-1] > max((end for taken, end in ended if taken <= seconds), default=-1.0)
         risers += rises
         for tenth, value in enumerate(values, start=1):
-            if stopping.report(number, tenth / 10, (seconds,), value):
+            if stopping.report(number, tenth / 10, seconds, value):
                 stopped.append(number)
                 wrong += rises
                 break
         else:
             ended.append((seconds, values[-1]))
-            stopping.end(number, (seconds,), values[-1])
+            stopping.end(number, seconds, values[-1])
     return stopped, wrong, risers
 
 
@@ -89,7 +89,7 @@ def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
         known = finished(curves[:40])
         for seconds, values in curves[40:100]:
             seen = round(10 * fraction)
-            promised = expectation(Curve((seconds,), [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known)
+            promised = expectation(Curve(seconds, [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known)
             assert promised is not None
             away = (float(promised.scale.of(np.array([values[-1]]))[0]) - promised.mean) / promised.std
             above.append(float(stdtr(promised.degrees_of_freedom, -away)))
@@ -114,12 +114,12 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     stopping = FrontStopping(Metric())
     for number, (seconds, values) in enumerate(curves[:40]):
         for tenth, value in enumerate(values, start=1):
-            assert not stopping.report(number, tenth / 10, (seconds,), value) or number >= LEAST_CURVES
-        stopping.end(number, (seconds,), values[-1])
+            assert not stopping.report(number, tenth / 10, seconds, value) or number >= LEAST_CURVES
+        stopping.end(number, seconds, values[-1])
     fastest = min(seconds for seconds, _ in curves) / 2
-    assert not any(stopping.report(99, (tenth + 1) / 10, (fastest,), 0.05) for tenth in range(9))
+    assert not any(stopping.report(99, (tenth + 1) / 10, fastest, 0.05) for tenth in range(9))
     slowest = max(seconds for seconds, _ in curves) * 2
-    assert any(stopping.report(100, (tenth + 1) / 10, (slowest,), 0.05) for tenth in range(9))
+    assert any(stopping.report(100, (tenth + 1) / 10, slowest, 0.05) for tenth in range(9))
 
 
 @pytest.mark.parametrize("pauses", [False, True])
@@ -132,36 +132,21 @@ def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(pauses: bool) 
         # As the database keeps them: what was reported, and whether it trained to its end.
         curve = saw.curves[number]
         kept = list(zip(curve.fractions, curve.scores, strict=True))
-        reads.learn(number, (seconds,), kept, done=number not in stopped)
+        reads.learn(number, seconds, kept, done=number not in stopped)
         if number not in stopped:
             reads.resume(number)
     for seconds, values in measured_curves(3)[:30]:
         said = [
-            [one.report(1000, (tenth + 1) / 10, (seconds,), value) for tenth, value in enumerate(values)]
-            for one in (saw, reads)
+            [one.report(1000, (tenth + 1) / 10, seconds, value) for tenth, value in enumerate(values)] for one in (saw, reads)
         ]
         assert said[0] == said[1]
         for one in (saw, reads):
             one.curves.pop(1000)
 
 
-def test_only_what_takes_no_more_of_anything_stops_a_trial() -> None:
-    """Its curve is hopeless beside the fast ones; but those take more energy, so it may yet be on the front."""
-    stops = []
-    for energy in (1.0, 3.0):
-        stopping = FrontStopping(Metric())
-        for number, (seconds, values) in enumerate(measured_curves(2)[:30]):
-            for tenth, value in enumerate(values, 1):
-                stopping.report(number, tenth / 10, (seconds, 2.0), value)
-            stopping.end(number, (seconds, 2.0), values[-1])
-        slowest = stopping.finished.taken[:, 0].max()
-        stops.append(any(stopping.report(99, (tenth + 1) / 10, (slowest, energy), 0.05) for tenth in range(9)))
-    assert stops == [False, True]
-
-
 def test_an_interrupted_trial_begins_its_curve_again() -> None:
     stopping = NoEarlyStopping(Metric())
     for fraction, accuracy in ((0.1, 0.2), (0.2, 0.3), (0.1, 0.25), (0.2, 0.35), (0.3, 0.5)):
-        stopping.report(0, fraction, (1.0,), accuracy)
-    assert stopping.end(0, (1.0,), 0.6) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5), (1.0, 0.6)]
+        stopping.report(0, fraction, 1.0, accuracy)
+    assert stopping.end(0, 1.0, 0.6) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5), (1.0, 0.6)]
     assert not stopping.curves

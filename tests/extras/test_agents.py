@@ -1,0 +1,144 @@
+"""`bsearch mcp` by the kit's own client, over stdin and stdout: what an agent does in a folder, and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import BASELINE, TASKS, small_study
+from helpers import validated
+
+mcp = pytest.importorskip("mcp")
+
+Call = Callable[..., Awaitable[dict[str, Any]]]
+
+
+def folder_of(path: Path) -> Path:
+    """A folder with two studies of a task of its own."""
+    (path / "tasks.py").write_text(TASKS.read_text(encoding="utf-8"))
+    for name, changes in {
+        "main": {},
+        "change": {"training": {"evaluations": 3}},
+        "outside": {"task": "../tasks.py:Points"},
+    }.items():
+        study = small_study(**{"study": name, "task": "tasks.py:Points", "baseline": [BASELINE], **changes})
+        (path / f"{name}.yaml").write_text(yaml.safe_dump(study))
+    (path.parent / "tasks.py").write_text("raise RuntimeError('this is not the folder')")
+    return path
+
+
+def as_agent(folder: Path, work: Callable[[Any, Call], Awaitable[None]]) -> None:
+    """Do something with a server's tools; every answer is validated."""
+
+    async def connected() -> None:
+        server = mcp.StdioServerParameters(
+            command=sys.executable, args=["-m", "bsearch", "mcp", str(folder)], env={**os.environ}, cwd=str(folder)
+        )
+        async with mcp.Client(server) as client:
+
+            async def call(tool: str, **arguments: Any) -> dict[str, Any]:
+                result = await client.call_tool(tool, arguments)
+                (content,) = result.content
+                document = validated(content.text)
+                assert result.structured_content == document
+                assert result.is_error == (document["answer"] == "error")
+                return document
+
+            await work(client, call)
+
+    asyncio.run(asyncio.wait_for(connected(), 240))
+
+
+async def until(call: Call, condition: Callable[[dict[str, Any]], bool], study: str) -> dict[str, Any]:
+    ends = time.monotonic() + 120
+    while not condition(told := await call("status", study=study)):
+        assert time.monotonic() < ends, told
+        await asyncio.sleep(0.3)
+    return told
+
+
+@pytest.mark.slow
+def test_an_agent_checks_runs_stops_resumes_and_decides(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+
+    async def work(client: Any, call: Call) -> None:
+        assert {tool.name for tool in (await client.list_tools()).tools} == {
+            *("check", "run", "status", "stop", "front", "explain", "ask", "compare", "export")
+        }
+        assert (await call("check", study="main.yaml"))["examination"]["verdict"] == "exact"
+        assert (await call("status", study="main.yaml"))["error"]["kind"] == "no_study"
+        first = await call("run", study="main.yaml", trials=400, serial=True)
+        again = await call("run", study="main.yaml", trials=400, serial=True)
+        assert (first["started"], again["started"], again["running"]) == (True, False, first["running"])
+        await until(call, lambda told: told.get("trials", {}).get("complete", 0) >= 3, "main.yaml")
+        stopped = await call("stop", study="main.yaml")
+        assert (stopped["running"], stopped["last_run"]["exit_code"]) == (None, 130)
+        done = stopped["trials"]["complete"]
+        os.kill(int((await call("run", study="main.yaml", trials=400, serial=True))["running"]["process"]), signal.SIGKILL)
+        killed = await until(call, lambda told: "last_run" in told and told["running"] is None, "main.yaml")
+        assert killed["trials"]["complete"] >= done
+        most = int(killed["budget"]["done"]) + 2
+        await call("run", study="main.yaml", trials=most, serial=True)
+        ended = await until(call, lambda told: told.get("last_run", {}).get("exit_code") == 0, "main.yaml")
+        front = await call("front", study="main.yaml")
+        assert (front["budget"]["done"], front["best"]) == (most, ended["best"])
+        assert (await call("explain", study="main.yaml", trial=front["best"]))["outcome"] == "complete"
+        assert "front" in (await call("ask", source="main.yaml"))["groups"][0]["verdicts"]
+        assert "learning_rate" in (await call("export", study="main.yaml", to="yaml", trial=front["best"]))["text"]
+        told = await call("compare", study="main.yaml", change="change.yaml", trials=8)
+        while told["answer"] == "pending":
+            told = await call("compare", study="main.yaml", change="change.yaml", trials=8)
+        assert told["answer"] in ("compare", "error")
+        answers = json.loads((await client.read_resource("bsearch://schemas/answers")).contents[0].text)
+        assert "compare" in answers["$defs"]
+
+    as_agent(folder, work)
+
+
+@pytest.mark.slow
+def test_what_an_agent_may_not_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    folder_of(folder)
+    os.symlink(tmp_path / "tasks.py", folder / "link.yaml")
+
+    async def work(client: Any, call: Call) -> None:
+        for study, expected in (
+            ("../tasks.py", "in the folder"),
+            ("/etc/passwd", "in the folder"),
+            ("link.yaml", "in the folder"),
+            ("outside.yaml", "task: expected a path in the folder"),
+            ("none.yaml", "expected a file"),
+            ("x" * 10_000_000, "expected a file"),
+            ("a\0b", "expected a file"),
+        ):
+            told = await call("front", study=study)
+            assert expected in told["error"]["message"], study[:40]
+        unknown = await call("front", study="main.yaml", colour="red")
+        assert (unknown["error"]["expected"], unknown["error"]["got"]) == ("study", "colour")
+        for setting in ("storage=sqlite:////x.db", "task=x.py:y", "budget.keep=/x"):
+            assert "expected a key of space" in (await call("check", study="main.yaml", settings=[setting]))["error"]["message"]
+        assert "study files" in (await call("check", study="main.yaml", settings=["space.epocs=3"]))["schema"]
+        # A hundred at once are one question.
+        started = time.monotonic()
+        answers = await asyncio.gather(*(call("front", study="main.yaml") for _ in range(100)))
+        assert {told["error"]["kind"] for told in answers} == {"no_study"}
+        assert len({json.dumps(told) for told in answers}) == 1
+        assert time.monotonic() - started < 60
+
+    as_agent(folder, work)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "change.yaml",
+        "link.yaml",
+        "main.yaml",
+        "outside.yaml",
+        "tasks.py",
+    ]
