@@ -376,12 +376,13 @@ REFERENCE_BATCH = 16
 
 
 def with_rates(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A setting with its four rates, of one with ratios."""
+    """A setting with its four rates, of one with ratios; within their free ranges, beyond which the table knows nothing."""
     if "learning_rate" not in parameters:
         return dict(parameters)
     ratios = {"matrix_rate": 1.0, **{f"{name}_rate": parameters[f"{name}_ratio"] for name in ("embedding", "head", "scalar")}}
     setting = {name: parameters[name] for name in SPACE if name not in RATES}
-    return setting | {name: parameters["learning_rate"] * ratio for name, ratio in ratios.items()}
+    rates = {name: parameters["learning_rate"] * ratio for name, ratio in ratios.items()}
+    return setting | {name: min(max(rate, RATES[name]["low"]), RATES[name]["high"]) for name, rate in rates.items()}
 
 
 @dataclass
