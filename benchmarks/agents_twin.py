@@ -7,7 +7,7 @@
 After autoresearch (https://github.com/karpathy/autoresearch): every trial trains for the same five minutes, what counts is the
 validation loss in bits per byte, and a setting that does not fit in memory is a lost trial. Here the device is virtual: a
 step-time law says how many steps five minutes have, a memory law what fits, and half of random settings do not. Then that
-number of steps is trained, bytes of this repository's documentation, in one or two seconds of one core. The table is of docs/ at
+number of steps is trained, bytes of this repository's documentation, in one to three seconds of a core. The table is of docs at
 revision 1de46d6f: check those out before training anything beside it. CMA-ES needs `cmaes`.
 
 A tuner's result depends on the device batch by the number of steps alone, so the table has steps among its coordinates and the
