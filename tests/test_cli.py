@@ -409,7 +409,9 @@ def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(study_file: Cal
     path = study_file(task="tasks.py:Mine", budget={"trials": 1})
     for arguments in (["check", path, "--json"], ["run", path, "--serial", "--json"], ["profile", path, "--json"]):
         done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["study"] == "small"
+        *events, last = map(json.loads, done.stdout.splitlines())
+        assert last["study"] == "small"
+        assert {event["answer"] for event in events} <= {"event"}
         assert "hello" in done.stderr
     for arguments in (["show", str(path), "--json"], ["ask", str(path), "--json"], ["check", "--schema"]):
         assert json.loads(bsearch(*arguments).output)
