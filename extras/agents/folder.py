@@ -29,6 +29,8 @@ _SETTABLE = ("space", "training", "memory", "budget", "objectives")
 _FRESH_S, _AT_ONCE, _MOST_ARGUMENTS, _MOST_TEXT, _MOST_PATH = 1.0, 2, 100_000, 3000, 1000
 # Seconds that a run is waited for to begin or fail, a running comparison to end, and a stopped driver to leave.
 _BEGINS_S, _COMPARES_S, _STOPS_S = 4.0, 45.0, 30.0
+_PENDING = "Not settled yet. Ask the same again to wait on; its trials are kept."
+_BSEARCH = (sys.executable, "-m", "bsearch")
 _SCHEMA = "The keys of study files: resource bsearch://schemas/study"
 
 Answer = dict[str, Any]
@@ -84,7 +86,7 @@ class Folder:
         async with self._asking[arguments]:
             asked_at, found = self._answers.get(arguments, (0.0, {}))
             if time.monotonic() - asked_at > _FRESH_S:
-                found = await self._answer(arguments)
+                found = _read(*await self._printed(*arguments, "--json"))
                 self._answers = {arguments: (time.monotonic(), found)} | dict(list(self._answers.items())[:50])
             return found
 
@@ -93,26 +95,23 @@ class Folder:
         self.study(name)
         return await self.ask(command, self.path(name), *options)
 
-    async def _answer(self, arguments: Sequence[str]) -> Answer:
+    async def text(self, *arguments: str) -> Answer:
+        """What a command without --json prints."""
+        out, err, code = await self._printed(*arguments)
+        if code:
+            return error_document(OutputError(err.strip()[-400:]))
+        return {"answer": "export", "version": VERSION, "text": cut(out, _MOST_TEXT), "notes": err.strip()[-400:]}
+
+    async def _printed(self, *arguments: str) -> tuple[str, str, int]:
+        """What a command printed, on stdout and on stderr, and its exit code; it is killed where nobody waits any more."""
         async with self._slots:
-            command = [sys.executable, "-m", "bsearch", *arguments, "--json"]
-            process = await asyncio.create_subprocess_exec(*command, cwd=self.root, **_PIPES)
+            process = await asyncio.create_subprocess_exec(*_BSEARCH, *arguments, cwd=self.root, **_PIPES)
             try:
                 out, err = await process.communicate()
             except asyncio.CancelledError:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-        return _read(out.decode(errors="replace"), err.decode(errors="replace"), process.returncode or 0)
-
-    async def text(self, *arguments: str) -> Answer:
-        """What a command without --json prints."""
-        async with self._slots:
-            command = [sys.executable, "-m", "bsearch", *arguments]
-            process = await asyncio.create_subprocess_exec(*command, cwd=self.root, **_PIPES)
-            out, err = (part.decode(errors="replace") for part in await process.communicate())
-        if process.returncode:
-            return error_document(OutputError(err.strip()[-400:]))
-        return {"answer": "export", "version": VERSION, "text": cut(out, _MOST_TEXT), "notes": err.strip()[-400:]}
+        return out.decode(errors="replace"), err.decode(errors="replace"), process.returncode or 0
 
     def start(self, name: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
         """A command that goes on without this server, and the file with its lines of JSON."""
@@ -124,7 +123,7 @@ class Folder:
             return running, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
-            command = [sys.executable, "-m", "bsearch", *arguments, "--json"]
+            command = [*_BSEARCH, *arguments, "--json"]
             # A session of its own: it outlives the server, and what interrupts the one does not interrupt the other.
             started = subprocess.Popen(  # noqa: S603
                 command, cwd=self.root, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -139,8 +138,7 @@ class Folder:
             return _started(spec.study, running, now=False)
         options = [*(("--trials", str(trials)) if trials else ()), *(part for one in settings for part in ("--set", one))]
         started, log = self.start(spec.study, "run", self.path(name), *options, *(["--serial"] if serial else []))
-        with_failure = await _ended(started, _BEGINS_S)
-        if with_failure and (last := _last(log, started.returncode)).get("answer") == "error":
+        if await _ended(started, _BEGINS_S) and (last := _last(log, started.returncode)).get("answer") == "error":
             return last
         return _started(spec.study, _here(started), now=True)
 
@@ -153,10 +151,9 @@ class Folder:
             return found
         (_, run), log = of_study[-1], self.root / "results" / file_name(spec.study) / "run.jsonl"
         if run.poll() is None:
-            here, kind = _here(run), found.get("error", {}).get("kind")
-            if kind == "no_study":  # its driver has not come so far
-                return _started(spec.study, here, now=False)
-            return {**found, "running": found.get("running") or here}
+            if found.get("error", {}).get("kind") == "no_study":  # its driver has not come so far
+                return _started(spec.study, _here(run), now=False)
+            return {**found, "running": found.get("running") or _here(run)}
         last = _last(log, run.returncode)
         ended = {key: last[key] for key in ("failure", "stopped", "elapsed_s", "expected_gain", "error") if key in last}
         return {**found, "last_run": {"exit_code": run.returncode, **ended}}
@@ -168,10 +165,10 @@ class Folder:
             return await self.status(name)
         if running["host"] != socket.gethostname():
             raise OutputError(f"{name}: expected a driver on this machine, got one on {running['host']}. Stop it there.")
-        with_signal = int(running["process"])
-        os.kill(with_signal, signal.SIGINT)
+        driver = int(running["process"])
+        os.kill(driver, signal.SIGINT)
         until = time.monotonic() + _STOPS_S
-        while time.monotonic() < until and _is_alive(with_signal, self._runs.values()):
+        while time.monotonic() < until and _is_alive(driver, self._runs.values()):
             await asyncio.sleep(0.2)
         self._answers.clear()
         return await self.status(name)
@@ -180,8 +177,7 @@ class Folder:
         """A verdict, or that it is not there yet: the same question again waits on."""
         started, log = self.start(name, "compare", *sides, *options)
         if not await _ended(started, _COMPARES_S):
-            text = "Not settled yet. Ask the same again to wait on; its trials are kept."
-            return {"answer": "pending", "version": VERSION, "text": text}
+            return {"answer": "pending", "version": VERSION, "text": _PENDING}
         return _last(log, started.returncode)
 
 
@@ -232,11 +228,5 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def _is_alive(process: int, ours: Any) -> bool:
-    for one in ours:
-        if one.pid == process:
-            return one.poll() is None
-    return Path(f"/proc/{process}").exists()
-
-
-def text_answer(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))
+    known = next((run for run in ours if run.pid == process), None)
+    return Path(f"/proc/{process}").exists() if known is None else known.poll() is None
