@@ -68,6 +68,14 @@ def test_a_run_says_each_event_and_its_end(study_file: Callable[..., Path]) -> N
     assert last["failure"] is None
 
 
+def test_what_is_said_of_a_script_is_not_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["run", "--json", "--", "python", "none.py"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "looking at python none.py" in done.stderr
+    assert validated(done.stderr.splitlines()[-1])["error"]["kind"] == "study"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "kind"),
     [

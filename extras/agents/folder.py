@@ -69,8 +69,8 @@ class Folder:
             StudyFileError: it is wrong, or names another place.
         """
         for setting in settings:
-            place = setting.startswith("budget.keep") or (setting.startswith("training.schedule") and ":" in setting)
-            if setting.partition(".")[0] not in _SETTABLE or place:
+            names_place = setting.startswith("budget.keep") or (setting.startswith("training.schedule") and ":" in setting)
+            if setting.partition(".")[0] not in _SETTABLE or names_place:
                 raise StudyFileError(f"{cut(setting, 200)}: expected a key of {', '.join(_SETTABLE)}, such as space.width=32")
         spec = read_study(self.root / self.path(name), storage=storage_of(os.environ))
         code = {"task": spec.task.rpartition(":")[0], "training.schedule": spec.training.schedule.rpartition(":")[0]}
