@@ -168,3 +168,10 @@ def test_a_loader_limits_from_where_it_takes_half_of_a_step(fixed_ms: float, per
     assert "evaluation" not in found
     launched = fixed_ms * 0.5 / (per_sample_ms + input_ms)
     assert ("launch" in found) == (launched >= 2) or 1.9 < launched < 2.1
+
+
+@pytest.mark.parametrize(("devices", "limits"), [(1, ["memory"]), (2, [])])
+def test_memory_limits_where_the_devices_together_hold_no_batch(devices: int, limits: list[str]) -> None:
+    law = StepTime(((8, 0.01), (300, 0.4)), update_s=0.001, devices=devices)
+    profile = DeviceProfile("gpu", "none", 1000, largest_micro_batch=300, step_times=(law,))
+    assert [limit.by for limit in bottlenecks(profile, 512)] == limits

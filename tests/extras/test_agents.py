@@ -99,10 +99,10 @@ def test_an_agent_checks_runs_stops_resumes_and_decides(tmp_path: Path) -> None:
         assert (await call("explain", study="main.yaml", trial=front["best"]))["outcome"] == "complete"
         assert "front" in (await call("ask", source="main.yaml"))["groups"][0]["verdicts"]
         assert "learning_rate" in (await call("export", study="main.yaml", to="yaml", trial=front["best"]))["text"]
-        told = await call("compare", study="main.yaml", change="change.yaml", trials=8)
+        told = await call("compare", study="main.yaml", change="change.yaml", trials=12)
         while told["answer"] == "pending":
-            told = await call("compare", study="main.yaml", change="change.yaml", trials=8)
-        assert told["answer"] in ("compare", "error")
+            told = await call("compare", study="main.yaml", change="change.yaml", trials=12)
+        assert told["answer"] == "compare"
         answers = json.loads((await client.read_resource("bsearch://schemas/answers")).contents[0].text)
         assert "compare" in answers["$defs"]
 
