@@ -90,7 +90,8 @@ def run(
     """
     if command:
         _check_is_script(ctx, study, command)
-        study = _study_of_script((study, *command), again=True)
+        with documents_only(as_json):
+            study = _study_of_script((study, *command), again=True)
     file, spec = _study(study, batches, rate, trials, settings)
     spec = _with_deadline(spec, by, within, until, keep)
     out = out and out.absolute()  # a task may change the working directory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
@@ -122,6 +122,12 @@ class TrialSetup:
     def is_timed_by_clock(self) -> bool:
         """Whether it ends after `train_s` by its own clock, since nobody knows how many samples that is."""
         return self.samples_budget == UNTIMED_SAMPLES
+
+    def as_trained(self, samples: int | None, epochs: float | None) -> TrialSetup:
+        """The setup with the length that its training turned out to have, where the clock has ended that."""
+        if not self.is_timed_by_clock or samples is None or epochs is None:
+            return self
+        return replace(self, samples_budget=samples, epochs=epochs)
 
     def share_of(self, measurement: Measurement) -> float:
         """The share of its training that is behind it; a user's own loop may end slightly off its budget."""

@@ -68,6 +68,14 @@ def test_a_run_says_each_event_and_its_end(study_file: Callable[..., Path]) -> N
     assert last["failure"] is None
 
 
+def test_what_is_said_of_a_script_is_not_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["run", "--json", "--", "python", "none.py"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "looking at python none.py" in done.stderr
+    assert validated(done.stderr.splitlines()[-1])["error"]["kind"] == "study"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "kind"),
     [
@@ -160,3 +168,10 @@ def test_a_loader_limits_from_where_it_takes_half_of_a_step(fixed_ms: float, per
     assert "evaluation" not in found
     launched = fixed_ms * 0.5 / (per_sample_ms + input_ms)
     assert ("launch" in found) == (launched >= 2) or 1.9 < launched < 2.1
+
+
+@pytest.mark.parametrize(("devices", "limits"), [(1, ["memory"]), (2, [])])
+def test_memory_limits_where_the_devices_together_hold_no_batch(devices: int, limits: list[str]) -> None:
+    law = StepTime(((8, 0.01), (300, 0.4)), update_s=0.001, devices=devices)
+    profile = DeviceProfile("gpu", "none", 1000, largest_micro_batch=300, step_times=(law,))
+    assert [limit.by for limit in bottlenecks(profile, 512)] == limits

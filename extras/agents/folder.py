@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,12 @@ from ...spaces.study.spec import StudySpec
 
 # Sections of a study that may be changed for one run.
 _SETTABLE = ("space", "training", "memory", "budget", "objectives")
-# An answer is given again to whoever asks the same within so many seconds; processes at once; characters of all
-# arguments, of a text and of a path.
-_FRESH_S, _AT_ONCE, _MOST_ARGUMENTS, _MOST_TEXT, _MOST_PATH = 1.0, 2, 100_000, 3000, 1000
+# An answer is given again to whoever asks the same within so many seconds; processes at once; characters of all arguments and
+# of a path.
+_FRESH_S, _AT_ONCE, _MOST_ARGUMENTS, _MOST_PATH = 1.0, 2, 100_000, 1000
 # Seconds that a run is waited for to begin or fail, a running comparison to end, and a stopped driver to leave.
 _BEGINS_S, _COMPARES_S, _STOPS_S = 4.0, 45.0, 30.0
 _PENDING = "Not settled yet. Ask the same again to wait on; its trials are kept."
-_BSEARCH = (sys.executable, "-m", "bsearch")
 _SCHEMA = "The keys of study files: resource bsearch://schemas/study"
 
 Answer = dict[str, Any]
@@ -70,14 +70,17 @@ class Folder:
             StudyFileError: it is wrong, or names another place.
         """
         for setting in settings:
-            if setting.partition(".")[0] not in _SETTABLE or setting.startswith("budget.keep"):
+            names_place = setting.startswith("budget.keep") or (setting.startswith("training.schedule") and ":" in setting)
+            if setting.partition(".")[0] not in _SETTABLE or names_place:
                 raise StudyFileError(f"{cut(setting, 200)}: expected a key of {', '.join(_SETTABLE)}, such as space.width=32")
         spec = read_study(self.root / self.path(name), storage=storage_of(os.environ))
-        task, database = spec.task.rpartition(":")[0], (sqlite_parts(spec.storage or "") or ("",))[0]
-        places = {"task": task if task.endswith(".py") else "", "storage": database or "another machine's"}
-        places |= {"budget.keep": spec.budget.keep or "", "cluster.checkpoints": spec.cluster.checkpoints or ""}
+        code = {"task": spec.task.rpartition(":")[0], "training.schedule": spec.training.schedule.rpartition(":")[0]}
+        places = {key: place for key, place in code.items() if place.endswith(".py")}
+        places |= {"storage": (sqlite_parts(spec.storage or "") or ("",))[0] or "/", "budget.keep": spec.budget.keep or ""}
+        places |= {f"warm_start.{index}": named for index, named in enumerate(spec.warm_start)}
+        places["cluster.checkpoints"] = (spec.cluster.checkpoints or "").removeprefix("file://")
         for key, place in places.items():
-            if place and not (self.root / place).resolve().is_relative_to(self.root):
+            if not (spec.folder / Path(place).expanduser()).resolve().is_relative_to(self.root):
                 raise StudyFileError(f"{name}: {key}: expected a path in the folder of this server, got another place")
         return spec
 
@@ -95,50 +98,51 @@ class Folder:
         self.study(name)
         return await self.ask(command, self.path(name), *options)
 
-    async def text(self, *arguments: str) -> Answer:
-        """What a command without --json prints."""
-        out, err, code = await self._printed(*arguments)
-        if code:
-            return error_document(OutputError(err.strip()[-400:]))
-        return {"answer": "export", "version": VERSION, "text": cut(out, _MOST_TEXT), "notes": err.strip()[-400:]}
-
     async def _printed(self, *arguments: str) -> tuple[str, str, int]:
-        """What a command printed, on stdout and on stderr, and its exit code; it is killed where nobody waits any more."""
+        """What a command prints on stdout and on stderr, and its exit code; it is killed once nobody waits for it."""
         async with self._slots:
-            process = await asyncio.create_subprocess_exec(*_BSEARCH, *arguments, cwd=self.root, **_PIPES)
+            process = await asyncio.create_subprocess_exec(*_command(*arguments), cwd=self.root, **_PIPES)
             try:
-                out, err = await process.communicate()
+                out, err = (part.decode(errors="replace") for part in await process.communicate())
             except asyncio.CancelledError:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
-        return out.decode(errors="replace"), err.decode(errors="replace"), process.returncode or 0
+        return out, err, process.returncode or 0
+
+    async def text(self, *arguments: str) -> Answer:
+        """What a command without --json prints, whole."""
+        out, err, code = await self._printed(*arguments)
+        notes = err.strip()[-400:]
+        if code:
+            return error_document(OutputError(notes))
+        return {"answer": "export", "version": VERSION, "text": out, "notes": notes}
 
     def start(self, name: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
         """A command that goes on without this server, and the file with its lines of JSON."""
-        if sum(map(len, arguments)) > _MOST_ARGUMENTS:
-            raise StudyFileError(f"expected arguments of at most {_MOST_ARGUMENTS} characters together")
         log = self.root / "results" / file_name(name) / f"{arguments[0]}.jsonl"
-        running = self._runs.get(arguments)
+        running = self._runs.pop(arguments, None)  # the newest is the last
         if running is not None and running.poll() is None:
+            self._runs[arguments] = running
             return running, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
-            command = [*_BSEARCH, *arguments, "--json"]
+            command, nothing = _command(*arguments, "--json"), subprocess.DEVNULL
             # A session of its own: it outlives the server, and what interrupts the one does not interrupt the other.
-            started = subprocess.Popen(  # noqa: S603
-                command, cwd=self.root, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+            started = subprocess.Popen(command, cwd=self.root, stdin=nothing, stdout=out, stderr=err, start_new_session=True)  # noqa: S603
         self._runs[arguments] = started
         return started, log
 
     async def run(self, name: str, trials: int | None, settings: Sequence[str], serial: bool) -> Answer:
         """Start a study, or resume it; the answer comes at once."""
-        spec = self.study(name, settings)
-        if (running := (await self.status(name)).get("running")) is not None:
-            return _started(spec.study, running, now=False)
+        spec, path = self.study(name, settings), self.path(name)
         options = [*(("--trials", str(trials)) if trials else ()), *(part for one in settings for part in ("--set", one))]
-        started, log = self.start(spec.study, "run", self.path(name), *options, *(["--serial"] if serial else []))
-        if await _ended(started, _BEGINS_S) and (last := _last(log, started.returncode)).get("answer") == "error":
+        async with self._asking["run", path]:  # of two agents the second finds it running
+            if (running := (await self.status(name)).get("running")) is not None:
+                return _started(spec.study, running, now=False)
+            started, log = self.start(spec.study, "run", path, *options, *(["--serial"] if serial else []))
+            with_failure = await _ended(started, _BEGINS_S)
+        if with_failure and (last := _last(log, started.returncode)).get("answer") == "error":
             return last
         return _started(spec.study, _here(started), now=True)
 
@@ -165,11 +169,12 @@ class Folder:
             return await self.status(name)
         if running["host"] != socket.gethostname():
             raise OutputError(f"{name}: expected a driver on this machine, got one on {running['host']}. Stop it there.")
-        driver = int(running["process"])
-        os.kill(driver, signal.SIGINT)
-        until = time.monotonic() + _STOPS_S
-        while time.monotonic() < until and _is_alive(driver, self._runs.values()):
-            await asyncio.sleep(0.2)
+        process, until = int(running["process"]), time.monotonic() + _STOPS_S
+        with suppress(ProcessLookupError):  # it has left
+            os.kill(process, signal.SIGINT)
+            while time.monotonic() < until and all(ours.poll() is None for ours in self._runs.values() if ours.pid == process):
+                await asyncio.sleep(0.2)
+                os.kill(process, 0)
         self._answers.clear()
         return await self.status(name)
 
@@ -190,6 +195,12 @@ _PIPES: dict[str, Any] = {
 }
 
 
+def _command(*arguments: str) -> list[str]:
+    if sum(map(len, arguments)) > _MOST_ARGUMENTS:
+        raise StudyFileError(f"expected arguments of at most {_MOST_ARGUMENTS} characters together")
+    return [sys.executable, "-m", "bsearch", *arguments]
+
+
 def _here(process: subprocess.Popen[bytes]) -> dict[str, str]:
     return {"host": socket.gethostname(), "process": str(process.pid)}
 
@@ -199,8 +210,8 @@ def _started(study: str, running: Mapping[str, str], *, now: bool) -> Answer:
 
 
 def _read(out: str, err: str, code: int) -> Answer:
-    """The last answer in what a command printed."""
-    for line in (*reversed(out.splitlines()), *reversed(err.splitlines())):
+    """The answer of a command: its error, which ends stderr, or the last line of stdout."""
+    for line in (*reversed(err.splitlines()), *reversed(out.splitlines())):
         if line.startswith('{"answer"'):
             return _with_schema(json.loads(line))
     return error_document(OutputError(f"expected an answer, got exit code {code}: {cut(err.strip()[-400:])}"))
@@ -227,6 +238,5 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
     return process.poll() is not None
 
 
-def _is_alive(process: int, ours: Any) -> bool:
-    known = next((run for run in ours if run.pid == process), None)
-    return Path(f"/proc/{process}").exists() if known is None else known.poll() is None
+def text_answer(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"))

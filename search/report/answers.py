@@ -70,7 +70,8 @@ def event_answer(event: Event, metric: str) -> dict[str, Any]:
     document: dict[str, Any] = {"event": event.kind, "text": event.text or None}
     if (setup := event.setup) is not None:
         document |= {"trial": setup.number, "attempt": setup.attempt, "effective_batch": setup.effective_batch}
-        document |= {"learning_rate": setup.learning_rate, "samples": setup.samples_budget}
+        document |= {"learning_rate": setup.learning_rate}
+        document |= {"samples": None if setup.is_timed_by_clock else setup.samples_budget}
         if (measured := event.measurement) is not None:
             document |= {"share": setup.share_of(measured), metric: measured.value(metric)}
     if (record := event.record) is not None:

@@ -29,6 +29,7 @@ from ...spaces.profile_request import profile_faults
 from ...spaces.readable import count, plural, seconds
 from ...spaces.record import TrialRecord, counted
 from ...spaces.study.spec import StudySpec
+from ...spaces.trial import UNTIMED_SAMPLES
 from ..analysis.blow_ups import told_apart
 from ..analysis.pareto import study_front
 from ..laws.best_rate import with_rates
@@ -272,8 +273,9 @@ def _drive(
         text = f"costs are at a price of {price:g} an hour, as when this study began; create a new study (--new) for today's"
         notify(Event("message", text=text))
     law = known_taken(spec, laws, price)
-    prior = prior_trials(spec, study.identity, law)
-    if prior:
+    timed = spec.changed({"space": {"train_s": None, "samples": UNTIMED_SAMPLES}}) if spec.space.train_s else None
+    prior = prior_trials(spec, study.identity, law, None if timed is None else known_taken(timed, laws, price))
+    if spec.warm_start:
         text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"
         notify(Event("message", text=text))
     if tables.study(name) is None:

@@ -68,7 +68,7 @@ def _stretched(study: StoredStudy, record: TrialRecord, setup: TrialSetup, epoch
         raise StudyFileError(f"epochs: expected at least one step, {least:.3g} epochs, got {epochs:g}")
     values = {**study.spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
     optimizer = optimizer_settings(study.spec, setup.effective_batch, epochs, values)
-    return replace(setup, epochs=epochs, samples_budget=budget, optimizer=optimizer)
+    return replace(setup, epochs=epochs, samples_budget=budget, train_s=None, optimizer=optimizer)
 
 
 def _new_seeds(study: StoredStudy, setup: TrialSetup, folder: Path, count: int) -> list[int]:

@@ -67,8 +67,8 @@ def bottlenecks(profile: DeviceProfile, highest: int, evaluation: float = 0.0) -
         yield from _launch(law)
     if evaluation > _EVALUATION:
         yield Bottleneck("evaluation", share=evaluation)
-    cap = profile.largest_micro_batch
-    if cap is not None and cap < highest:
+    cap, devices = profile.largest_micro_batch, 1 if law is None else law.devices
+    if cap is not None and cap * devices < highest:
         yield Bottleneck("memory", high=cap)
 
 

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from bsearch.search.report.answers import event_answer
+from bsearch.search.report.frameworks import FRAMEWORKS
+from bsearch.search.report.frameworks.settings import chosen_settings
+from bsearch.search.report.terminal.train import opening_lines
+from bsearch.search.run.decisions.attempt import setup_facts
+from bsearch.search.run.events import Event
+from bsearch.search.run.train import planned_trainings
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
+from bsearch.spaces.readable import number, seconds
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.space import LENGTHS
 from bsearch.spaces.trial import UNTIMED_SAMPLES, Measurement, Suggestion, TrialSetup
@@ -103,6 +112,22 @@ def test_where_steps_are_not_timed_the_clock_ends_a_training(study_file: Callabl
         assert 16 <= facts.samples_budget < 20 * 400 + 1 < UNTIMED_SAMPLES
         assert facts.epochs == pytest.approx(facts.samples_budget / 1000)
         assert record.settings["train_s"] == record.train_s == facts.measured_train_s
+    study, record = StoredStudy.open(str(path)), records[0]
+    samples, by_clock = record.facts.samples_budget, study.setup_of(record)
+    chosen = chosen_settings(study, record, "as asked")
+    assert yaml.safe_load(FRAMEWORKS["yaml"](chosen).text)["samples_budget"] == samples
+    assert f"max_steps={chosen.even_steps}" in FRAMEWORKS["hf"](chosen).text
+    assert chosen.even_steps < 100
+    assert f"'samples_budget': {UNTIMED_SAMPLES}" in FRAMEWORKS["pytorch"](chosen).text  # it has the trial's code and clock
+    assert "samples" not in event_answer(Event("started", setup=by_clock), "accuracy")
+    assert setup_facts(by_clock, None).epochs is None
+    (again,) = planned_trainings(study, record, path.parent / "again")
+    assert again.setup.is_timed_by_clock
+    (line,) = opening_lines(study, record, "", [again], study.identity["task"]["code"])
+    assert f" {number(record.facts.epochs)} epochs" in line
+    assert f"about {seconds(record.train_s)}" in line
+    (longer,) = planned_trainings(study, record, path.parent / "longer", epochs=3)
+    assert (longer.setup.samples_budget, longer.setup.train_s) == (3000, None)
     path = study_file(study="early", task=f"{HERE}:stops_early", space=space, training={"samples": 1000})
     result = run(path)
     assert "after setup.train_s = 0.2 seconds" in (result.failure or result.study.records[0].message)

@@ -76,6 +76,7 @@ class ChosenSettings:
         batch_norm: the model has batch statistics.
         task, kind: the study's training code, and what it is, as `task_kind` says.
         even: the nearest plan of equal micro-batches, with the optimizer's settings at its batch.
+        by_clock: the trial was ended by its clock; the setup has the samples that it came to.
         in_order: the framework is given the samples of the whole training in the trial's order, so no step ends with an epoch.
     """
 
@@ -97,6 +98,7 @@ class ChosenSettings:
     task: str = ""
     kind: str | None = None
     in_order: bool = False
+    by_clock: bool = False
 
     @property
     def plan(self) -> BatchPlan:
@@ -170,6 +172,7 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same for a setup that is already known."""
     optimizer, momentum = record.facts.optimizer, record.facts.momentum
+    by_clock, setup = setup.is_timed_by_clock, setup.as_trained(record.facts.samples_budget, record.facts.epochs)
     if setup.couples_samples or setup.embedding:  # accumulation would compare fewer samples with each other
         even = EvenPlan(setup.effective_batch)
     else:
@@ -193,6 +196,7 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         runs=record.facts.runs or 1,
         task=study.spec.task,
         kind=task_kind(study.spec.task),
+        by_clock=by_clock,
     )
 
 

@@ -21,6 +21,7 @@ from ....objectives.task_code import schedule_reference
 from ....spaces.errors import cut, plain
 from ....spaces.learning_rate import LION_BETAS
 from ....spaces.schedule import DECAY, is_own
+from ....spaces.trial import UNTIMED_SAMPLES
 from .differences import (
     BITSANDBYTES,
     OPTIMIZERS,
@@ -137,6 +138,7 @@ def pytorch(chosen: ChosenSettings) -> Exported:
     """A script that trains the study's own code as the trial did, any integer batch exactly."""
     notes = ["it runs the study's own training code, which needs bsearch; `bsearch train` does the same without a script"]
     setup = {name: value for name, value in chosen.setup.to_dict().items() if name not in _OF_THE_RUN}
+    setup |= {"samples_budget": UNTIMED_SAMPLES} if chosen.by_clock else {}
     return program(
         _TEMPLATES / "pytorch.py.jinja", chosen, notes, even=False, values=pformat(setup, width=110, sort_dicts=False)
     )

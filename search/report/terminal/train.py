@@ -18,7 +18,7 @@ def opening_lines(
     study: StoredStudy, record: TrialRecord, reason: str, trainings: Sequence[Training], task_hash: str
 ) -> Iterator[str]:
     """What is about to be trained, and what differs from the trial."""
-    setup = trainings[0].setup
+    setup = trainings[0].setup.as_trained(record.facts.samples_budget, record.facts.epochs)
     seeds = ", ".join(str(training.setup.seed) for training in trainings)
     longer = setup.samples_budget / (record.facts.samples_budget or setup.samples_budget)
     each = " each" * (len(trainings) > 1)

@@ -26,17 +26,23 @@ from ..space_transform import SearchSpace
 from ..suggester import Suggester
 from ..trial_history import PriorTrial
 
+# What training takes by parameters.
+Law = Callable[[Mapping[str, Any]], float]
+
 # What must be the same for scores of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")
 _MAY_DIFFER = ("evaluations", "seed", "earlier", "packages")
+# Trainings of so many seconds are alike where one has at most so many times the samples of the other.
+_ALIKE = 1.25
 
 
 def prior_trials(
-    spec: StudySpec,
-    identity: Mapping[str, Any],
-    known_taken: Callable[[Mapping[str, Any]], float] | None,
+    spec: StudySpec, identity: Mapping[str, Any], known_taken: Law | None, by_samples: Law | None = None
 ) -> list[PriorTrial]:
     """The finished trials of the studies under `warm_start:` that lie in this study's space, timed by this study's laws.
+
+    Args:
+        by_samples: the same as `known_taken` of parameters with `samples`, where seconds are the length of trainings.
 
     Raises:
         StudyFileError: there is no such study, it trained something else, or this study's times are not known beforehand.
@@ -61,7 +67,7 @@ def prior_trials(
             faults += [
                 Fault(f"warm_start.{index}", f"{named}: {difference}") for difference in _differences(study.identity, identity)
             ]
-            found += _trials(spec, url, study, known_taken)
+            found += _trials(spec, url, study, known_taken, by_samples)
         except BsearchError as error:
             faults.append(Fault(f"warm_start.{index}", str(error)))
     if faults:
@@ -72,7 +78,7 @@ def prior_trials(
 def study_suggester(
     spec: StudySpec,
     space: SearchSpace,
-    known_taken: Callable[[Mapping[str, Any]], float] | None,
+    known_taken: Law | None,
     prior: Sequence[PriorTrial],
     *,
     trials: int,
@@ -113,7 +119,7 @@ def _source(spec: StudySpec, named: str) -> str | None:
     return source if is_source(source) else None
 
 
-def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]], float]) -> Iterator[PriorTrial]:
+def _runs(spec: StudySpec, source: str, known_taken: Law) -> Iterator[PriorTrial]:
     """A source's complete runs that lie in this study's space; their rates as references for its rule.
 
     Raises:
@@ -145,7 +151,8 @@ def _runs(spec: StudySpec, source: str, known_taken: Callable[[Mapping[str, Any]
         wrong = [name for name, domain in needed.items() if not domain.contains(parameters[name])]
         # What a run does not tell, such as a weight decay that was never varied, may have been this study's.
         told = {name: values[name] for name in (*record.parameters, "reference_rate") if name in fixed and name not in _RULES}
-        if wrong := wrong or [name for name, value in told.items() if not _is(value, fixed[name])]:
+        wrong = wrong or [name for name, value in told.items() if not _is(value, fixed[name])]
+        if wrong := wrong or ["epochs"] * ("epochs" in values and spec.space.epochs is None):
             outside[wrong[0]] += 1
             continue
         parameters |= {name: values[name] for name in _RULES & searched.keys() if name in values}
@@ -210,9 +217,7 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
             yield f"expected the same {part} as this study's, got {old}, and here {new}"
 
 
-def _trials(
-    spec: StudySpec, url: str, study: StudyRow, known_taken: Callable[[Mapping[str, Any]], float]
-) -> Iterator[PriorTrial]:
+def _trials(spec: StudySpec, url: str, study: StudyRow, known_taken: Law, by_samples: Law | None) -> Iterator[PriorTrial]:
     old = study.study
     if old.space.reference_batch != spec.space.reference_batch:
         expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"
@@ -226,5 +231,10 @@ def _trials(
             continue
         parameters = {name: values[name] for name in needed}
         taken = known_taken(parameters)
+        if by_samples is not None:  # seconds of another device are another training
+            samples, batch = record.facts.samples_budget or 0, record.facts.effective_batch or 1
+            least, most = (by_samples({**parameters, "samples": count}) for count in (samples, samples + batch))
+            if not (least <= taken * _ALIKE and most >= taken / _ALIKE):
+                continue
         if record.score is not None and math.isfinite(taken):
             yield parameters, taken, record.score

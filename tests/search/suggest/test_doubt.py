@@ -108,6 +108,13 @@ def test_rates_are_references_of_the_studys_rule_and_times_its_own(tmp_path: Pat
             "expected runs in this study's space, got none",
         ),
         ({"objectives": {"metric": "val_accuracy"}, "warm_start": ["runs.tsv", "runs.csv"]}, "runs.tsv"),
+        (
+            {
+                "objectives": {"metric": "val_accuracy"},
+                "space": {"effective_batch": {"low": 1, "high": 200}, "reference_rate": {"low": 1e-6, "high": 9}, "train_s": 9},
+            },
+            "expected runs in this study's space, got none (4 by epochs",
+        ),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:

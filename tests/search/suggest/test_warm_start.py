@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from bsearch.search.run.events import Event
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.file import read_study
+from bsearch.spaces.trial import TrialSetup
+from tasks_for_tests import Points
+from torch import nn
 
 
 def ran(path: Path) -> tuple[StudyResult, list[str]]:
@@ -73,3 +78,33 @@ def test_what_teaches_nothing_is_refused(earlier: Callable[..., Path]) -> None:
         ran(earlier(budget={"trials": 3, "profile_s": 0}))
     with pytest.raises(StudyFileError, match="expected sampler: front"):
         ran(earlier(sampler="tpe"))
+
+
+class OnADevice(Points):
+    """As slow as the environment says that the device is."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        model.register_forward_hook(lambda *_: time.sleep(float(os.environ["SECONDS_OF_A_PASS"])))
+        return model
+
+
+@pytest.mark.slow
+def test_equal_seconds_of_another_device_are_another_training(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}, "train_s": 0.3}
+    studies = {"task": f"{__file__}:OnADevice", "space": space, "budget": {"trials": 3, "profile_s": 1}, "stopping": "none"}
+    told = {}
+    for name, seconds, earlier in (("fast", 0.01, []), ("again", 0.01, ["fast"]), ("slow", 0.05, ["fast"])):
+        monkeypatch.setenv("SECONDS_OF_A_PASS", str(seconds))
+        # One profile is stored for one machine, which this is.
+        storage = f"sqlite:///{tmp_path}/{'slow' if name == 'slow' else 'fast'}.db"
+        path = study_file(**studies, study=name, storage=storage, warm_start=[f"{one}.yaml" for one in earlier])
+        path.rename(tmp_path / f"{name}.yaml")
+        told[name] = [text for text in ran(tmp_path / f"{name}.yaml")[1] if text.startswith("warm start")]
+    assert told == {
+        "fast": [],
+        "again": ["warm start: 3 trials of fast.yaml are in this space"],
+        "slow": ["warm start: 0 trials of fast.yaml are in this space"],
+    }
