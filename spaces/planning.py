@@ -13,13 +13,7 @@ from .domain import bounds, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile
 from .laws.step_time import StepTime, doubt, fastest_plan
-from .learning_rate import (
-    RULES_FOR_ADAM,
-    OptimizerSettings,
-    RuleConstants,
-    scaled_settings,
-    with_beta2_half_life,
-)
+from .learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings, with_beta2_half_life
 from .plan import BatchPlan, accumulation_limits, plan_batch, step_plans
 from .record import taken_per_second
 from .study.spec import StudySpec

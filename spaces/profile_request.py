@@ -8,12 +8,7 @@ from typing import Literal
 from .domain import applying, bounds, values_of
 from .errors import Fault
 from .laws.device import DeviceProfile, ProfileRequest
-from .learning_rate import (
-    RULES_FOR_ADAM,
-    RULES_FOR_DECAY,
-    OptimizerSettings,
-    with_beta2_half_life,
-)
+from .learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, with_beta2_half_life
 from .plan import BatchPlan
 from .planning import CostKey, first_values, training_of
 from .study.spec import StudySpec

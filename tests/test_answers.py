@@ -104,7 +104,7 @@ def test_errors_are_answers_too(
 
 def test_every_kind_of_error_is_published() -> None:
     published = SCHEMAS["$defs"]["error"]["properties"]["error"]["properties"]["kind"]["enum"]
-    assert sorted({*KINDS.values(), "internal", "bsearch"}) == sorted(published)
+    assert sorted({*KINDS.values(), "internal"}) == sorted(published)
 
 
 @given(where=st.sampled_from(["space.rule", "study.yaml:4: space", ""]), got=st.text(max_size=30))

@@ -24,17 +24,7 @@ from ..task import Data, Loss, Score, Task
 from .comparison import compared, logits_of
 from .corpus import corpus_of
 from .packing import IGNORED
-from .pretrained import (
-    config_of,
-    divides,
-    family_here,
-    flag,
-    loaded,
-    packs,
-    source_of,
-    tokens_here,
-    transformers_here,
-)
+from .pretrained import config_of, divides, family_here, flag, loaded, packs, source_of, tokens_here, transformers_here
 from .text import Bytes
 from .token_loss import summed_cross_entropy
 

@@ -29,12 +29,7 @@ from ..model.buffers import SharedBuffers
 from ..model.modes import TrainingModes, set_optimizers
 from ..model.weight_average import WeightAverage
 from ..parallel.data_parallel import Ranks
-from ..parallel.fsdp2 import (
-    device_mesh,
-    own_part,
-    shard_parameters,
-    takes_unused_parameters,
-)
+from ..parallel.fsdp2 import device_mesh, own_part, shard_parameters, takes_unused_parameters
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import Task, acts_after_steps, checked_data, checked_loss, checked_optimizer, embeds, name_of
 from .constants import Constants

@@ -26,17 +26,7 @@ from ...spaces.trial import Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, has_table, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
-from .rows import (
-    AttemptRow,
-    MeasurementRow,
-    Row,
-    StudyRow,
-    objectives_of,
-    profile_of,
-    readable,
-    trials_of,
-    with_setup,
-)
+from .rows import AttemptRow, MeasurementRow, Row, StudyRow, objectives_of, profile_of, readable, trials_of, with_setup
 from .write_buffer import Write, WriteBuffer
 
 

@@ -15,19 +15,7 @@ from typing import Any, TextIO
 import click
 
 from ....spaces.boundary.secrets import masked
-from ....spaces.errors import (
-    BsearchError,
-    ClusterError,
-    NoStudyError,
-    OutputError,
-    ProfilingError,
-    StorageError,
-    StudyFileError,
-    TaskError,
-    cut,
-    cut_middle,
-    plain,
-)
+from ....spaces.errors import StudyFileError, cut, cut_middle, plain
 from .console import give, json_text
 
 VERSION = 1
@@ -36,17 +24,9 @@ MOST, _MOST_OF_TEXT = 4000, 800
 # Digits of a number in an answer that is not whole.
 _DIGITS = 6
 
-KINDS: dict[type[BaseException], str] = {
-    StudyFileError: "study",
-    TaskError: "task",
-    ProfilingError: "profiling",
-    NoStudyError: "no_study",
-    StorageError: "storage",
-    ClusterError: "cluster",
-    OutputError: "output",
-    click.UsageError: "usage",
-    KeyboardInterrupt: "interrupted",
-}
+# By their classes' names; an error of any other class has the kind of the first class above it that is here.
+KINDS = {"StudyFileError": "study", "NoStudyError": "no_study", "UsageError": "usage", "KeyboardInterrupt": "interrupted"}
+KINDS |= {f"{kind.title()}Error": kind for kind in ("task", "profiling", "storage", "cluster", "output", "bsearch")}
 # How messages are written: where, what was expected, what came, what to do.
 _MESSAGE = re.compile(
     r"(?s)(?:(?P<where>.{1,400}?): )?expected (?P<expected>.+?)(?:[,;:] (?:but )?got (?P<got>.+?))?"
@@ -84,8 +64,7 @@ def error_answer(error: BaseException, message: str = "") -> str:
     >>> [told[name] for name in ("kind", "where", "expected", "got", "do")]
     ['study', 'space.rule', 'linear or sqrt', "'sqr'", 'Write sqrt.']
     """
-    kind = next((name for kind, name in KINDS.items() if isinstance(error, kind)), "internal")
-    kind = "bsearch" if kind == "internal" and isinstance(error, BsearchError) else kind
+    kind = next((KINDS[one.__name__] for one in type(error).__mro__ if one.__name__ in KINDS), "internal")
     message = message or (error.message if isinstance(error, click.ClickException) else str(error))
     faults = [str(fault) for fault in error.faults] if isinstance(error, StudyFileError) else [message]
     first, *others = [_parts(plain(masked(fault))) for fault in faults]
