@@ -36,7 +36,7 @@ install: $(STAMP)
 
 # uv installs in half a minute what takes pip minutes.
 UV = $(BIN)/uv pip install --python
-EVERYTHING := .[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,docs]
+EVERYTHING := .[dev,dashboard,notebook,postgres,huggingface,language,lightning,mcp,tracking,docs]
 
 # The stamps follow pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
 $(RUNS): pyproject.toml
