@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,12 +61,18 @@ def filled(path: Path, count: int) -> None:
     tables.lock.acquire("growth")
     with tables.buffered("growth"):
         trials = Trials(tables, "growth", objectives=spec.objectives)
-        first = trials[0].facts.to_dict()
+        first, setup = trials[0].facts.to_dict(), tables.setups("growth")[0]
         for number in range(1, count):
             batch, rate, seconds = numbers.randint(16, 400), 0.02 * 25 ** numbers.random(), numbers.uniform(1, 9)
             facts = TrialFacts.of(first | {"train_s": seconds, "effective_batch": batch, "learning_rate": rate})
             trials.begin({"effective_batch": batch, "reference_rate": rate, "rule": "sqrt"}, facts)
-            trials.end(number, TrialResult("complete", facts, (seconds, numbers.uniform(0.1, 0.9))))
+            score, attempt = numbers.uniform(0.1, 0.9), replace(setup, number=number)
+            tables.start_attempt(attempt)
+            for part in (1, 2):
+                seen = setup.samples_budget * part // 2
+                tables.add_measurement(attempt, Measurement(seen, seconds * part / 2, score * part / 2))
+            tables.end_attempt(attempt, Outcome("complete"))
+            trials.end(number, TrialResult("complete", facts, (seconds, score)))
         trials.commit()
     tables.lock.release("growth")
     tables.close()

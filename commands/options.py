@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from ..search.store.stored import StoredStudy
 
 # One definition for each option that several commands have: no name means two things (tests/test_cli.py).
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
-json_lines_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print lines of JSON on stdout and nothing else: each event, and the result last."
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else: one line, or of run a line for each event."
 )
 set_option = click.option(
     "--set",

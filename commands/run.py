@@ -26,7 +26,6 @@ from ..spaces.study.spec import StudySpec
 from .ask import OLD_RUNS, files_of_runs, source_options
 from .group import FAILED, documents_only, epilog, located_faults, main
 from .options import (
-    json_lines_option,
     json_option,
     keep_option,
     named,
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 )
 @serial_option("trials one after the other, in this process.")
 @out_option("a folder for front.csv and front.json; default: results/STUDY.")
-@json_lines_option
+@json_option
 @click.pass_context
 def run(
     ctx: click.Context,

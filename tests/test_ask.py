@@ -145,7 +145,7 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
 
     spec = read_study(tmp_path / "next" / "study.yaml")
     assert spec.warm_start == ("old-runs.jsonl",)
-    assert len(prior_trials(spec, {}, lambda parameters: (1.0,))) == 60
+    assert len(prior_trials(spec, {}, lambda parameters: 1.0)) == 60
     assert (spec.space.rule.value, spec.objectives.metric.name) == ("sqrt", "val_acc")  # type: ignore[union-attr]
     prior = spec.space.reference_rate.prior
     assert prior is not None
@@ -361,22 +361,27 @@ def zeus_like(targets: dict[float, float], batches: tuple[int, ...] = (16, 64, 2
     return rows
 
 
-def test_runs_to_a_target_say_what_was_beaten_and_the_critical_batch(tmp_path: Path) -> None:
+def test_runs_to_a_target_say_what_was_the_fastest_and_the_critical_batch(tmp_path: Path) -> None:
     path = str(to_target(tmp_path / "zeus.csv", zeus_like({0.8: 1.0}, (16, 64, 128, 256, 512, 1024))))
     done = typed("ask", path)
     assert done.exit_code == 0, done.output
     for part in (
         "lower is better; epochs to target",
-        "target_epoch x time_per_epoch x average_power",
+        "target_epoch x time_per_epoch",
+        "average_power      left out         a result",
         "48 runs (40 complete, 8 never reached the target)",
         "reached: 8 of 48 never reached the target",
         "batch 1024 is left out of the law",
-        "front: 1 of 10 settings were not beaten in seconds and in energy",
-        "best batch: 512 by seconds",
+        "front: batch 512, power_limit 200 was the fastest: ",
+        "best batch: 512, ",
         "best rate: unknown: runs of several learning rates are needed",
     ):
         assert part in done.output, done.output
     (group,) = json.loads(typed("ask", path, "--json").stdout)["groups"]
+    (fastest,) = group["verdicts"]["front"]["data"]["settings"]
+    taken = np.median([needed(512, run) for run in range(4)]) * 3000 / 512 * 100
+    assert fastest == {"setting": "batch 512, power_limit 200", "seconds": pytest.approx(taken, rel=1e-3)}
+    assert group["verdicts"]["best batch"]["data"]["seconds"]["value"] == fastest["seconds"]
     low, _, high = group["verdicts"]["critical batch"]["data"]["estimate"]
     assert low <= 256 <= high
     # The same runs under another power limit are no other seeds.
@@ -416,7 +421,7 @@ def test_a_cell_of_several_runs_is_read_as_mlperf_writes_it(tmp_path: Path) -> N
     done = typed("ask", path)
     assert done.exit_code == 0, done.output
     assert "30 runs (30 complete)" in done.output
-    assert "front: unknown: neither seconds nor energy to the target are known of every run" in done.output
+    assert "front: unknown: the seconds to the target are not known of every run" in done.output
     (group,) = json.loads(typed("ask", path, "--json").stdout)["groups"]
     low, _, high = group["verdicts"]["critical batch"]["data"]["estimate"]
     assert low <= 256 <= high
@@ -443,5 +448,44 @@ def test_seconds_to_a_target_alone_do_not_say_how_much_data_that_took(tmp_path: 
     ]
     done = typed("ask", str(to_target(tmp_path / "runs.csv", rows)))
     assert done.exit_code == 0, done.output
-    assert "best batch: 16 by seconds" in done.output
+    assert "best batch: 16, " in done.output
     assert "critical batch: unknown: samples, epochs or steps to the target are needed" in done.output
+
+
+def test_settings_that_are_as_fast_are_all_named(tmp_path: Path) -> None:
+    rows = [{"bs": batch, "lr": 0.1, "epochs_to_target": 3, "time_to_target": max(batch, 64)} for batch in (32, 64, 128)]
+    path = str(to_target(tmp_path / "runs.csv", rows))
+    assert "front: batch 32; batch 64 were the fastest: 64 s (median of the runs of each)" in typed("ask", path).output
+    (group,) = json.loads(typed("ask", path, "--json").stdout)["groups"]
+    assert [one["setting"] for one in group["verdicts"]["front"]["data"]["settings"]] == ["batch 32", "batch 64"]
+
+
+def with_energy(counted: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs of two settings, with columns of energy and power that differ between those of one."""
+    costs = [("energy_to_accuracy", 900.0), ("energy_to_target_kj", 5.0), ("average_power", 100.0), ("energy_j", 7.0)]
+    return [
+        {"bs": batch, "lr": 0.1, **counted, **{name: value + place // 2 for name, value in costs}}
+        for place, batch in enumerate((16, 64) * 4)
+    ]
+
+
+@pytest.mark.parametrize("counted", ["epochs_to_target", "val_loss"])
+def test_energy_and_power_say_nothing_of_a_run(counted: str, tmp_path: Path) -> None:
+    path = str(to_target(tmp_path / "runs.csv", with_energy({counted: 3.0})))
+    done = typed("ask", path, "--json")
+    assert done.exit_code == 0, done.output
+    columns = {column["name"]: column for column in json.loads(done.stdout)["columns"]}
+    assert columns[counted]["meaning"] == "metric"
+    for name in ("energy_to_accuracy", "energy_to_target_kj", "average_power", "energy_j"):
+        assert (columns[name]["meaning"], columns[name]["why"]) == ("nothing", "a result")
+    assert not {"seconds", "parameter", "group"} & {column["meaning"] for column in columns.values()}
+
+
+def test_energy_to_a_target_alone_is_no_result(tmp_path: Path) -> None:
+    path = str(to_target(tmp_path / "runs.csv", with_energy({})))
+    for words in (("ask", path), ("init", str(tmp_path / "new"), "--from", path)):
+        done = typed(*words)
+        assert done.exit_code == 2
+        assert "expected a metric, such as val_loss or accuracy; got bs, lr, energy_to_accuracy" in done.output
+    # Whoever compares by it nevertheless wants less of it.
+    assert "lower is better; as you chose" in typed("ask", path, "--metric", "energy_to_accuracy").output

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,19 @@ def filled(path: Path, count: int) -> str:
     tables.lock.acquire("small")
     with tables.buffered("small"):
         trials = Trials(tables, "small", objectives=spec.objectives)
-        start = trials[0].facts.to_dict()
+        start, setup = trials[0].facts.to_dict(), tables.setups("small")[0]
         for number in range(1, count):
             batch, rate, seconds = dice.randint(16, 400), 0.02 * 25 ** dice.random(), dice.uniform(1, 9)
             trials.begin(
                 {"effective_batch": batch, "reference_rate": rate, "rule": "sqrt"}, TrialFacts.of(start | {"train_s": seconds})
             )
-            values = (seconds, dice.uniform(0.1, 0.9))
+            score, attempt = dice.uniform(0.1, 0.9), replace(setup, number=number)
+            tables.start_attempt(attempt)
+            for part in (1, 2):  # early stopping compares with the curves of all that have finished
+                seen = setup.samples_budget * part // 2
+                tables.add_measurement(attempt, Measurement(seen, seconds * part / 2, score * part / 2))
+            tables.end_attempt(attempt, Outcome("complete"))
+            values = (seconds, score)
             trials.end(number, TrialResult("complete", TrialFacts.of(start | {"train_s": seconds}), values))
         trials.commit()
     tables.lock.release("small")

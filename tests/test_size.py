@@ -63,7 +63,10 @@ def largest_class() -> tuple[int, str]:
 
 def commands(group: click.Command = main) -> Iterator[click.Command]:
     if isinstance(group, click.Group):
-        for command in group.commands.values():
+        context = click.Context(group)  # a command is imported when it is asked for
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
             yield from commands(command)
     else:
         yield group

@@ -158,7 +158,7 @@ def copy_package(target: Path) -> list[Path]:
             if path.is_file() and (
                 path.suffix == ".py"
                 or path.name == "py.typed"
-                or (path.suffix in (".yaml", ".npz") and folder != root)
+                or (path.suffix in (".yaml", ".npz", ".json", ".md") and folder != root)
                 or folder in templates
             ):
                 copy = package / path.relative_to(root)

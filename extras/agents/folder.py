@@ -30,6 +30,8 @@ _SETTABLE = ("space", "training", "memory", "budget", "objectives")
 _FRESH_S, _AT_ONCE, _MOST_ARGUMENTS, _MOST_PATH = 1.0, 2, 100_000, 1000
 # Seconds that a run is waited for to begin or fail, a running comparison to end, and a stopped driver to leave.
 _BEGINS_S, _COMPARES_S, _STOPS_S = 4.0, 45.0, 30.0
+_PENDING = "Not settled yet. Ask the same again to wait on; its trials are kept."
+_BSEARCH = (sys.executable, "-m", "bsearch")
 _SCHEMA = "The keys of study files: resource bsearch://schemas/study"
 
 Answer = dict[str, Any]
@@ -88,7 +90,7 @@ class Folder:
         async with self._asking[arguments]:
             asked_at, found = self._answers.get(arguments, (0.0, {}))
             if time.monotonic() - asked_at > _FRESH_S:
-                found = await self._answer(arguments)
+                found = _read(*await self._printed(*arguments, "--json"))
                 self._answers = {arguments: (time.monotonic(), found)} | dict(list(self._answers.items())[:50])
             return found
 
@@ -96,9 +98,6 @@ class Folder:
         """A command's answer about a study of the folder."""
         self.study(name)
         return await self.ask(command, self.path(name), *options)
-
-    async def _answer(self, arguments: Sequence[str]) -> Answer:
-        return _read(*await self._printed(*arguments, "--json"))
 
     async def _printed(self, *arguments: str) -> tuple[str, str, int]:
         """What a command prints on stdout and on stderr, and its exit code; it is killed once nobody waits for it."""
@@ -159,10 +158,9 @@ class Folder:
             return found
         (_, run), log = of_study[-1], self.root / "results" / file_name(spec.study) / "run.jsonl"
         if run.poll() is None:
-            here, kind = _here(run), found.get("error", {}).get("kind")
-            if kind == "no_study":  # its driver has not come so far
-                return _started(spec.study, here, now=False)
-            return {**found, "running": found.get("running") or here}
+            if found.get("error", {}).get("kind") == "no_study":  # its driver has not come so far
+                return _started(spec.study, _here(run), now=False)
+            return {**found, "running": found.get("running") or _here(run)}
         last = _last(log, run.returncode)
         ended = {key: last[key] for key in ("failure", "stopped", "elapsed_s", "expected_gain", "error") if key in last}
         return {**found, "last_run": {"exit_code": run.returncode, **ended}}
@@ -187,8 +185,7 @@ class Folder:
         """A verdict, or that it is not there yet: the same question again waits on."""
         started, log = self.start(name, "compare", *sides, *options)
         if not await _ended(started, _COMPARES_S):
-            text = "Not settled yet. Ask the same again to wait on; its trials are kept."
-            return {"answer": "pending", "version": VERSION, "text": text}
+            return {"answer": "pending", "version": VERSION, "text": _PENDING}
         return _last(log, started.returncode)
 
 
@@ -204,7 +201,7 @@ _PIPES: dict[str, Any] = {
 def _command(*arguments: str) -> list[str]:
     if sum(map(len, arguments)) > _MOST_ARGUMENTS:
         raise StudyFileError(f"expected arguments of at most {_MOST_ARGUMENTS} characters together")
-    return [sys.executable, "-m", "bsearch", *arguments]
+    return [*_BSEARCH, *arguments]
 
 
 def _here(process: subprocess.Popen[bytes]) -> dict[str, str]:
@@ -242,7 +239,3 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
     while process.poll() is None and time.monotonic() < until:
         await asyncio.sleep(0.1)
     return process.poll() is not None
-
-
-def text_answer(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))

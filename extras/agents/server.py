@@ -19,7 +19,7 @@ from ... import __version__
 from ...search.report.stdio.answer import schemas
 from ...spaces.errors import BsearchError, StudyFileError, cut
 from ...spaces.study.spec import Framework, StudySpec
-from .folder import Folder, error_document, text_answer
+from .folder import Folder, error_document
 
 
 class _Server(MCPServer):
@@ -32,15 +32,13 @@ class _Server(MCPServer):
                 known = ", ".join(tool.parameters["properties"])
                 raise StudyFileError(f"{name}: expected {known}, got {cut(', '.join(unknown), 200)}")
             return await super().call_tool(name, arguments, context)
-        except BsearchError as error:
-            return _result(error_document(error))
-        except ToolError as error:
-            cause = error.__cause__
+        except (BsearchError, ToolError) as error:
+            cause = error.__cause__ if isinstance(error, ToolError) else error
             return _result(error_document(cause if isinstance(cause, BsearchError) else StudyFileError(cut(str(error)))))
 
 
 def _result(document: Mapping[str, Any]) -> CallToolResult:
-    text = TextContent(type="text", text=text_answer(document))
+    text = TextContent(type="text", text=json.dumps(document, separators=(",", ":")))
     return CallToolResult(content=[text], structured_content=dict(document), is_error="error" in document)
 
 

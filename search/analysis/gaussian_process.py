@@ -75,7 +75,7 @@ class Plain(Structure):
     """
 
     def __init__(self, dimensions: int, log_scale: float | None = None) -> None:
-        middle = math.sqrt(2.0) + 0.5 * math.log(dimensions) if log_scale is None else log_scale
+        middle = math.sqrt(2.0) + 0.5 * math.log(max(dimensions, 1)) if log_scale is None else log_scale
         self.means, self.stds = np.full(dimensions, middle), np.full(dimensions, _LENGTH_STD)
         self.noise = _NOISE_MEAN, _NOISE_STD
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..sources.columns import Column, Columns, UnclearColumnsError, columns_of
-from ..sources.imported import ENERGY
-from ..sources.names import is_metric, meaning_of, words_of
+from ..sources.names import TO_GOAL, is_metric, meaning_of, words_of
 from ..sources.runs import Run, Scalar
 from ..sources.values import number, seconds, unit_of
 
@@ -38,22 +37,20 @@ class RunsToTarget:
         return float(np.median((*self.samples, *[math.inf] * self.never)))
 
 
+_UNIT = "(_(s|secs?|seconds|mins?|minutes|h|hours))?"
 # What names of any source mean where its runs are to a target, by all of their words: Zeus's and MLPerf's are among them.
-_GOAL = "_to_(the_)?(target|(target_)?(accuracy|acc|loss|metric|quality)|converge|convergence|threshold)"
 _TARGET_NAMES = {
-    "samples_to_target": f"(samples|examples|images|sequences){_GOAL}",
+    "samples_to_target": f"(samples|examples|images|sequences){TO_GOAL}",
     "to_target": "to_target",
-    "epochs_to_target": f"epochs?{_GOAL}|target_epochs?",
-    "steps_to_target": f"(steps|iterations|iters|updates){_GOAL}|target_(steps?|iterations?)",
-    "seconds_to_target": f"((time|seconds|minutes|hours){_GOAL}|tta|time_to_train)(_(s|secs?|seconds|mins?|minutes|h|hours))?",
-    ENERGY: f"(energy|joules){_GOAL}(_(j|kj|mj|wh|kwh))?",
+    "epochs_to_target": f"epochs?{TO_GOAL}|target_epochs?",
+    "steps_to_target": f"(steps|iterations|iters|updates){TO_GOAL}|target_(steps?|iterations?)",
+    "seconds_to_target": f"((time|seconds|minutes|hours){TO_GOAL}|tta|time_to_train){_UNIT}",
     "seconds_per_epoch": "(time|seconds)_per_epoch|epoch_(time|seconds|duration)(_s)?",
-    "watts": "(average|avg|mean)_power(_w|_watts)?|watts|power_w",
     "target": "(quality_)?target|target_(metric|accuracy|acc|loss|value|level|quality)",
 }
 # What a run to a target is compared by: the first that a source has.
-_COUNTED = ("samples_to_target", "to_target", "epochs_to_target", "steps_to_target", "seconds_to_target", ENERGY)
-# What changes the time and the energy of a run, and not its data.
+_COUNTED = ("samples_to_target", "to_target", "epochs_to_target", "steps_to_target", "seconds_to_target")
+# What changes the time of a run, and not its data.
 _GROUPS = ("group", "round")
 _HARDWARE = "power_(limit|cap)(_w)?|gpu|gpu_(name|type|power_limit)|accelerator|hardware"
 _NEVER = frozenset({"never", "not reached", "not_reached", "unreached", "dnf"})
@@ -65,7 +62,7 @@ def to_target(
 ) -> tuple[list[Run], Columns] | None:
     """Runs to a target and what their names mean, with the count as metric; None where no name holds such a count.
 
-    A cell of several numbers is as many runs. Seconds and energy follow from those of an epoch where they are not there.
+    A cell of several numbers is as many runs. Seconds follow from those of an epoch where they are not there.
 
     Raises:
         UnclearColumnsError, StudyFileError: as `columns_of`.
@@ -75,8 +72,7 @@ def to_target(
     if meaning is None or any(other == "metric" and name != names[meaning] for name, other in mapped.items()):
         return None
     count = names[meaning]
-    found = [part for run in runs for part in _parts(run, count)]
-    found = [_with_cost(run, names) for run in found]
+    found = [_with_seconds(part, names) for run in runs for part in _parts(run, count)]
     held = {name for run in found for name in run.held}
     meanings = {name: one for name, one in mapped.items() if one not in _TARGET_NAMES}
     meanings |= {name: "nothing" for name in names.values() if name not in meanings}
@@ -86,7 +82,6 @@ def to_target(
     free = {name: "_".join(words_of(name)) for name in held if name not in meanings}
     others = [name for name, words in free.items() if words in _GROUPS or re.fullmatch(_HARDWARE, words)]
     meanings |= {name: "parameter" for name in others if _varies(name, found)}
-    meanings |= {ENERGY: "nothing"} if ENERGY in held else {}
     meanings |= {_RUN: "seed"} if _RUN in held else _seeds(found, meanings)
     columns = columns_of(where, found, mapped=meanings, direction="minimize", same=same, needs_rate=False)
     each = tuple(_explained(column, names, meaning, mapped) for column in columns.columns)
@@ -146,23 +141,14 @@ def _with(run: Run, values: Mapping[str, Scalar]) -> Run:
     return replace(run, results=results, settings=settings, values={**run.values, **rest})
 
 
-def _with_cost(run: Run, names: Mapping[str, str]) -> Run:
-    """A run with its seconds and its energy to the target, as far as they are known."""
-    held = run.held
-
-    def value(meaning: str) -> float | None:
-        return number(held.get(names.get(meaning, "")))
-
-    def duration(meaning: str) -> float | None:
-        name = names.get(meaning, "")
-        return seconds(held.get(name), unit_of(name)) if meaning == "seconds_to_target" else seconds(held.get(name))
-
-    epochs, watts, taken = value("epochs_to_target"), value("watts"), duration("seconds_to_target")
-    if taken is None and epochs is not None and (of_epoch := duration("seconds_per_epoch")) is not None:
+def _with_seconds(run: Run, names: Mapping[str, str]) -> Run:
+    """A run with its seconds to the target, as far as they are known."""
+    held, name = run.held, names.get("seconds_to_target", "")
+    taken, epochs = seconds(held.get(name), unit_of(name)), number(held.get(names.get("epochs_to_target", "")))
+    of_epoch = seconds(held.get(names.get("seconds_per_epoch", "")))
+    if taken is None and epochs is not None and of_epoch is not None:
         taken = epochs * of_epoch
-    joules = value(ENERGY) if ENERGY in names else None if taken is None or watts is None else taken * watts
-    known = {_SECONDS: taken, ENERGY: joules}
-    return _with(run, {name: each for name, each in known.items() if each is not None and math.isfinite(each)})
+    return run if taken is None or not math.isfinite(taken) else _with(run, {_SECONDS: taken})
 
 
 def _no_seconds(held: set[str], mapped: Mapping[str, str]) -> dict[str, str]:
@@ -181,14 +167,11 @@ def _seeds(runs: Sequence[Run], mapped: Mapping[str, str]) -> dict[str, str]:
 
 def _explained(column: Column, names: Mapping[str, str], meaning: str, mapped: Mapping[str, Any]) -> Column:
     """A column as the user is told of it."""
-    of_epoch = f"{names.get('epochs_to_target')} x {names.get('seconds_per_epoch')}"
-    taken = names.get("seconds_to_target") or of_epoch
     if column.meaning == "metric":
         return replace(column, why=meaning.replace("_", " "))
     if column.name == _SECONDS:
-        return replace(column, why=taken)
-    if column.name == ENERGY:
-        return replace(column, meaning=ENERGY, why=names.get(ENERGY) or f"{taken} x {names.get('watts')}")
+        of_epoch = f"{names.get('epochs_to_target')} x {names.get('seconds_per_epoch')}"
+        return replace(column, why=names.get("seconds_to_target") or of_epoch)
     used = next((one for one, name in names.items() if name == column.name), "")
     if column.meaning == "nothing" and used:
         return replace(column, why="the target, the same in every run" if used == "target" else used.replace("_", " "))

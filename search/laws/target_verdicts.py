@@ -1,25 +1,24 @@
-"""What runs to a target say: which were beaten in time and energy, and how the data to the target grow with the batch."""
+"""What runs to a target say: which was the fastest, and how the data to the target grow with the batch."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 from scipy.special import chdtri
 
 from ...spaces.record import TrialRecord
-from ..analysis.pareto import front_members
-from ..sources.imported import ENERGY
 from ..store.stored import StoredStudy
 from .runs_table import RunsToTarget
 from .samples_to_target import LEAST_BATCHES, BatchLaw, fit_batch_law
 from .verdicts import Verdict, best_rate_verdict
 
-# Members of a front, and batches that most runs did not reach the target with, that are named.
+# The fastest settings, and batches that most runs did not reach the target with, that are named.
 _MOST_NAMED = 6
 # Batches to try next: their number, how far beyond those tried, and among how many.
 _NEXT, _BEYOND, _CANDIDATES = 3, 2.0, 25
@@ -36,7 +35,7 @@ class _Setting:
 
     Args:
         level: of those that share one, such as a benchmark's version.
-        data, seconds, energy: of the runs that reached the target, as far as they are known.
+        data, seconds: of the runs that reached the target, as far as they are known.
         never: runs that did not.
     """
 
@@ -45,7 +44,6 @@ class _Setting:
     level: str
     data: tuple[float, ...]
     seconds: tuple[float, ...]
-    energy: tuple[float, ...]
     never: int
 
     @property
@@ -65,22 +63,23 @@ def target_verdicts(study: StoredStudy, unit: str, batches: Sequence[int] = ()) 
     """Everything that imported runs to a target can say.
 
     Args:
-        unit: of the study's metric: `samples`, `epochs`, `steps`, `data` in a unit of their own; or `seconds` or `energy`,
-            which do not say how much data that took.
+        unit: of the study's metric: `samples`, `epochs`, `steps`, `data` in a unit of their own; or `seconds`, which do not
+            say how much data that took.
         batches: at which the data to the target are asked for, and nothing else.
     """
     settings = _settings(study, unit)
-    points = _points(settings)
+    reached = [setting for setting in settings if setting.reached]
+    points = _points(reached)
     std, free = _seed_std(points)
-    counted = [] if unit in ("seconds", "energy") else points
+    counted = [] if unit == "seconds" else points
     law = fit_batch_law(counted) if len({point.effective_batch for point in counted}) >= LEAST_BATCHES else None
     shown = "samples" if unit == "steps" else unit
     if batches:
         return [_data_at(counted, law, shown, batches)]
     return [
         _reached(settings),
-        _front(settings),
-        _best_batch(settings, std, free),
+        _front(reached),
+        _best_batch(reached, std, free),
         _critical_batch(counted, law, shown),
         _best_rate(study, unit),
         _noise(points, std, free),
@@ -100,30 +99,26 @@ def _setting(records: Sequence[TrialRecord], searched: Mapping[str, Any], unit: 
     first, reached = records[0], [record for record in records if record.outcome == "complete"]
     batch, parameters = first.facts.effective_batch or 1, first.parameters
     names = {"reference_rate": "learning_rate"}
-    named = {
-        names.get(name, name): value for name, value in parameters.items() if name in searched and name != "effective_batch"
-    }
+    varied = [name for name in parameters if name in searched and name != "effective_batch"]
     times = batch if unit == "steps" else 1
     level = next((str(parameters[name]) for name in _LEVELS if name in searched and name in parameters), "")
     return _Setting(
-        ", ".join(f"{name} {value}" for name, value in {"batch": batch, **named}.items()),
+        ", ".join([f"batch {batch}", *(f"{names.get(name, name)} {parameters[name]}" for name in varied)]),
         batch,
         level,
         tuple(times * (record.accuracy or 0.0) for record in reached),
         tuple(record.facts.measured_train_s for record in reached if record.facts.measured_train_s is not None),
-        tuple(record.facts.extra[ENERGY] for record in reached if ENERGY in record.facts.extra),
         len(records) - len(reached),
     )
 
 
-def _points(settings: Sequence[_Setting]) -> list[RunsToTarget]:
+def _points(reached: Sequence[_Setting]) -> list[RunsToTarget]:
     """What the law is fitted to: of each batch and level the setting that needed the fewest data."""
     best: dict[tuple[int, str], _Setting] = {}
-    for setting in settings:
-        if setting.reached:
-            before = best.setdefault((setting.batch, setting.level), setting)
-            if setting.median(setting.data) < before.median(before.data):
-                best[setting.batch, setting.level] = setting
+    for setting in reached:
+        before = best.setdefault((setting.batch, setting.level), setting)
+        if setting.median(setting.data) < before.median(before.data):
+            best[setting.batch, setting.level] = setting
     return [RunsToTarget(batch, own.data, level, own.never) for (batch, level), own in best.items()]
 
 
@@ -131,10 +126,7 @@ def _reached(settings: Sequence[_Setting]) -> Verdict:
     never, runs = sum(setting.never for setting in settings), sum(setting.runs for setting in settings)
     if not never:
         return Verdict("reached", "every run reached the target, or runs that did not are not in the table", runs)
-    by_batch = Counter({setting.batch: 0 for setting in settings})
-    for setting in settings:
-        by_batch[setting.batch] += setting.reached
-    without = sorted(batch for batch, count in by_batch.items() if not count)
+    without = sorted({setting.batch for setting in settings} - {setting.batch for setting in settings if setting.reached})
     text = f"{never} of {runs} never reached the target; they count as slower than all others of their setting"
     if without:
         named = ", ".join(map(str, without[:_MOST_NAMED])) + ", ..." * (len(without) > _MOST_NAMED)
@@ -142,77 +134,58 @@ def _reached(settings: Sequence[_Setting]) -> Verdict:
     return Verdict("reached", text, runs, data={"never": never})
 
 
-def _costs(settings: Sequence[_Setting]) -> dict[str, list[float]]:
-    """Medians of what is known of every setting that reached the target."""
-    found = {"seconds": [setting.seconds for setting in settings], "energy": [setting.energy for setting in settings]}
-    return {
-        name: [setting.median(values) for setting, values in zip(settings, each, strict=True)]
-        for name, each in found.items()
-        if settings and all(len(values) == len(setting.data) for setting, values in zip(settings, each, strict=True))
-    }
-
-
-_NO_COST = (
-    "neither seconds nor energy to the target are known of every run. Name a column time_to_target or energy_to_target, or "
-    "give time_per_epoch beside epochs_to_target"
+_NO_SECONDS = (
+    "the seconds to the target are not known of every run. Name a column time_to_target, or give time_per_epoch beside "
+    "epochs_to_target"
 )
 
 
-def _front(settings: Sequence[_Setting]) -> Verdict:
-    """Settings that none beat in both seconds and energy, or the fastest where only one is known."""
-    reached = [setting for setting in settings if setting.reached]
-    costs = _costs(reached)
-    if not costs:
-        return Verdict("front", _NO_COST if reached else "no setting reached the target in most of its runs", silent=True)
-    known = list(costs.values())
-    first, last = known[0], known[-1]  # the same where only one is known
-    members = front_members(list(zip(first, last, strict=True)))
-    members = sorted(members, key=lambda member: first[member])
+def _seconds(reached: Sequence[_Setting]) -> list[float]:
+    """The median of each setting that reached the target; empty where the seconds of some run are not known."""
+    known = all(len(setting.seconds) == len(setting.data) for setting in reached)
+    return [setting.median(setting.seconds) for setting in reached] if known else []
 
-    def told(member: int) -> str:
-        taken = ", ".join(f"{name} {values[member]:.4g}" for name, values in costs.items())
-        return f"{reached[member].text}: {taken}"
 
-    beaten = "in seconds and in energy" if len(costs) > 1 else f"in {next(iter(costs))}, all that is known"
-    shown = "; ".join(map(told, members[:_MOST_NAMED])) + f"; {len(members) - _MOST_NAMED} more" * (len(members) > _MOST_NAMED)
-    text = f"{len(members)} of {len(reached)} settings were not beaten {beaten} (medians of their runs): {shown}"
-    document = [
-        {"setting": reached[member].text, **{name: values[member] for name, values in costs.items()}} for member in members
-    ]
+def _front(reached: Sequence[_Setting]) -> Verdict:
+    """The fastest setting, or those that are as fast."""
+    if not (seconds := _seconds(reached)):
+        return Verdict("front", _NO_SECONDS if reached else "no setting reached the target in most of its runs", silent=True)
+    least = min(seconds)
+    fastest = [setting.text for setting, taken in zip(reached, seconds, strict=True) if taken == least]
+    shown = "; ".join(fastest[:_MOST_NAMED]) + f"; {len(fastest) - _MOST_NAMED} more" * (len(fastest) > _MOST_NAMED)
+    was, whose = ("was", "median of its runs") if len(fastest) == 1 else ("were", "median of the runs of each")
+    document = [{"setting": setting, "seconds": least} for setting in fastest]
+    text = f"{shown} {was} the fastest: {least:.4g} s ({whose})"
     return Verdict("front", text, sum(setting.runs for setting in reached), data={"settings": document})
 
 
-def _best_batch(settings: Sequence[_Setting], std: float, free: int) -> Verdict:
-    """The batches that reached the target with the least of each cost, and those that seeds do not tell from them."""
-    about, reached = "best batch", [setting for setting in settings if setting.reached]
-    costs = _costs(reached)
-    if not costs:
-        return Verdict(about, "it takes seconds or energy to the target", silent=True)
+def _best_batch(reached: Sequence[_Setting], std: float, free: int) -> Verdict:
+    """The batch that reached the target in the fewest seconds, and those that seeds do not tell from it."""
+    about = "best batch"
+    if not (seconds := _seconds(reached)):
+        return Verdict(about, "it takes seconds to the target", silent=True)
     if len({setting.batch for setting in reached}) < 2:
         return Verdict(about, f"only batch {reached[0].batch} reached the target", silent=True)
-    texts, document = [], {}
-    for name, values in costs.items():
-        first = int(np.argmin(values))
-        best = reached[first]
-        text = f"{best.batch} by {name}, {values[first]:.4g}"
-        errors = [_OF_MEDIAN * std / math.sqrt(setting.runs) for setting in reached]
-        alike = {
-            setting.batch
-            for setting, value, error in zip(reached, values, errors, strict=True)
-            if setting.batch != best.batch and math.log(value / values[first]) < _APART * math.hypot(error, errors[first])
-        }
-        if not free:
-            text += "; no setting was trained more than once, so what seeds change is unknown"
-        elif alike:
-            text += f"; seeds may account for the difference to {', '.join(map(str, sorted(alike)))}"
-        texts.append(text)
-        document[name] = {"effective_batch": best.batch, "value": values[first], "alike": sorted(alike) if free else None}
-    return Verdict(about, ". ".join(texts), sum(setting.runs for setting in reached), data=document)
+    first = int(np.argmin(seconds))
+    batch, least = reached[first].batch, seconds[first]
+    errors = [_OF_MEDIAN * std / math.sqrt(setting.runs) for setting in reached]
+    alike = {
+        setting.batch
+        for setting, taken, error in zip(reached, seconds, errors, strict=True)
+        if setting.batch != batch and math.log(taken / least) < _APART * math.hypot(error, errors[first])
+    }
+    text = f"{batch}, {least:.4g} s"
+    if not free:
+        text += "; no setting was trained more than once, so what seeds change is unknown"
+    elif alike:
+        text += f"; seeds may account for the difference to {', '.join(map(str, sorted(alike)))}"
+    document = {"effective_batch": batch, "value": least, "alike": sorted(alike) if free else None}
+    return Verdict(about, text, sum(setting.runs for setting in reached), data={"seconds": document})
 
 
 def _few(points: Sequence[RunsToTarget]) -> str:
     if not points:
-        return "samples, epochs or steps to the target are needed; seconds and energy depend on the machine as well"
+        return "samples, epochs or steps to the target are needed; seconds depend on the machine as well"
     batches = sorted({point.effective_batch for point in points})
     named = ", ".join(map(str, batches))
     return (
@@ -245,18 +218,14 @@ def _data_at(points: Sequence[RunsToTarget], law: BatchLaw | None, unit: str, ba
     about = f"{unit} to target"
     if law is None:
         return Verdict("data to target", _few(points), silent=True)
-    levels, found = sorted({point.group for point in points}), []
-    for batch, level in ((batch, level) for batch in batches for level in levels):
+    levels, texts, document = sorted({point.group for point in points}), [], []
+    for batch, level in product(batches, levels):
         data, of_level = law.samples_at(batch, level), f" ({level})" if len(levels) > 1 else ""
-        found.append((batch, level, data, f"{data.value:.4g} [{data.low:.4g}, {data.high:.4g}] at batch {batch}{of_level}"))
-    beyond = [batch for batch in batches if not law.covers(batch)]
-    low, high = law.batches
-    note = f". Beyond the batches tried, {low} to {high}, intervals rest mostly on the law's prior" if beyond else ""
-    document = [
-        {"effective_batch": batch, "level": level, "low": data.low, "value": data.value, "high": data.high}
-        for batch, level, data, _ in found
-    ]
-    text = "; ".join(each for *_, each in found) + note
+        texts.append(f"{data.value:.4g} [{data.low:.4g}, {data.high:.4g}] at batch {batch}{of_level}")
+        document.append({"effective_batch": batch, "level": level, "low": data.low, "value": data.value, "high": data.high})
+    text, (low, high) = "; ".join(texts), law.batches
+    if not all(map(law.covers, batches)):
+        text += f". Beyond the batches tried, {low} to {high}, intervals rest mostly on the law's prior"
     return Verdict(about, text, _runs(points), data={"unit": unit, "predicted": document})
 
 
@@ -264,20 +233,18 @@ def _best_rate(study: StoredStudy, unit: str) -> Verdict:
     """The rate with which the fewest data are needed, as of a study whose metric is their logarithm."""
     if "reference_rate" not in study.spec.searched():
         return Verdict("best rate", "runs of several learning rates are needed", silent=True)
-    if unit in ("seconds", "energy"):
+    if unit == "seconds":
         return Verdict("best rate", _few([]), silent=True)
-    records = tuple(_of_log(study.records, unit))
+    records = tuple(_of_log(record, unit) for record in study.records)
     complete = [record for record in records if record.outcome == "complete"]
     return best_rate_verdict(replace(study, records=records), complete)
 
 
-def _of_log(records: Sequence[TrialRecord], unit: str) -> Iterator[TrialRecord]:
-    for record in records:
-        if record.outcome != "complete" or not record.accuracy:
-            yield record
-        else:
-            times = record.facts.effective_batch or 1 if unit == "steps" else 1
-            yield replace(record, accuracy=math.log(times * record.accuracy))
+def _of_log(record: TrialRecord, unit: str) -> TrialRecord:
+    if record.outcome != "complete" or not record.accuracy:
+        return record
+    times = record.facts.effective_batch or 1 if unit == "steps" else 1
+    return replace(record, accuracy=math.log(times * record.accuracy))
 
 
 def _several(points: Sequence[RunsToTarget]) -> list[RunsToTarget]:

@@ -78,7 +78,9 @@ def _profiles_of(
         request = profile_request(spec, runner.device, key)
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
         known = tables.profile(about)
-        shared = known is not None and first_run and any(law.others or law.stolen for law in known.all_step_times)
+        # Of fixed seconds other step times are other trainings, so what was timed once counts for all studies of its database.
+        again_if_shared = first_run and spec.space.train_s is None
+        shared = known is not None and again_if_shared and any(law.others or law.stolen for law in known.all_step_times)
         again = known is not None and (shared or known.examination is None)  # earlier versions examined nothing
         if known is None or again or (known.rough and request.timing_s > known.timing_s):
             timing = ""

@@ -29,21 +29,9 @@ from .values import amount, is_true, moment, number, seconds, unit_of
 
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
-# The meaning of a column, and the name of a fact: what a run to a target used, in the unit of its source.
-ENERGY = "energy_to_target"
 _ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "inactive")
 _FAILED = (
-    "failed",
-    "crashed",
-    "killed",
-    "error",
-    "fail",
-    "aborted",
-    "cancelled",
-    "canceled",
-    "oom",
-    "out_of_memory",
-    "timeout",
+    *("failed", "crashed", "killed", "error", "fail", "aborted", "cancelled", "canceled", "oom", "out_of_memory", "timeout"),
 )
 _RUNNING = (
     *("running", "active", "pending", "scheduled", "queued", "waiting", "pruned", "stopped", "paused", "infeasible"),
@@ -52,11 +40,8 @@ _RUNNING = (
 # A run that came less far than this share of what the farthest of them did, in terms of its plan, was stopped early.
 _STOPPED = 0.9
 # Names of study files whose values have rules there: own ones only where they keep them.
-_RULES: Mapping[str, Callable[[float], bool]] = {
-    "weight_decay": lambda value: value >= 0,
-    "beta1": lambda value: 0 <= value < 1,
-    "beta2": lambda value: 0 <= value < 1,
-}
+_RULES: dict[str, Callable[[float], bool]] = dict.fromkeys(("beta1", "beta2"), lambda value: 0 <= value < 1)
+_RULES |= {"weight_decay": lambda value: value >= 0}
 # Parameters of a table that bsearch has a word of its own for, by their last words.
 _OWN = {"weight_decay": "weight_decay", "wd": "weight_decay", "beta1": "beta1", "beta2": "beta2"}
 _MOST_FAULTS = 100
@@ -148,12 +133,7 @@ def _once(where: str, runs: Sequence[Run], columns: Columns, repeated: Counter[s
 
 
 def _value(run: Run, name: str | None) -> Scalar | None:
-    if name is None:
-        return None
-    for values in (run.settings, run.values, run.results):
-        if name in values:
-            return values[name]
-    return None
+    return None if name is None else run.settings.get(name, run.values.get(name, run.results.get(name)))
 
 
 @dataclass(slots=True)
@@ -198,7 +178,7 @@ def _group(
     untimed = tuple(row.run.place for row in finished if row.seconds is None)
     spec = _spec(study, rows, columns, parameters)
     assert columns.direction is not None  # columns_of has asked
-    records = tuple(_records(rows, not untimed, columns.one(ENERGY), columns.direction))
+    records = tuple(_records(rows, not untimed, columns.direction))
     return Imported(name, spec, records, dict(left_out), parameters, untimed, columns.to_target)
 
 
@@ -409,17 +389,11 @@ def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mappin
     for mine in parameters.values():
         space[mine] = _domain([row.parameters[mine] for row in rows])
     metric = columns.one("metric") or "metric"
+    objectives = {"metric": {"name": metric_name(metric), "direction": columns.direction}}
+    budget = {"trials": max(len(rows), 1)}
+    written = {"study": study, "task": IMPORTED, "space": space, "objectives": objectives, "budget": budget, "stopping": "none"}
     try:
-        return StudySpec.model_validate(
-            {
-                "study": study,
-                "task": IMPORTED,
-                "space": space,
-                "objectives": {"metric": {"name": metric_name(metric), "direction": columns.direction}},
-                "budget": {"trials": max(len(rows), 1)},
-                "stopping": "none",
-            }
-        )
+        return StudySpec.model_validate(written)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -453,7 +427,7 @@ def _range(values: Sequence[float]) -> dict[str, Any]:
     return {"low": low, "high": high} | ({"log": True} if low > 0 and high > 10 * low else {})
 
 
-def _records(rows: Sequence[_Row], timed: bool, energy: str | None, direction: Direction) -> Iterator[TrialRecord]:
+def _records(rows: Sequence[_Row], timed: bool, direction: Direction) -> Iterator[TrialRecord]:
     """Trials. Runs of one setting stay runs of their own: what is shown of each is what its file says."""
     now = datetime.now().isoformat(timespec="milliseconds")
     for place, row in enumerate(rows):
@@ -475,7 +449,6 @@ def _records(rows: Sequence[_Row], timed: bool, energy: str | None, direction: D
             train_s_source="measured",
             measured_train_s=row.seconds,
             message=f"imported from {row.name}{row.run.place}",
-            extra={} if (joules := _count(_value(row.run, energy))) is None else {ENERGY: joules},
         )
         outcome: OutcomeKind = "complete" if complete else "error" if row.failed else "diverged"
         values = None if not complete or taken is None or row.metric is None else (taken, row.metric)

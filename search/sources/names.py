@@ -81,6 +81,10 @@ _HIGHER = _METRICS - _LOWER - {"value", "score", "map"}
 _NEGATED = frozenset({"neg", "negative", "minus"})
 # Results of which nothing is made: speed, memory.
 _OTHER_RESULTS = frozenset({"memory", "mem", "flos", "flops", "throughput", "grad", "norm", "second", "timestamp", "runtime"})
+# What a name ends with that says what it took to reach a level of a metric, and names of energy and power, as words.
+TO_GOAL = "_to_(the_)?(target|(target_)?(accuracy|acc|loss|metric|quality)|converge|convergence|threshold)"
+_ENERGY = "(total_)?(energy|joules)(_used|_consumed|_consumption)?(_to_.*|_[km]?_?(j|wh))?"
+_POWER = "(average|avg|mean)_power(_w|_watts)?|watts|power_(w|watts|draw|usage)"
 # What is no value of the training itself: predictions, extremes of curves.
 _DERIVED = frozenset({"lowest", "highest", "expected", "measured", "stopped", "rung", "best", "find"})
 # What stands before a name without changing it.
@@ -90,21 +94,8 @@ _BEFORE = frozenset(
 )
 # A part of a model or of a schedule, whose rate is not the training's.
 _PARTS = frozenset(
-    {
-        "decoder",
-        "encoder",
-        "head",
-        "backbone",
-        "embed",
-        "embedding",
-        "embeddings",
-        "lora",
-        "bias",
-        "text",
-        "vision",
-        "generator",
-    }
-    | {"discriminator", "critic", "actor", "policy", "teacher", "student", "min", "final", "end", "warmup"}
+    {"decoder", "encoder", "head", "backbone", "embed", "embedding", "embeddings", "lora", "bias", "text", "vision"}
+    | {"generator", "discriminator", "critic", "actor", "policy", "teacher", "student", "min", "final", "end", "warmup"}
 )
 _SETTING_BEFORE = ("params.", "params_", "param_", "config/", "config.", "hparams/", "hparams.", "args.")
 _RESULT_BEFORE = ("metrics.", "metric.", "summary.", "train/", "training/", "eval/", "val/", "valid/", "test/")
@@ -191,9 +182,13 @@ def is_metric(name: str) -> bool:
     [True, True, False, True, False]
     """
     words = words_of(name)
-    if meaning_of(name) or set(words) & (_OTHER_RESULTS | _DERIVED | _NO_METRIC) or words[-1] in _BEFORE:
+    if meaning_of(name) or set(words) & (_OTHER_RESULTS | _DERIVED | _NO_METRIC) or words[-1] in _BEFORE or _is_to_goal(words):
         return False
     return words[-1] in _METRICS or (is_of_validation(name) and not {"steps", "step", "time", "s"} & set(words))
+
+
+def _is_to_goal(words: Sequence[str]) -> bool:
+    return re.search(f"{TO_GOAL}$", "_".join(words)) is not None
 
 
 def is_of_validation(name: str) -> bool:
@@ -205,9 +200,14 @@ def is_of_training(name: str) -> bool:
 
 
 def is_other_result(name: str) -> bool:
-    """Whether it is a result of which nothing is made."""
-    words = set(words_of(name))
-    return bool(words & (_OTHER_RESULTS | _DERIVED) or words & {"eval", "test", "train"} & set(words_of(name)[:1]))
+    """Whether it is a result of which nothing is made, such as energy.
+
+    >>> [is_other_result(name) for name in ("energy_to_target", "average_power", "Energy (kWh)", "energy_weight", "power_cap")]
+    [True, True, True, False, False]
+    """
+    words = words_of(name)
+    known = {*words} & (_OTHER_RESULTS | _DERIVED) or words[0] in ("eval", "test", "train") or _is_to_goal(words)
+    return bool(known or re.fullmatch(f"{_ENERGY}|{_POWER}", "_".join(words)))
 
 
 def is_group(name: str, text: bool) -> bool:
@@ -255,7 +255,7 @@ def direction_of(name: str) -> Literal["minimize", "maximize"] | None:
     last = "bpb" if words[-3:] == ["bits", "per", "byte"] else words[-1]
     if re.search(r"^\s*([\d.]+\s*[-/]|-)|=|(exp|log)\(|^(inverse|negated)", name.lower()):
         return None  # a formula
-    lower, negated = last in _LOWER, bool(set(words) & _NEGATED)
+    lower, negated = last in _LOWER or _is_to_goal(words), bool(set(words) & _NEGATED)
     if not lower and last not in _HIGHER:
         return None
     return "minimize" if lower != negated else "maximize"

@@ -23,9 +23,8 @@ from .space_transform import SpaceTransform
 from .suggester import Proposal, Suggester
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
-# Random points before the model is used: this many more than there are parameters, and at most so many: of 25 trials in 13
-# dimensions, 15 random ones cost a third of the way to the best (docs/log.md).
-_FIRST, _MOST_FIRST = 2, 5
+# Most random points before the model is used; 15 of them in 13 dimensions delayed the rest (docs/log.md).
+_FIRST = 5
 # Where time limits the search, worths are divided by seconds to this power: divided by plain seconds, it would try only fast
 # trials for a long time (docs/decisions/0035, 0036, 0077).
 _PER_TIME = 0.75
@@ -165,11 +164,8 @@ class FrontSuggester(Suggester):
     def _too_few(self, observations: Observations) -> bool:
         """Whether the next points are among the first, which no model chooses."""
         place = self._place
-        first = (
-            min(self.transform.parameters + _FIRST, _MOST_FIRST)
-            if place is None
-            else first_points(self._known_seconds is not None)
-        )
+        known = self._known_seconds is not None
+        first = min(self.transform.parameters + 2, _FIRST) if place is None else first_points(known)
         first += ANCHORS if place is not None and self._pauses else 0
         return len(observations.points) + len(observations.paused) < first
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +13,7 @@ from ....spaces.readable import number, plural, seconds
 from ....spaces.study.goals import turned
 from ...compare.difference import LEAST
 from ...compare.referee import Comparison, moved, verdict
+from ...run.profiles import stored_profiles
 from ..sentences import edge_sentences, outcome_counts
 
 
@@ -52,6 +54,9 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         yield from (f"{name}: {sentence}" for sentence in edge_sentences(study.front, study.spec.searched()))
     if comparison.measure == "samples":
         yield "The sides ran on different devices, so their trainings are compared by samples instead of seconds."
+    if (known := seconds_known_to(comparison)) is not None:
+        off = " and ".join(f"{name}'s to ±{share:.0%}" for name, share in zip(comparison.names, known, strict=True))
+        yield f"Each is trained for known seconds: {off}; time steps on an idle machine."
     yield {
         True: "Both were scored on the same validation samples.",
         False: "Their validation samples differ: compare them only if the change is in how the same data are read.",
@@ -91,6 +96,18 @@ def interval(comparison: Comparison, place: int) -> tuple[float, float, float]:
     return mean, min(ends), max(ends)
 
 
+def seconds_known_to(comparison: Comparison) -> list[float] | None:
+    """How surely each side's step times are known, where they decide how much is trained; None where they do not."""
+    shares = []
+    for study in comparison.studies:
+        if study.spec.space.train_s is None:
+            return None
+        with closing(study.tables()) as tables:
+            laws = [law for profile in stored_profiles(study, tables).values() for law in profile.all_step_times]
+        shares.append(max((1.0 if law.interval is None else law.interval for law in laws), default=1.0))
+    return shares
+
+
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """The same for programs."""
     metric, found = comparison.studies[0].spec.objectives.metric, comparison.found
@@ -100,6 +117,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "direction": metric.direction,
         "margin": comparison.margin,
         "same_data": comparison.same_data,
+        "seconds_known_to": seconds_known_to(comparison),
         "sides": [
             {"study": study.name, "runs": runs, "other_trials": sum(one.outcome != "complete" for one in study.records)}
             for study, runs in zip(comparison.studies, comparison.runs, strict=True)
