@@ -198,7 +198,7 @@ _PIPES: dict[str, Any] = {
 def _command(*arguments: str) -> list[str]:
     if sum(map(len, arguments)) > _MOST_ARGUMENTS:
         raise StudyFileError(f"expected arguments of at most {_MOST_ARGUMENTS} characters together")
-    return [sys.executable, "-m", "bsearch", *arguments]
+    return [*_BSEARCH, *arguments]
 
 
 def _here(process: subprocess.Popen[bytes]) -> dict[str, str]:
@@ -236,7 +236,3 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
     while process.poll() is None and time.monotonic() < until:
         await asyncio.sleep(0.1)
     return process.poll() is not None
-
-
-def text_answer(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))
