@@ -27,7 +27,7 @@ from ...spaces.study.spec import StudySpec
 _SETTABLE = ("space", "training", "memory", "budget", "objectives")
 # An answer is given again to whoever asks the same within so many seconds; processes at once; characters of all arguments and
 # of a path.
-_FRESH_S, _AT_ONCE, _MOST_ARGUMENTS, _MOST_PATH = 1.0, 2, 100_000, 1000
+_FRESH_S, _AT_ONCE, _MOST_ARGUMENTS, _MOST_PATH = 1.0, 4, 100_000, 1000
 # Seconds that a run is waited for to begin or fail, a running comparison to end, and a stopped driver to leave.
 _BEGINS_S, _COMPARES_S, _STOPS_S = 4.0, 45.0, 30.0
 _PENDING = "Not settled yet. Ask the same again to wait on; its trials are kept."
@@ -198,7 +198,7 @@ _PIPES: dict[str, Any] = {
 def _command(*arguments: str) -> list[str]:
     if sum(map(len, arguments)) > _MOST_ARGUMENTS:
         raise StudyFileError(f"expected arguments of at most {_MOST_ARGUMENTS} characters together")
-    return [*_BSEARCH, *arguments]
+    return [sys.executable, "-m", "bsearch", *arguments]
 
 
 def _here(process: subprocess.Popen[bytes]) -> dict[str, str]:
