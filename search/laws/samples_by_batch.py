@@ -92,7 +92,7 @@ def study_samples(
     searched = searched_of(spec.domains())
     space = {key: distribution(domain) for key, domain in searched.items()}
     faults = [
-        Fault(f"study {name}", f"expected a range of space.{key}, over which samples to a target are fitted; got one value")
+        Fault(f"study {name}", f"expected a range of space.{key}, to fit samples to a target; got {spec.domains().get(key)}")
         for key in (BATCH, EPOCHS)
         if not isinstance(space.get(key), IntDistribution | FloatDistribution)
     ]
