@@ -128,10 +128,9 @@ def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callab
 def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) -> None:
     path = study_file()
     checked = CliRunner().invoke(main, ["check", str(path), "--json"])
-    examination = json.loads(checked.stdout)["device"]["examination"]
-    assert 8 <= examination["samples"] <= 24 and 1 <= examination["splits"] <= 3  # fewer on a busy machine
-    assert examination["precision"] == "float64"
-    assert examination["difference"] < 1e-12 and examination["findings"] == []
+    examination = json.loads(checked.stdout)["examination"]
+    assert examination["verdict"] == "exact"
+    assert "samples has the same gradient unsplit and in " in examination["text"] and "in float64" in examination["text"]
     shown = CliRunner().invoke(main, ["check", str(path)]).output.replace("\n", " ")
     assert "samples has the same gradient unsplit and in " in shown
 
