@@ -310,9 +310,9 @@ class TrialRecord:
         facts, parameters = self.facts | result.facts, self.parameters
         name, share = next((name for name in LENGTHS if name in parameters), ""), facts.shortened_to
         if share is not None and name:  # whoever reads it reads what was trained
-            planned = parameters[name]
-            facts |= TrialFacts(planned_length=planned)  # type: ignore[arg-type]
-            parameters = {**parameters, name: round(planned * share) if isinstance(planned, int) else float(planned) * share}
+            facts |= TrialFacts(planned_length=parameters[name])  # type: ignore[arg-type]
+            length = float(parameters[name]) * share
+            parameters = {**parameters, name: length if name in ("epochs", "train_s") else max(round(length), 1)}
         ended = result.values, result.violation, self.started_at, at
         return self.of(self.number, result.outcome, parameters, facts, *ended, self.direction)
 

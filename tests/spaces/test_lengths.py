@@ -22,6 +22,7 @@ from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
 from bsearch.spaces.readable import number, seconds
+from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.space import LENGTHS
 from bsearch.spaces.trial import UNTIMED_SAMPLES, Measurement, Suggestion, TrialSetup
@@ -201,3 +202,11 @@ def test_a_study_searches_ratios_of_rates(study_file: Callable[..., Path]) -> No
     assert len({record.parameters["rates.bias"] for record in records}) > 1
     with pytest.raises(StudyFileError, match=r"rates.head: expected a parameter that the task reads"):
         run(study_file(task=f"{HERE}:TwoRates", study="unread", space={**space, "rates": {"bias": 1, "head": [1, 2]}}))
+
+
+@pytest.mark.parametrize(("length", "was"), [("epochs", 0.3), ("train_s", 0.3), ("samples", 1), ("steps", 1), ("tokens", 1)])
+def test_a_shortened_training_has_the_length_that_it_had(length: str, was: float) -> None:
+    record = TrialRecord(0, "running", {length: 3})
+    ended = record.ended(TrialResult("complete", TrialFacts(shortened_to=0.1), (1.0, 0.9)), "")
+    assert ended.parameters[length] == pytest.approx(was)
+    assert ended.facts.planned_length == 3

@@ -319,12 +319,12 @@ def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_wa
     record = next(record for record in study.records if record.facts.shortened_to is not None)
     facts, made = record.facts, study.setup_of(record)
     assert facts.epochs is not None
-    assert facts.planned_epochs is not None
-    assert facts.epochs == made.epochs == pytest.approx(facts.planned_epochs * facts.shortened_to)
+    assert facts.planned_length is not None
+    assert facts.epochs == made.epochs == pytest.approx(facts.planned_length * facts.shortened_to)
     # Whoever reads it reads what was trained: tables, laws, the sampler.
     assert record.parameters["epochs"] == record.settings["epochs"] == facts.epochs
     (there,) = [trial for trial in as_optuna(tmp_path / "small.db").trials if trial.number == record.number]
-    assert there.params["epochs"] == facts.planned_epochs  # on its distribution
+    assert there.params["epochs"] == facts.planned_length  # on its distribution
     assert facts.samples_budget == made.samples_budget == round(400 * made.epochs)
     assert record.values is not None
     assert record.values[0] == pytest.approx(facts.measured_train_s)
