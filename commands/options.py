@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # One definition for each option that several commands have: no name means two things (tests/test_cli.py).
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else: one line, or of run a line for each event."
+    "--json", "as_json", is_flag=True, help="Print JSON and nothing else on stdout: one line; run prints a line per event."
 )
 set_option = click.option(
     "--set",

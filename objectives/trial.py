@@ -236,7 +236,7 @@ def _late(last: Measurement | None, setup: TrialSetup) -> str:
     """What is said of a training that the clock should have ended earlier."""
     if last is None or setup.train_s is None or not setup.is_timed_by_clock or last.elapsed_s <= setup.train_s * (1 + _GRACE):
         return ""
-    return f"measured after {last.elapsed_s:.4g} s instead of {setup.train_s:g}"
+    return f"ended after {last.elapsed_s:.4g} s instead of {setup.train_s:g}, at its first measurement"
 
 
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:

@@ -121,7 +121,7 @@ class TrialSetup:
     @property
     def is_timed_by_clock(self) -> bool:
         """Whether it ends after `train_s` by its own clock, since nobody knows how many samples that is."""
-        return self.samples_budget == UNTIMED_SAMPLES
+        return self.train_s is not None and self.samples_budget == UNTIMED_SAMPLES
 
     def as_trained(self, samples: int | None, epochs: float | None) -> TrialSetup:
         """The setup with the length that its training turned out to have, where the clock has ended that."""

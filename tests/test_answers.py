@@ -60,7 +60,9 @@ def test_a_run_says_each_event_and_its_end(study_file: Callable[..., Path]) -> N
     *events, last = map(validated, done.stdout.splitlines())
     kinds = [event["event"] for event in events]
     assert (kinds.count("started"), kinds.count("ended")) == (4, 4)
-    shares = [event["share"] for event in events if event["event"] == "measured"]
+    measured = [event for event in events if event["event"] == "measured"]
+    assert all(event["metric"] == "accuracy" and 0 <= event["value"] <= 1 for event in measured)
+    shares = [event["share"] for event in measured]
     assert (len(shares), shares.count(1.0)) == (8, 4)
     assert last["budget"] == {"trials": 4, "done": 4}
     assert last["best"] in [trial["trial"] for trial in last["front"]]

@@ -210,9 +210,10 @@ def _started(study: str, running: Mapping[str, str], *, now: bool) -> Answer:
 
 
 def _read(out: str, err: str, code: int) -> Answer:
-    """The answer of a command: its error, which ends stderr, or the last line of stdout."""
-    for line in (*reversed(err.splitlines()), *reversed(out.splitlines())):
-        if line.startswith('{"answer"'):
+    """The answer of a command: the last line of stdout, or an error in stderr. What a task prints is neither."""
+    last = [line for line in out.splitlines()[-1:] if not line.startswith('{"answer": "event"')]
+    for line in (*last, *(line for line in reversed(err.splitlines()) if line.startswith('{"answer": "error"'))):
+        with suppress(ValueError):
             return _with_schema(json.loads(line))
     return error_document(OutputError(f"expected an answer, got exit code {code}: {cut(err.strip()[-400:])}"))
 

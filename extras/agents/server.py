@@ -1,6 +1,6 @@
 """`bsearch mcp`: tools and resources of the Model Context Protocol, over stdin and stdout, for one folder.
 
-Protocol and kit: https://modelcontextprotocol.io. What the tools say comes from `folder.py`, which asks the commands.
+Protocol and SDK: https://modelcontextprotocol.io. What the tools say comes from `folder.py`, which asks the commands.
 """
 
 from __future__ import annotations

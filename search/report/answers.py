@@ -70,11 +70,10 @@ def event_answer(event: Event, metric: str) -> dict[str, Any]:
     document: dict[str, Any] = {"event": event.kind, "text": event.text or None}
     if (setup := event.setup) is not None:
         document |= {"trial": setup.number, "attempt": setup.attempt, "effective_batch": setup.effective_batch}
-        document |= {"learning_rate": setup.learning_rate}
-        document |= {"samples": None if setup.is_timed_by_clock else setup.samples_budget}
+        document |= {"learning_rate": setup.learning_rate, "samples": None if setup.is_timed_by_clock else setup.samples_budget}
         if (measured := event.measurement) is not None:
-            document |= {"share": setup.share_of(measured), metric: measured.value(metric)}
+            document |= {"share": setup.share_of(measured), "metric": metric, "value": measured.value(metric)}
     if (record := event.record) is not None:
-        document |= {"trial": record.number, "outcome": record.outcome, "train_s": record.train_s, metric: record.accuracy}
-        document |= {"message": record.message or None}
+        document |= {"trial": record.number, "outcome": record.outcome, "train_s": record.train_s}
+        document |= {"metric": metric, "value": record.accuracy, "message": record.message or None}
     return {name: value for name, value in document.items() if value is not None}

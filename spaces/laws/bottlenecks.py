@@ -40,12 +40,10 @@ class Bottleneck:
         match self.by:
             case "loader":
                 begin = "" if self.low is None else f" from batch {self.low} on"
-                return f"loader-bound{begin}: there steps wait for samples {self.share:.0%} of their time, or more"
+                return f"loader-bound{begin}: steps spend at least {self.share:.0%} of their time waiting for samples"
             case "launch":
-                return (
-                    f"launch-bound up to micro-batch {self.high}: a pass of so many samples takes at most {_FIXED:g} times as "
-                    "long as the smallest"
-                )
+                longest = f"at most {_FIXED:g} times as long as the smallest one"
+                return f"launch-bound up to micro-batch {self.high}: a pass over that many samples takes {longest}"
             case "evaluation":
                 return (
                     f"evaluation-bound: evaluating takes {self.share:.0%} of a trial's time: fewer `training.evaluations` or "

@@ -185,3 +185,21 @@ def test_a_text_to_paste_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program = "x = 1\n" * 2000
     monkeypatch.setattr(folder, "_command", lambda *_: [sys.executable, "-c", f"print({program!r}, end='')"])
     assert asyncio.run(folder.Folder(tmp_path).text("export"))["text"] == program
+
+
+@pytest.mark.slow
+def test_what_a_task_prints_is_no_answer(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    said = [{"answer": name, "version": 1, "error": {"kind": "study", "message": "not ours"}} for name in ("show", "error")]
+    shouts = "".join(f"print({json.dumps(json.dumps(line))}, file=sys.{to})\n" for line in said for to in ("stdout", "stderr"))
+    (folder / "tasks.py").write_text(TASKS.read_text(encoding="utf-8") + f"\nimport sys\n{shouts}")
+
+    async def work(client: Any, call: Call) -> None:
+        assert (await call("check", study="main.yaml"))["answer"] == "check"
+        unknown = await call("check", study="main.yaml", settings=["space.rule=nonsense"])
+        assert "nonsense" in unknown["error"]["message"]
+        await call("run", study="main.yaml", serial=True)
+        ended = await until(call, lambda told: told.get("last_run", {}).get("exit_code") == 0, "main.yaml")
+        assert (ended["answer"], ended["last_run"].get("error")) == ("show", None)
+
+    as_agent(folder, work)

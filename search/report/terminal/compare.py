@@ -55,8 +55,8 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     if comparison.measure == "samples":
         yield "The sides ran on different devices, so their trainings are compared by samples instead of seconds."
     if (known := seconds_known_to(comparison)) is not None:
-        off = " and ".join(f"{name}'s to ±{share:.0%}" for name, share in zip(comparison.names, known, strict=True))
-        yield f"Each is trained for known seconds: {off}; time steps on an idle machine."
+        off = " and ".join(f"±{share:.0%} for {name}" for name, share in zip(comparison.names, known, strict=True))
+        yield f"Both train for a time predicted to {off}. To narrow that, time their steps on an idle machine."
     yield {
         True: "Both were scored on the same validation samples.",
         False: "Their validation samples differ: compare them only if the change is in how the same data are read.",
