@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .names import Direction
 from .readable import number, seconds
 from .record import TrialRecord
-from .study.goals import Direction, Speed
+from .study.goals import Speed
 
 
 @dataclass(frozen=True, slots=True)

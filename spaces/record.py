@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from .boundary.given import shown
+from .names import Direction
 from .plan import ActivationCheckpointing
 from .readable import number
-from .study.goals import Direction, Speed, turned
+from .study.goals import Speed, turned
 from .study.space import LENGTHS, Space
 from .study.training import RECIPE
 from .trial import COUNTED, OutcomeKind, Parameter

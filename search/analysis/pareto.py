@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ...spaces.front import ParetoFront
+from ...spaces.names import Direction
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Direction, Objectives, Speed
+from ...spaces.study.goals import Objectives, Speed
 from .confirm import averaged
 
 

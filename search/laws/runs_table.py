@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ...spaces.names import TO_GOAL, UNIT_WORDS, words_of
 from ..sources.columns import Column, Columns, UnclearColumnsError, columns_of
-from ..sources.names import TO_GOAL, is_metric, meaning_of, words_of
+from ..sources.names import is_metric, meaning_of
 from ..sources.runs import Run, Scalar
 from ..sources.values import number, seconds, unit_of
 
@@ -37,7 +38,7 @@ class RunsToTarget:
         return float(np.median((*self.samples, *[math.inf] * self.never)))
 
 
-_UNIT = "(_(s|secs?|seconds|mins?|minutes|h|hours))?"
+_UNIT = f"(_({UNIT_WORDS}))?"
 # What names of any source mean where its runs are to a target, by all of their words: Zeus's and MLPerf's are among them.
 _TARGET_NAMES = {
     "samples_to_target": f"(samples|examples|images|sequences){TO_GOAL}",

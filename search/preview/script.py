@@ -19,6 +19,7 @@ from typing import Any
 from ...objectives.script.metric import metric_pattern, value_of
 from ...objectives.script.told import KINDS, kind_of, script_file
 from ...spaces.errors import Fault, StudyFileError
+from ...spaces.names import HIGHER, LOWER, TEST, TRAINING, VALIDATION, Direction, direction_of
 from ...spaces.readable import number
 
 # The most of a script's numbers that a message has.
@@ -29,11 +30,10 @@ _BATCH, _RATE, _LENGTH = r"batch|(?:^|\W)bs\b", r"lr|learn", r"epoch"
 _NO_RATE = r"min|final|warm|drop|decay|mask|noise"
 _NO_LENGTH = r"warm|start|eval|save|decay|step|drop|log|ckpt|check|patien"
 _OTHERS = r"test|eval|val|micro|accum"
-# Words of metrics; what sounds like a loss or an error is minimized, whatever else it sounds like.
-_LOW = r"perplexity|ppl|loss|error|err|mse|rmse|mae|mape|nll|bpc|bpb|bpd|wer|cer|eer|fid|fpr\d*|lpips|ece|brier|chamfer"
-_HIGH = r"(?:acc|prec)@\d|acc(?:uracy)?|top.?1|psnr|ssim|f1|auc|bleu|iou|map|score|r2|dice"
-_HELD_OUT = r"(?<![a-z])(?:val?|valid|validation|tes?t?|tst|testing|evaluation|eval|dev|held.?out|holdout)(?![a-z])"
-_VALIDATION, _TRAINING = r"(?<![a-z])(?:va|dev|eval)", r"(?<![a-z])(?:train|trn|tr)(?:ing)?(?![a-z])"
+# Words of metrics, longer ones first.
+_METRIC = r"(?:acc|prec)@\d|top.?1|fpr\d*|" + "|".join(sorted(LOWER | HIGHER | {"score"}, key=len, reverse=True))
+_HELD_OUT = rf"(?<![a-z])(?:va|te|{'|'.join((*VALIDATION, *TEST))}|held.out)(?![a-z])"
+_VALIDATION, _TRAINING = r"(?<![a-z])(?:va|dev|eval)", rf"(?<![a-z])(?:{'|'.join(TRAINING)})(?![a-z])"
 _BEST = r"(?<![a-z])(?:best|max|min|highest|lowest|peak|record|top(?![ ._-]?\d)|patience|threshold|so.far)(?![a-z])"
 
 _RUNNING = "[Bb]est", "[Mm]ax", "[Pp]eak", "[Rr]ecord"
@@ -57,7 +57,7 @@ class Script:
     passes: int
     samples: int
     optimizer: str
-    metric: tuple[str, str, str]
+    metric: tuple[str, str, Direction | None]
     counts: tuple[str, ...] = ()
     sums: bool = False
     seed: int = 0
@@ -70,8 +70,8 @@ class Script:
             f"{what} {number(told[what])} ({how})" if what in told else f"{what} ({how})" for what, how in self.told.items()
         ]
         text, _, direction = self.metric
-        better = "higher" if direction == "maximize" else "lower"
-        better += " is better" if re.search(_HELD_OUT, text.lower()) else " is better; it does not say of which data it is"
+        better = {"maximize": "higher is better", "minimize": "lower is better", None: "lower or higher is better?"}[direction]
+        better += "" if re.search(_HELD_OUT, text.lower()) else "; it does not say of which data it is"
         parts += ["a loss that is a sum"] * self.sums
         if self.other_rates:
             parts.append(f"other rates as they are: {', '.join(map(number, self.other_rates))}")
@@ -218,8 +218,8 @@ def _longest(values: Mapping[str, float], passes: int) -> str:
     return _named(found, _LENGTH, max(found.values(), default=0), _NO_LENGTH)
 
 
-def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, str] | None:
-    """The text before the metric, as a regular expression, its name and its direction, in lines written after passes.
+def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, Direction | None] | None:
+    """The text before the metric, as a regular expression, its name and the direction that says, in lines written after passes.
 
     Args:
         passes: over the training data, after each of which the metric is written at most once; 0 where that is not known.
@@ -235,7 +235,7 @@ def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, str] | N
         kinds = _VALIDATION, _HELD_OUT, f"^(?!.*{_TRAINING})", ""  # of training data last of all
         data = next(place for place, kind in enumerate(kinds) if re.search(kind, text.lower()))
         pattern = metric_pattern(text)
-        return data, -min(sum(bool(pattern.search(line)) for line in lines), passes), _is_low(text)
+        return data, -min(sum(bool(pattern.search(line)) for line in lines), passes), direction_of(text) == "minimize"
 
     for text, line in sorted(labels, key=lambda one: rank(one[0])):
         name = re.sub(r"\W+", "_", re.sub(r"\.\*\?|\(.*?\)", " ", text).strip(" :=").lower()).strip("_")
@@ -245,9 +245,8 @@ def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, str] | N
         if any(re.search(f"[A-Za-z]{text}", one) for one in lines):  # within another word
             text = f"(?<![A-Za-z]){text}"
         if len({value_of(one) for one in metric_pattern(text).finditer(line)}) == 1:
-            direction = "minimize" if _is_low(name) else "maximize"
             text = _of_one_line(text, lines, passes)
-            return text, "accuracy" if name in ("acc", "accuracy") else name, direction
+            return text, "accuracy" if name in ("acc", "accuracy") else name, direction_of(name)
     return None
 
 
@@ -274,13 +273,9 @@ def _pattern_of(part: str) -> str:
     return r"\s+" if part.isspace() else r"[\d.]+" if part[0].isdigit() else re.escape(part)
 
 
-def _is_low(text: str) -> bool:
-    return bool(re.search(rf"(?<![a-z])(?:{_LOW})(?![a-z])", text.lower()))
-
-
 def _labels(line: str) -> Iterator[tuple[str, str]]:
     """Texts before numbers in a line that are called as metrics are, each with the line; longer where there are several."""
-    words, ends = f"{_LOW}|{_HIGH}", r"['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)"
+    words, ends = _METRIC, r"['\"]?(?:\s*\(%\))?\s*[:=]?\s*(?=[-+]?\.?\d)"
     named = rf"(?<![a-z])(?:{words})(?:[_ -](?:{words}|train|val|test)(?![a-z]))*(?![\w@])"
     labels = list(re.finditer(rf"(?i)(?:[a-z]+\.?[_ /-]){{0,2}}{named}{ends}", line))
     labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
@@ -331,7 +326,7 @@ space:
   epochs: {epochs}
 
 training: {{schedule: constant, warmup: 0{seed}}}   # the script has its own
-objectives: {{metric: {{name: {metric}, direction: {direction}}}}}
+objectives: {{metric: {{name: {metric}{direction}}}}}
 budget: {{trials: 20}}
 baseline:
   - {{effective_batch: {batch}, reference_rate: {rate:.6g}, epochs: {passes}, rule: {first}}}
@@ -360,7 +355,7 @@ def files_of(script: Script) -> dict[str, str]:
         passes=script.passes,
         seed=f", seed: {script.seed}" if "seed" in script.told and 0 < script.seed < 2**32 else "",
         metric=name,
-        direction=direction,
+        direction="" if direction is None else f", direction: {direction}",
     )
     why = "whether a batch that does not fit comes in parts"
     if script.counts:

@@ -12,15 +12,13 @@ from typing import Literal
 
 from ...spaces.boundary.secrets import is_secret
 from ...spaces.errors import Fault, StudyFileError, cut, near_miss
+from ...spaces.names import NAMES, REACHED, direction_of, words_of
 from ...spaces.readable import plural, shell_word
 from .contradictions import contradictions
 from .factors import factor_faults
 from .names import (
-    NAMES,
-    REACHED,
     Meaning,
     Role,
-    direction_of,
     is_flag,
     is_group,
     is_metric,
@@ -33,7 +31,6 @@ from .names import (
     is_share,
     meaning_of,
     role_of,
-    words_of,
 )
 from .runs import Run, Scalar
 from .values import amount, is_truth, number, unit_of

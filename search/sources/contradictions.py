@@ -10,7 +10,7 @@ from math import isfinite, log2, prod
 from statistics import median
 
 from ...spaces.errors import Fault, cut
-from .names import REACHED, words_of
+from ...spaces.names import REACHED, words_of
 from .runs import Run
 from .values import moment, number, seconds, unit_of
 

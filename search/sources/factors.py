@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...spaces.errors import Fault, cut
+from ...spaces.names import words_of
 from ...spaces.readable import plural
-from .names import meaning_of, words_of
+from .names import meaning_of
 from .runs import Run, Scalar
 from .values import is_true, number
 

@@ -16,14 +16,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...spaces.errors import Fault, StudyFileError, cut
+from ...spaces.names import Direction, words_of
 from ...spaces.readable import shell_word
 from ...spaces.record import TrialFacts, TrialRecord
-from ...spaces.study.goals import Direction
 from ...spaces.study.space import Space
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import OutcomeKind
 from .columns import Columns
-from .names import words_of
 from .runs import Run, Scalar
 from .values import amount, is_true, moment, number, seconds, unit_of
 

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
-from .names import words_of
+from ...spaces.names import UNIT_WORDS, UNITS, is_unit, words_of
 from .runs import Scalar
 
 # As pandas, R, spreadsheets and people write that there is no value; and as trainings print a value that is no number.
@@ -22,16 +22,13 @@ NOT_FINITE = frozenset({"nan", "-nan", "+nan", "inf", "-inf", "+inf", "infinity"
 _NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,4})?")
 _COMMA = re.compile(r"[+-]?\d{1,300},\d{1,300}([eE][+-]?\d{1,4})?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?")  # where a comma is before the decimals
-UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
-UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
-_WORDS = "ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d"
 _YES, _NO = frozenset({"true", "yes", "y", "x", "1", "1.0"}), frozenset({"false", "no", "n", "0", "0.0"})
 _POWERS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 # So many moments tell what is usual; a pause is so many times that, and at least so many seconds.
 _FEW_GAPS, _PAUSE, _SHORTEST_PAUSE_S = 8, 30, 300.0
 _LONGEST_CELL = 10_000
 _EARLIEST = 3e8  # no run is from before 1979
-_PART = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,15}})?) ?({_WORDS})(?![a-z])", re.IGNORECASE)
+_PART = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,15}})?) ?({UNIT_WORDS})(?![a-z])", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d{1,6}) days?,? )?(\d{1,6}):(\d{2})(?::(\d{2}(?:\.\d{1,9})?))?")
 
 
@@ -184,7 +181,7 @@ def unit_of(name: str) -> float:
     (1.0, 60.0, 3600.0, 0.001)
     """
     word = words_of(name)[-1]
-    return UNITS.get(word) or UNITS.get(word.rstrip("s")) or 1.0
+    return _unit(word) if is_unit(word) else 1.0
 
 
 def moment(value: Scalar | None) -> float | None:

@@ -33,8 +33,9 @@ from ...spaces.deadline import StoredDeadline
 from ...spaces.errors import BsearchError, LeftOutWarning, StorageError, cut
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.step_time import StepTime
+from ...spaces.names import Direction
 from ...spaces.record import TrialFacts, TrialRecord
-from ...spaces.study.goals import Direction, Objectives
+from ...spaces.study.goals import Objectives
 from ...spaces.study.spec import StudySpec
 from ...spaces.study.training import training_now
 from ...spaces.trial import FORMER_FIELDS, Measurement, OutcomeKind, Parameter, TrialSetup

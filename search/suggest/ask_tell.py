@@ -29,6 +29,7 @@ from ...spaces.domain import AnyDomain, Domain, values_of
 from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, cut, near_miss
 from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
+from ...spaces.names import Direction, direction_of
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
 from ...spaces.study.goals import STOPPINGS, Metric, Objectives, bound_of
 from ...spaces.trial import Suggestion
@@ -53,7 +54,7 @@ class Search:
             `rule` or `exponent` takes precedence. `reference_batch` is the batch of the reference rate.
         known_seconds: function from parameters to the seconds of a full training run; NaN for settings that do not fit in
             memory or cannot be planned, which are never proposed.
-        direction: of the accuracy, or of any metric in its place.
+        direction: of the metric; not given, its name says it.
         floor: a value of it beyond which nothing is worth anything, as `objectives.metric.at_least`.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
         stopping: front or none.
@@ -75,7 +76,7 @@ class Search:
         rule: str | None = None,
         reference_batch: int = 256,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
-        direction: Literal["minimize", "maximize"] = "maximize",
+        direction: Direction | None = None,
         metric: str = "accuracy",
         floor: float | None = None,
         sampler: str = "front",
@@ -88,10 +89,11 @@ class Search:
     ) -> None:
         domains = _domains(space)
         faults = []
+        direction = direction or direction_of(metric)
         rules = [name for name in RATE_RULES if name != "adamw_tau"]  # it needs a trial's samples
         named: list[tuple[str, Any, Collection[str]]] = [
             ("stopping", stopping, STOPPINGS),
-            ("direction", direction, ("minimize", "maximize")),
+            ("direction", direction or "none", ("minimize", "maximize")),
             *([("rule", rule, rules)] if rule is not None else []),
             *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
         ]
@@ -111,6 +113,7 @@ class Search:
             )
         if faults:
             raise StudyFileError(faults)
+        assert direction is not None  # else a fault
         self.rule, self.reference_batch = rule, reference_batch
         self.objectives = Objectives(
             metric=Metric.model_validate({"name": metric, "direction": direction, bound_of(direction): floor})

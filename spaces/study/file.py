@@ -23,9 +23,9 @@ from ..boundary.storage import is_url, sqlite_parts, sqlite_url
 from ..domain import DOMAIN_KINDS, Domain, Section, applies, values_of
 from ..errors import MOST_FAULTS, Fault, StudyFileError, TaskError, cut, near_miss
 from ..learning_rate import RULE_EXPONENTS
+from ..names import NAMES, REACHED, direction_of
 from ..record import RESULTS, SEARCHED_FACTS, TrialFacts
 from .devices import Devices
-from .goals import sounds_minimized
 from .space import Space
 from .spec import StudySpec
 from .training import CODE
@@ -470,9 +470,16 @@ def _section_of(annotation: Any) -> Any:
 _TYPO = 0.75
 # What others call our keys.
 _OTHERS_WORDS = {
-    **dict.fromkeys(("batch_size", "batch", "train_batch_size", "per_device_train_batch_size"), "effective_batch"),
-    **dict.fromkeys(("num_epochs", "n_epochs", "num_train_epochs", "max_epochs"), "epochs"),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation"),
+    name: key
+    for key, meanings in {
+        "effective_batch": ("effective_batch", "batch", "micro_batch"),
+        "epochs": ("epochs",),
+        "accumulation": ("accumulation",),
+        "reference_rate": ("learning_rate",),
+    }.items()
+    for meaning in meanings
+    for name in NAMES[meaning]
+    if name not in REACHED
 }
 
 
@@ -485,14 +492,12 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     # Never suggest `noise_batch`: tasks have parameters such as noise_std, and rules that require it say so.
     known = [name for name in Space.model_fields if name != "noise_batch"]
     for name in raw:
-        if name in ("learning_rate", "lr") and "reference_rate" not in raw:
+        if (ours := _OTHERS_WORDS.get(name, name)) not in raw:
+            rate = "the rate at one batch, from which a rule scales it to others; for the rate itself, add rule: constant"
             yield (
                 ("space", name),
-                "expected reference_rate, the rate at one batch, from which a rule scales it to others. For the rate itself, "
-                "whatever the batch, write reference_rate: {low: ..., high: ...} and rule: constant.",
+                f"expected {ours}, {rate if ours == 'reference_rate' else 'as this is called here'}; got {name}",
             )
-        elif name in _OTHERS_WORDS and _OTHERS_WORDS[name] not in raw:
-            yield ("space", name), f"expected {_OTHERS_WORDS[name]}, as this is called here; got {name}"
         elif name in RESERVED:
             yield ("space", name), f"{name!r} is reserved for bsearch's own results. Rename the parameter."
         elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw], _TYPO)):
@@ -527,19 +532,19 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
 
 
 def _contradicting_direction(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
-    """A loss that would be maximized, by mistake or because no direction is written."""
+    """A metric whose name does not say its direction, nor does the file; or a loss that would be maximized."""
     objectives = data.get("objectives")
     metric = objectives.get("metric") if isinstance(objectives, dict) else None
-    if not isinstance(metric, dict) or not isinstance(name := metric.get("name"), str) or not sounds_minimized(name):
+    name = metric.get("name") if isinstance(metric, dict) else metric
+    if not isinstance(name, str) or not name:
         return
-    if "direction" in metric and not re.search(r"(loss(es)?|errors?|perplexity)(?![a-z])", name.lower()):
-        return  # such as an accuracy on blossoms
-    if (written := metric.get("direction", "maximize")) == "maximize":
-        got = written if "direction" in metric else f"none, which is {written}"
-        yield (
-            ("objectives", "metric"),
-            f"expected direction: minimize with {name!r}, by its name a loss; got {got}. If more of it is better, rename it.",
-        )
+    said, written = direction_of(name), metric.get("direction") if isinstance(metric, dict) else None
+    key: Key = ("objectives", "metric")
+    if said is None and written is None:
+        write = f"Write metric: {{name: {name}, direction: minimize}}, or maximize."
+        yield (*key, "direction"), f"expected minimize or maximize with {name!r}, which does not say it; got none. {write}"
+    elif said == "minimize" and written == "maximize":
+        yield key, f"expected direction: minimize with {name!r}, by its name; got maximize. If more of it is better, rename it."
 
 
 def _power_for(name: str, value: Any, domains: Mapping[str, Domain]) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
 from ..deadline import checked_deadline, duration_of
 from ..domain import Number, Section, Share, fault, one_of
+from ..names import Direction, direction_of
 from ..readable import UNLIMITED
 
 # Of a study that has so long, at most this share is for timing steps, and at least so many seconds.
 _TIMING, _LEAST_TIMING_S = 0.05, 2.0
-
-Direction = Literal["minimize", "maximize"]
 
 
 def turned(value: float, direction: Direction) -> float:
@@ -109,13 +109,25 @@ class Metric(Section):
     name: StrictStr = Field(
         "accuracy", min_length=1, description="Name of the metric, as the task or the training loop reports it."
     )
-    direction: Direction = Field("maximize", description="Whether lower or higher is better.")
+    direction: Direction = Field(
+        "maximize",
+        description="Whether lower or higher is better; default: what its name says, and asked for where it says none.",
+    )
     at_least: Number | None = Field(
         None,
         description="Values below it are worth nothing: the front, the search and early stopping look only at what reaches it, "
         "once a trial does. It may be changed between runs.",
     )
     at_most: Number | None = Field(None, description="The same for a metric that is minimized: values above are worth nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _directed(cls, value: Any) -> Any:
+        """The direction that a name says; where it says none, a study file has to."""
+        if isinstance(value, Mapping) and "direction" not in value:
+            said = direction_of(str(value.get("name", "accuracy")))
+            return {**value, **({"direction": said} if said else {})}
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -140,23 +152,8 @@ class Metric(Section):
         return turned(value, self.direction)
 
 
-def sounds_minimized(metric: str) -> bool:
-    """Whether lower is better by a metric's name.
-
-    >>> sounds_minimized("val_loss"), sounds_minimized("neg_log_loss"), sounds_minimized("accuracy")
-    (True, False, False)
-    """
-    name = metric.lower()
-    return any(word in name for word in ("loss", "error", "perplexity")) and not name.startswith(("neg", "minus"))
-
-
 def _metric(value: Any) -> Any:
-    """A bare name is a metric to maximize, unless it sounds like one to minimize."""
-    if not isinstance(value, str):
-        return value
-    if sounds_minimized(value):
-        raise fault(f"expected a direction with {value!r}. Write {{name: {value}, direction: minimize}}.")
-    return {"name": value}
+    return {"name": value} if isinstance(value, str) else value
 
 
 class Objectives(Section):
@@ -168,7 +165,7 @@ class Objectives(Section):
         "that additional devices are not free; or `cost`, device-seconds at the price under `devices.prices`.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
-        Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction, at_least}`."
+        Metric(), description="Measure of quality: the name of a metric, or `{name, direction, at_least}`."
     )
 
     @property

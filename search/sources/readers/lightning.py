@@ -13,7 +13,7 @@ import yaml
 
 from ....spaces.boundary.files import foreign, regular, text_of
 from ....spaces.errors import Fault, StudyFileError, cut
-from ..names import words_of
+from ....spaces.names import words_of
 from ..runs import Run, Scalar, curves_results, flat
 from ..values import number
 from .folders import MOST_LOG_BYTES, runs_below

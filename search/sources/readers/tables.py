@@ -18,9 +18,10 @@ from typing import Any
 
 from ....spaces.boundary.files import foreign, regular
 from ....spaces.errors import Fault, StudyFileError, cut
+from ....spaces.names import is_unit
 from ..names import is_metric, meaning_of
 from ..runs import Run, curve_results, flat
-from ..values import UNITS, cell, mapping
+from ..values import cell, mapping
 from .folders import MOST_BYTES, MOST_LOG_BYTES
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".log", ".parquet")
@@ -137,7 +138,7 @@ def _csv(path: Path) -> Iterator[Run]:
 def _units(row: list[str]) -> list[str]:
     """The units under a header, one of a time at least; empty where it is a run."""
     units = [text.strip().strip("[]()").lower().removeprefix("in ") for text in row]
-    of_time = any({unit, unit.rstrip("s")} & UNITS.keys() for unit in units)
+    of_time = any(map(is_unit, units))
     return units if of_time and not any(isinstance(cell(unit), int | float) for unit in units) else []
 
 

@@ -15,8 +15,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ....spaces.errors import StorageError, cut
+from ....spaces.names import Direction
 from ....spaces.record import TrialFacts, TrialRecord
-from ....spaces.study.goals import Direction
 from ....spaces.study.space import LENGTHS
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.

@@ -13,8 +13,8 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
+from ....spaces.names import Direction
 from ....spaces.record import TrialRecord
-from ....spaces.study.goals import Direction
 from ..front_suggester import FrontSuggester
 from ..trial_history import PriorTrial
 from .copy import record_of

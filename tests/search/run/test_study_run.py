@@ -102,7 +102,10 @@ class TestStudyRun(Studies):
             "optimum": 0.01,
             "curved": 1.0,
         }
-        how = {"training": {"evaluations": 10, "samples": 1000}, "objectives": {"metric": "gain"}}
+        how = {
+            "training": {"evaluations": 10, "samples": 1000},
+            "objectives": {"metric": {"name": "gain", "direction": "maximize"}},
+        }
         task = f"{TASKS.with_name('mirror_tasks.py')}:training"
         result = go(task=task, space=space, budget={"trials": 5, "hours": 1}, **how)
         assert [record.outcome for record in result.study.records] == ["complete"] * 5

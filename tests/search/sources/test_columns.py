@@ -10,11 +10,11 @@ import pytest
 from bsearch.search.sources.columns import UnclearColumnsError, columns_of
 from bsearch.search.sources.factors import with_devices_counted
 from bsearch.search.sources.imported import imported
-from bsearch.search.sources.names import NAMES, direction_of, words_of
 from bsearch.search.sources.read import is_source, runs_of
 from bsearch.search.sources.runs import Run, flat
 from bsearch.search.sources.values import MISSING, NOT_FINITE, cell, seconds
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.names import NAMES, direction_of, words_of
 from bsearch.spaces.record import TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st

@@ -209,22 +209,3 @@ def test_a_sampler_that_would_ignore_it_is_refused() -> None:
 def test_it_is_no_part_of_what_makes_trials_comparable() -> None:
     text = "study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: {low: 0.1, high: 1%s}\n"
     assert parse_study(text % ", prior: 0.3").identity() == parse_study(text % "").identity()
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "{name: val_loss}",
-        "{name: val_loss, direction: maximize}",
-        "{name: Perplexity}",
-        "{name: error_rate, direction: maximize}",
-    ],
-)
-def test_a_loss_is_not_maximized_by_mistake(metric: str) -> None:
-    space = "space:\n  effective_batch: 8\n  reference_rate: 0.1\n"
-    text = f"study: s\ntask: tasks.py:train\nobjectives: {{metric: {metric}}}\n{space}"
-    with pytest.raises(StudyFileError, match=r"study.yaml:3: objectives.metric: expected direction: minimize with"):
-        parse_study(text)
-    written = "{name: blossom_accuracy, direction: maximize}"  # what is written counts, unless a whole word contradicts it
-    for fine in ("{name: val_loss, direction: minimize}", "{name: neg_log_loss}", "neg_log_loss", written):
-        parse_study(text.replace(metric, fine))
