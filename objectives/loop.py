@@ -448,7 +448,7 @@ class Loop(TrainingSamples):
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
         facts: dict[str, Parameter] = {
             "steps": self._total,
-            "optimizer": ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.optimizers.values())),
+            **self.rates.facts(self.setup.weight_decay),
             "model_parameters": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             **({"resumed_at": self._resumed_at} if self._resumed_at else {}),
             **({"ema_decay": self.setup.ema_decay(self.setup.effective_batch)} if self.setup.training.ema is not None else {}),

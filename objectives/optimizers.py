@@ -94,9 +94,9 @@ class Joined(Optimizer):
         return type(self)([copy.deepcopy(part, memo) for part in self._parts])
 
     @property
-    def kinds(self) -> str:
-        """The names of the joined optimizers' classes."""
-        return ", ".join(dict.fromkeys(_kind(part) for part in self._parts))
+    def parts(self) -> Sequence[Optimizer]:
+        """The joined optimizers."""
+        return self._parts
 
     def _share(self) -> None:
         groups = iter(self.param_groups)
@@ -115,9 +115,39 @@ class MuonAdamW(Joined):
     """Muon for hidden matrices, AdamW for what is left."""
 
 
-def shown_kind(optimizer: Optimizer) -> str:
-    """The name of an optimizer's class; of several joined ones, theirs."""
-    return optimizer.kinds if type(optimizer) is Joined else _kind(optimizer)
+def shown_kind(*optimizers: Optimizer) -> str:
+    """The names of optimizers' classes; of joined ones, their parts'."""
+    parts = [part for each in optimizers for part in (each.parts if type(each) is Joined else [each])]
+    return ", ".join(dict.fromkeys(map(_kind, parts)))
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each group steps with: its optimizer's class, its number of parameters, and all numbers, flags and pairs."""
+    parts = optimizer.parts if isinstance(optimizer, Joined) else [optimizer]
+    return [
+        {
+            "optimizer": _kind(part),
+            "parameters": sum(parameter.numel() for parameter in group["params"]),
+            **{name: plain for name, value in group.items() if (plain := _plain(value)) is not None},
+        }
+        for part in parts
+        for group in part.param_groups
+    ]
+
+
+def main_first(groups: Sequence[Mapping[str, Any]], decay: float) -> list[Mapping[str, Any]]:
+    """Groups with the one first that speaks for all: the largest with the study's weight decay, if it has one, else of all."""
+    return sorted(groups, key=lambda group: (decay == 0 or group.get("weight_decay") != decay, -group["parameters"]))
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it; None where it is no number, no flag and no sequence of them."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, tuple | list):
+        each = [_plain(part) for part in value]
+        return each if each and all(isinstance(part, int | float) for part in each) else None
+    return value if isinstance(value, int | float) else None
 
 
 # What rules and sharding have to know of any optimizer

@@ -138,14 +138,10 @@ class TrainingRun(Stepping):
         plan = self.setup.plan
         facts: dict[str, Parameter] = {
             "steps": steps,
-            "optimizer": type(self.optimizer).__name__,
             "model_parameters": sum(parameter.numel() for parameter in self.parameters),
         }
         if self.setup.training.ema is not None:
             facts["ema_decay"] = self.setup.ema_decay(plan.effective_batch)
-        group = self.optimizer.param_groups[0]
-        if "momentum" in group:
-            facts |= {"momentum": float(group["momentum"]), "nesterov": bool(group.get("nesterov", False))}
         if any(True for _ in batch_norms(self.model)):
             # Synchronised BatchNorm normalises over the micro-batches of all devices, otherwise over each device's own.
             all_devices = -(-plan.effective_batch // plan.accumulation)
@@ -214,7 +210,7 @@ class _WholeTraining:
         elapsed_s = self.clock.elapsed_s()
         train_loss = float(self.loss_sum) / self.loss_steps
         self.loss_sum, self.loss_steps = LossSum(run.device), 0
-        self.facts |= self.clock.facts() | run.units_facts(self.seen, elapsed_s)
+        self.facts |= run.rates.facts(setup.weight_decay) | self.clock.facts() | run.units_facts(self.seen, elapsed_s)
         if run.skipped_steps:
             self.facts["skipped_steps"] = run.skipped_steps
         if run.live is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -135,6 +137,14 @@ class TrialFacts:
         """The facts that are known, by name, as JSON can hold them."""
         known = {name: value for name in _FACTS if (value := getattr(self, name)) is not None}
         return {name: _lists(value) for name, value in known.items()} | dict(self.extra)
+
+    @property
+    def groups(self) -> tuple[Mapping[str, Any], ...]:
+        """What the optimizer's groups stepped with, the one first that speaks for all; empty where nothing reported it."""
+        with suppress(LookupError, ValueError, TypeError):
+            first, *others = json.loads(self.extra["optimizer_groups"])
+            return tuple({**first, **other} for other in ({}, *others))
+        return ()
 
     def __or__(self, other: TrialFacts) -> TrialFacts:
         """These facts, updated with the other's known ones."""

@@ -624,6 +624,8 @@ class TrainerContract:
             assert one.train_loss is not None and math.isfinite(one.train_loss)
             assert 0 <= one.value("accuracy") <= 1 and set(one.scores) >= {"accuracy"}
         assert measurements[-1].facts["steps"] == 20
+        main = json.loads(str(measurements[-1].facts["optimizer_groups"]))[0]  # as it stepped, at its peak
+        assert main["lr"] == pytest.approx(made.learning_rate) and {"weight_decay", "maximize"} <= main.keys()
 
     def test_a_seed_repeats_and_another_differs(self) -> None:
         def losses(seed: int) -> list[float | None]:

@@ -30,7 +30,7 @@ from ..data.stream import InOrder
 from ..loading import schedule_of
 from ..machine.torch_settings import configure_torch, seed_everything
 from ..model.batch_norm import batch_norms, correct_batch_norm
-from ..optimizers import load_whole_state, shown_kind, whole_state
+from ..optimizers import load_whole_state, whole_state
 from ..profiling.memory.live_bytes import LiveBytes
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.loss_sum import LossSum
@@ -276,7 +276,6 @@ class DrivenLoop:
         optimizer.register_step_pre_hook(lambda *_: self.rates.check())
         self.device = next(model.parameters()).device
         correct_batch_norm(model, setup.plan.accumulation)
-        self._facts["optimizer"] = shown_kind(optimizer)
         self._facts["model_parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if any(True for _ in batch_norms(model)):
             self._facts["ghost_batch"] = setup.plan.largest_micro_batch
@@ -366,7 +365,7 @@ class DrivenLoop:
         """The measurement with these scores; writes a checkpoint if one is due."""
         self._generators.restore()  # a loader draws where an evaluation begins
         train_loss = float(self._loss_sum) / self._loss_steps if self._loss_steps else None
-        self._facts |= self.clock.facts()
+        self._facts |= self.rates.facts(self.setup.weight_decay) | self.clock.facts()
         if self._tokens:
             per_s = self._tokens / self._elapsed_s if self._elapsed_s else 0.0
             self._facts |= {"tokens": self._tokens, "tokens_per_s": per_s}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,14 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..loading import contained, described, user_code_location
 from ..model.batch_norm import batch_norms
-from ..optimizers import decouples_decay, has_adams_betas, shown_kind
+from ..optimizers import decouples_decay, group_settings, has_adams_betas, main_first, shown_kind
 from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
+
+# What a setup has of an optimizer beside its rate.
+_SETTINGS = ("weight_decay", "betas", "eps")
 
 
 class ParameterNotFound(KeyError):
@@ -112,6 +115,8 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
 
 def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
     """The profile with what its run shows of the data, the optimizer and the model."""
+    main, ours = main_first(group_settings(run.optimizer), run.setup.weight_decay)[0], asdict(run.setup.optimizer)
+    others = [name for name in _SETTINGS if name in main and not _alike(main[name], ours[name])]
     return replace(
         profile,
         training_set=run.data.training_set,
@@ -119,6 +124,7 @@ def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProf
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else float(np.average(run.data.lengths, weights=run.data.weights)),
         optimizer=shown_kind(run.optimizer),
+        own_settings=", ".join(f"{name} {main[name]} (setup: {ours[name]})" for name in others),
         adaptive=has_adams_betas(run.optimizer),
         decoupled_decay=decouples_decay(run.optimizer),
         applies_decay=any(
@@ -131,3 +137,7 @@ def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProf
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
     )
+
+
+def _alike(value: Any, other: Any) -> bool:
+    return bool(np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=1e-6, atol=0.0))

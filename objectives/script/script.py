@@ -25,6 +25,7 @@ from ..adapters.as_generator import Report, as_generator
 from ..data.sample_weights import loader_order
 from ..loop import Loop, Part, Step, being_served
 from ..state.checkpoint import Checkpoint
+from ..steps.rates import Stepped
 from ..task import Data
 from .files import FilesApart
 from .metric import Output, metric_pattern, value_of
@@ -175,18 +176,16 @@ class ScriptLoop(Loop):
         self._measured = self._unmeasured = True
 
 
-class _ScriptRates:
+class _ScriptRates(Stepped):
     """Rates that the script sets."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._optimizers, self.frozen = optimizers, False
+        super().__init__(optimizers, [list(map(rate_of, optimizer.param_groups)) for optimizer in optimizers])
+        self.frozen = False
 
     def set(self, fraction: float) -> None:
         for group in (group for one in self._optimizers if self.frozen for group in one.param_groups):
             group["lr"] = 0.0
-
-    def check(self) -> None:
-        """Whatever they are."""
 
     def forget(self) -> None:
         """Nothing is known of them."""

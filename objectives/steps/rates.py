@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
 from ...spaces.errors import TaskError
 from ...spaces.schedule import Schedule, rate_factor
+from ...spaces.trial import Parameter
+from ..optimizers import group_settings, main_first, shown_kind
+
+# The longest text of groups that is recorded; of more, the first.
+_LONGEST = 1_800
 
 
-class Rates:
+class Stepped:
+    """What some optimizers step with, read from their groups: the one source of what is said of them.
+
+    Args:
+        peaks: the rates of each one's groups, before any schedule.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], peaks: Sequence[Sequence[float]]) -> None:
+        self._optimizers, self._peaks = optimizers, peaks
+        self._seen: list[dict[str, list[Any]]] = []  # of each group's settings the value, or the lowest and highest
+
+    def check(self) -> None:
+        """Before each step."""
+        if not self._seen:
+            self._look()
+
+    def _look(self) -> None:
+        groups = [group for optimizer in self._optimizers for group in group_settings(optimizer)]
+        if len(groups) != len(self._seen):
+            self._seen = [{} for _ in groups]
+        for seen, group, peak in zip(self._seen, groups, [peak for each in self._peaks for peak in each], strict=False):
+            for name, value in {**group, "lr": peak}.items():
+                values = [value, *(seen.get(name, ()) if name != "parameters" else ())]
+                seen[name] = [value] if min(values) == max(values) else [min(values), max(values)]
+
+    def facts(self, decay: float) -> dict[str, Parameter]:
+        """The optimizers' names and, as JSON, what their groups step with; of further groups only what differs from the first.
+
+        A setting that has changed since the first step is its range, as text.
+
+        Args:
+            decay: the study's weight decay, by which one of several groups comes first.
+        """
+        self._look()
+        found: list[dict[str, Any]] = []
+        for seen in self._seen:
+            group = {name: values[0] if len(values) == 1 else f"{values[0]} to {values[1]}" for name, values in seen.items()}
+            same = next((each for each in found if {**each, "parameters": 0} == {**group, "parameters": 0}), None)
+            if same is None:
+                found.append(group)
+            else:
+                same["parameters"] += group["parameters"]
+        first, *others = main_first(found, decay)
+        groups = [first, *({name: each[name] for name in each if first.get(name) != each[name]} for each in others)]
+        more: list[dict[str, int]] = []
+        while len(text := json.dumps([*groups, *more])) > _LONGEST:
+            groups.pop()
+            more = [{"more_groups": len(found) - len(groups)}]
+        return {"optimizer": shown_kind(*self._optimizers), "optimizer_groups": text}
+
+
+class Rates(Stepped):
     """The rates of all groups of some optimizers, each of them a share of its peak.
 
     Args:
@@ -20,8 +78,8 @@ class Rates:
     """
 
     def __init__(self, where: str, optimizers: Sequence[Optimizer], schedule: Schedule, warmup: float) -> None:
-        self._where, self._optimizers, self._schedule, self._warmup = where, optimizers, schedule, warmup
-        self._peaks = [_peaks(optimizer) for optimizer in optimizers]
+        super().__init__(optimizers, [_peaks(optimizer) for optimizer in optimizers])
+        self._where, self._schedule, self._warmup = where, schedule, warmup
         self._now: list[list[float]] = []  # as set last
 
     def set(self, fraction: float) -> None:
@@ -43,6 +101,7 @@ class Rates:
         Raises:
             TaskError: they are not.
         """
+        super().check()
         for optimizer, rates in zip(self._optimizers, self._now, strict=False):
             if (groups := len(optimizer.param_groups)) != len(rates):
                 raise TaskError(

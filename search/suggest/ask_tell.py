@@ -29,7 +29,7 @@ from ...spaces.domain import AnyDomain, Domain, values_of
 from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, cut, near_miss
 from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
-from ...spaces.names import Direction, direction_of
+from ...spaces.names import direction_of
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
 from ...spaces.study.goals import STOPPINGS, Metric, Objectives, bound_of
 from ...spaces.trial import Suggestion
@@ -76,7 +76,7 @@ class Search:
         rule: str | None = None,
         reference_batch: int = 256,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
-        direction: Direction | None = None,
+        direction: Literal["minimize", "maximize"] | None = None,
         metric: str = "accuracy",
         floor: float | None = None,
         sampler: str = "front",

@@ -33,6 +33,7 @@ class DeviceProfile:
         validates_on_training: the validation data are the training data.
         smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
         optimizer: class name of the task's optimizer; None for a loop of one's own.
+        own_settings: what the optimizer steps with otherwise than the setup says, as text.
         adaptive: the optimizer has betas, as Adam does.
         decoupled_decay: weight decay is decoupled from the gradient, as in AdamW; true if unknown.
         unit, units_per_sample: what samples of several lengths are counted in, such as tokens, and their mean.
@@ -66,6 +67,7 @@ class DeviceProfile:
     validation_digest: int = 0
     smallest_micro_batch: int = 1
     optimizer: str | None = None
+    own_settings: str = ""
     adaptive: bool = True
     decoupled_decay: bool = True
     applies_decay: bool = True

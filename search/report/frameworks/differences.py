@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from ....spaces.learning_rate import OptimizerSettings
 from ....spaces.schedule import is_own
 from .settings import ChosenSettings
 
-# torch's optimizers whose settings the study knows: the arguments they take besides learning rate and weight decay.
+# torch's optimizers: the arguments they take besides learning rate and weight decay.
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "SGD": ("momentum", "nesterov"),
-    "Adam": ("betas", "eps"),
-    "AdamW": ("betas", "eps"),
-    "Adamax": ("betas", "eps"),
-    "NAdam": ("betas", "eps"),
-    "RAdam": ("betas", "eps"),
+    "SGD": ("momentum", "nesterov", "dampening", "maximize"),
+    "Adam": ("betas", "eps", "amsgrad", "maximize", "decoupled_weight_decay"),
+    "AdamW": ("betas", "eps", "amsgrad", "maximize"),
+    "Adamax": ("betas", "eps", "maximize"),
+    "NAdam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay", "maximize"),
+    "RAdam": ("betas", "eps", "decoupled_weight_decay", "maximize"),
 }
+# Those that are written only where a trial had another value.
+_USUAL = {"dampening": 0, "amsgrad": False, "maximize": False, "decoupled_weight_decay": False, "momentum_decay": 4e-3}
 
 # Those of bitsandbytes, by Trainer's names.
 BITSANDBYTES = {"AdamW8bit": "adamw_bnb_8bit", "Lion": "lion_32bit", "Lion8bit": "lion_8bit"}
@@ -32,15 +34,16 @@ SEEDS = 2**32
 def torch_optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str, dict[str, Any]]:
     """A class of `torch.optim` and its keyword arguments; AdamW as a placeholder for other optimizers."""
     name = chosen.optimizer if chosen.optimizer in OPTIMIZERS else "AdamW"
-    momentum = USUAL_MOMENTUM if chosen.momentum is None else chosen.momentum
-    known: dict[str, Any] = {
-        "momentum": momentum,
-        "nesterov": momentum > 0 and (True if chosen.nesterov is None else chosen.nesterov),
-        "betas": settings.betas,
-        "eps": settings.eps,
-    }
-    keywords = {keyword: known[keyword] for keyword in OPTIMIZERS[name]}
+    known: dict[str, Any] = {"momentum": USUAL_MOMENTUM, "nesterov": True, **_USUAL}
+    known |= {name: value for name, value in chosen.main.items() if not isinstance(value, str)}
+    known |= {"betas": settings.betas, "eps": settings.eps}
+    keywords = {keyword: known[keyword] for keyword in OPTIMIZERS[name] if known[keyword] != _USUAL.get(keyword)}
     return name, {"lr": settings.learning_rate, **keywords, "weight_decay": settings.weight_decay}
+
+
+def keywords_text(values: Mapping[str, Any]) -> str:
+    """Values as a call has them."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def optimizer_notes(chosen: ChosenSettings, known: Container[str] = ()) -> Iterator[str]:
@@ -61,8 +64,14 @@ def optimizer_notes(chosen: ChosenSettings, known: Container[str] = ()) -> Itera
             yield f"the trial's optimizer {chosen.optimizer} needs bitsandbytes"
     elif chosen.optimizer not in OPTIMIZERS:
         yield f"the trial's optimizer {chosen.optimizer!r} is defined by its task: AdamW is a placeholder for it"
-    elif chosen.optimizer == "SGD" and chosen.momentum is None:
+    elif chosen.optimizer == "SGD" and not chosen.groups:
         yield f"the trial's momentum was not recorded: assuming Nesterov {USUAL_MOMENTUM}, as in bsearch's own tasks"
+    changed = [f"{name} {value}" for name, value in chosen.main.items() if name != "optimizer" and isinstance(value, str)]
+    if changed:
+        yield f"the trial's optimizer changed its settings in training ({', '.join(changed)}), which is not done here"
+    for group in chosen.groups[1:]:
+        differs = {name: value for name, value in group.items() if value != chosen.main.get(name)}
+        yield f"the trial's optimizer had another group, which is not made here: {keywords_text(differs)}"
 
 
 def even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -72,7 +72,8 @@ class ChosenSettings:
         accuracy: value of the study's metric, averaged over `runs`.
         setup: the setup of the trial's last attempt.
         optimizer: class name of its optimizer; None if unknown (a custom training loop).
-        momentum, nesterov: of that optimizer; None if they were not recorded.
+        settings: rate, betas, epsilon and weight decay that it stepped with, where that was recorded, else the setup's.
+        groups: everything that its groups stepped with, the one first that speaks for all; empty where it was not recorded.
         batch_norm: the model has batch statistics.
         task, kind: the study's training code, and what it is, as `task_kind` says.
         even: the nearest plan of equal micro-batches, with the optimizer's settings at its batch.
@@ -88,8 +89,8 @@ class ChosenSettings:
     train_s: float | None
     setup: TrialSetup
     optimizer: str | None
-    momentum: float | None
-    nesterov: bool | None
+    settings: OptimizerSettings
+    groups: tuple[Mapping[str, Any], ...]
     batch_norm: bool
     even: EvenPlan
     even_settings: OptimizerSettings
@@ -103,6 +104,11 @@ class ChosenSettings:
     @property
     def plan(self) -> BatchPlan:
         return self.setup.plan
+
+    @property
+    def main(self) -> Mapping[str, Any]:
+        """The settings of the group that speaks for all; empty where none was recorded."""
+        return self.groups[0] if self.groups else {}
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -171,13 +177,16 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same for a setup that is already known."""
-    optimizer, momentum = record.facts.optimizer, record.facts.momentum
+    facts = record.facts
     by_clock, setup = setup.is_timed_by_clock, setup.as_trained(record.facts.samples_budget, record.facts.epochs)
     if setup.couples_samples or setup.embedding:  # accumulation would compare fewer samples with each other
         even = EvenPlan(setup.effective_batch)
     else:
         even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
+    # What the task sets itself is the same at every batch.
+    own = {name: value for name in ("weight_decay", "betas", "eps") if (value := getattr(facts, name)) is not None}
+    own = {name: value for name, value in own.items() if value != getattr(setup.optimizer, name)}
     return ChosenSettings(
         study=study.name,
         trial=record.number,
@@ -186,12 +195,12 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         accuracy=record.accuracy,
         train_s=record.train_s,
         setup=setup,
-        optimizer=None if optimizer is None else str(optimizer),
-        momentum=float(momentum) if isinstance(momentum, int | float) else None,
-        nesterov=None if momentum is None else bool(record.facts.nesterov),
+        optimizer=None if facts.optimizer is None else str(facts.optimizer),
+        settings=replace(setup.optimizer, **own),
+        groups=facts.groups or ({"momentum": facts.momentum, "nesterov": bool(facts.nesterov)},) * (facts.momentum is not None),
         batch_norm=record.facts.ghost_batch is not None,
         even=even,
-        even_settings=even_settings,
+        even_settings=replace(even_settings, **own),
         even_notes=notes,
         runs=record.facts.runs or 1,
         task=study.spec.task,

@@ -29,6 +29,7 @@ from .differences import (
     checkpointing_notes,
     device_notes,
     even_notes,
+    keywords_text,
     loop_notes,
     optimizer_notes,
     own_schedule_notes,
@@ -78,6 +79,7 @@ def huggingface_arguments(
     training, settings = chosen.setup.training, chosen.even_settings
     name, keywords = torch_optimizer(chosen, settings)
     supported = name == "AdamW" or (name == "Adam" and settings.weight_decay == 0)
+    supported = supported and keywords.keys() <= {"lr", "betas", "eps", "weight_decay"}
     arguments: dict[str, Any] = {
         **trainers_arguments(chosen, TRAINER),
         "per_device_eval_batch_size": chosen.evaluation_batch,
@@ -152,7 +154,7 @@ def yaml_text(document: Mapping[str, Any]) -> str:
 
 def settings_yaml(chosen: ChosenSettings) -> Exported:
     """The settings as a mapping, for programs; docs/export.md describes the keys."""
-    setup, plan, settings = chosen.setup, chosen.plan, chosen.setup.optimizer
+    setup, plan, settings = chosen.setup, chosen.plan, chosen.settings
     of_training = ("schedule", "warmup", "clip_norm", "ema", "precision", "compile", "seed")
     document = {
         **{name: getattr(chosen, name) for name in ("study", "trial", "chosen", "metric")},
@@ -163,9 +165,11 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         **{name: getattr(plan, name) for name in ("accumulation", "activation_checkpointing", "devices")},
         "learning_rate": settings.learning_rate,
         "weight_decay": settings.weight_decay,
-        **{name: getattr(chosen, name) for name in ("optimizer", "momentum", "nesterov")},
+        "optimizer": chosen.optimizer,
+        **{name: chosen.main.get(name) for name in ("momentum", "nesterov")},
         "betas": list(settings.betas),
         "eps": settings.eps,
+        **({"groups": [dict(group) for group in chosen.groups]} if len(chosen.groups) > 1 else {}),
         **{name: getattr(setup.training, name) for name in of_training},
         "epochs": setup.epochs,
         "samples_budget": setup.samples_budget,
@@ -240,12 +244,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  # programs, not pages: values go through `py`, comments through `comment`
     )
-    environment.filters |= {"py": repr, "keywords": _keywords, "comment": commented}
+    environment.filters |= {"py": repr, "keywords": keywords_text, "comment": commented}
     return environment
-
-
-def _keywords(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def commented(text: str, indent: str = "") -> str:

@@ -43,6 +43,7 @@ def check_document(spec: StudySpec, checked: CheckedStudy) -> Mapping[str, Any]:
 # What a plan depends on.
 _OF_DEVICE = (
     *("kind", "device", "training_set", "validation_set", "unit", "units_per_sample", "model_parameters", "optimizer"),
+    "own_settings",
     *("batch_statistics", "limit_bytes", "largest_micro_batch", "smallest_micro_batch", "evaluation_batch", "note"),
 )
 
@@ -143,6 +144,11 @@ def examination_parts(profiles: Iterable[DeviceProfile]) -> Iterator[str]:
     profiles = [*profiles]
     if (examination := overall(profile.examination for profile in profiles)) is not None:
         yield from examination.lines
+    yield from dict.fromkeys(
+        f"{each.optimizer} has its own {each.own_settings}: what it steps with is recorded and exported"
+        for each in profiles
+        if each.own_settings
+    )
     yield from dict.fromkeys(profile.neighbours for profile in profiles if profile.neighbours)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ....objectives.machine.processor import OtherPrograms
 from ....spaces.boundary.given import LARGEST
@@ -118,7 +120,7 @@ def result_of(
             extra["undefined"] = ", ".join(undefined)
         # A parameter of that name, such as the precision, stands in the same row.
         extra = {reported_name(name) if name in attempt.suggestion.parameters else name: extra[name] for name in extra}
-        reported = replace(reported, extra={})
+        reported = replace(reported, extra={}) | TrialFacts.of(_as_stepped(reported.groups))
         waited_s, throttled_s = (
             None if seconds is None else seconds * setup.samples_budget / last.samples_seen
             for seconds in (reported.waited_s, reported.throttled_s)
@@ -140,6 +142,12 @@ def result_of(
     if outcome.kind in ("complete", "diverged") and abs(value) <= LARGEST:
         return TrialResult(outcome.kind, facts, (taken, value))
     return TrialResult(outcome.kind, facts, violation=float(outcome.kind == "infeasible"))
+
+
+def _as_stepped(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What facts have of an optimizer, by its first group; nothing of a setting that changed in training."""
+    names = ("weight_decay", "betas", "eps", "momentum", "nesterov")
+    return {name: each for group in groups[:1] for name in names if not isinstance(each := group.get(name), str | None)}
 
 
 def _is_told(value: Parameter) -> bool:
