@@ -37,7 +37,6 @@ from ray.tune.execution import class_cache
 from ..objectives.machine.environment import environment
 from ..objectives.machine.host import cores_here
 from ..spaces.errors import ClusterError
-from .fair_share import Others, arrive, depart, other_studies
 
 # Ray's messages go to a file.
 _QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
@@ -145,8 +144,6 @@ class RayConnection:
             "Ray's head": ray.get_runtime_context().gcs_address,
             "this machine's Ray": f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}",
         }
-        if not self.started_here:
-            arrive()
         self._checked = time.monotonic()
         self._answered = dict.fromkeys(self._needed, self._checked)
 
@@ -169,14 +166,6 @@ class RayConnection:
             else:
                 return
 
-    def others(self) -> Others | None:
-        """The other studies that this Ray runs now; None where there are none, or it does not say.
-
-        Raises:
-            ConnectionError: Ray's head does not answer.
-        """
-        return None if self.started_here else other_studies()
-
     def keep_away(self) -> None:
         """Prevent a pending call from starting a new Ray, as any of Ray's functions would once the old one has died."""
         if hasattr(auto_init_hook, "enable_auto_connect"):
@@ -184,8 +173,6 @@ class RayConnection:
 
     def close(self) -> None:
         """Disconnect, and end what was started here."""
-        if self.found_here:
-            depart()
         if self._stuck:
             # Ray would block the interpreter's exit for a minute, and then abort it.
             atexit.register(_hard_exit)

@@ -18,10 +18,11 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .connection import nodes
-from .fair_share import KIND
 
 # Ray notices after half a minute that a machine no longer answers.
 _MISSED_S, _ASKED_S = 40.0, 0.5
+# Ray's resource for a kind of accelerator.
+KIND = "accelerator_type:"
 # The smallest amount that can be requested of the resource that names a kind.
 _KIND_AMOUNT = 0.001
 

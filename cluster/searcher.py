@@ -30,7 +30,7 @@ from ..search.run.decisions.ending import Stage
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .last_words import last_words
-from .tune_internals import end_at_once, forget_ended, idle_processes, keep_processes, unstage
+from .tune_internals import end_at_once, forget_ended, keep_processes, unstage
 
 if TYPE_CHECKING:
     from .tune import TuneRunner
@@ -62,12 +62,7 @@ class StudySearcher(_NotSaved, Searcher):
         super().__init__(metric=None, mode=None)
         self._study, self._most, self._folder = study, most, folder
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)
-        self._share = _cached_for(lambda: runner.fair_share(self._held + self.idle), None, REFRESH_S)
         self._runner = runner
-        self._fewest = min(study.spec.devices.counts)
-        self.idle = 0  # devices of processes that have no attempt
-        self._running = set[str]()  # attempts that have their devices
-        self._declined = False  # the last time that it was asked, the study had no attempt to start
         self._numbers: dict[str, int] = {}
         # Devices of a pending or running attempt's trial, how many of them each machine has, and whether it waits for all.
         self._splits: dict[str, tuple[int, tuple[int, ...], bool]] = {}
@@ -82,17 +77,13 @@ class StudySearcher(_NotSaved, Searcher):
         # Tune may ask for all its slots at once, so that their processes start together, and for a few more; suggestions made
         # any earlier would be based on fewer results. If several trials end during one call, Tune ends the processes without
         # a pending trial and starts others (docs/scaling.md).
-        slots, share = self._slots(), self._share()
-        # What is asked for ahead takes the next device that is free, and it may be another study's turn.
-        if share is not None and self._held + self._fewest > share:
-            return None
+        slots = self._slots()
         wanted = 1 + slots + slots // _SLOTS_FOR_ONE_AHEAD
         # Ray may have room for more than the study allows, and would start what waits.
         free = (wanted if self._most is None else min(wanted, self._most)) - len(self._numbers)
         if free <= 0:
             return None
         setup = self._guarded(lambda: self._study.next_attempt(free))
-        self._declined = setup in (None, "wait")
         if setup is None:
             return Searcher.FINISHED
         if setup == "wait":
@@ -118,35 +109,14 @@ class StudySearcher(_NotSaved, Searcher):
         }
 
     def should_withdraw(self, trial_id: str) -> bool:
-        """Whether a pending attempt should not start: it waits for machines other than those it would get now, or the next free
-        device belongs to another study, or the study is leaving.
+        """Whether a pending attempt should not start: it waits for machines other than those it would get now, or the study is
+        leaving.
         """
         if trial_id not in self._splits or self.leaving:
             return self.leaving
-        share = self._share()
-        if share is not None and self._held > share:
-            return True
         devices, split, waits = self._splits[trial_id]
         now = self._runner.placed(devices)
         return now != split and (sum(now) == devices or not waits)
-
-    @property
-    def _held(self) -> int:
-        """Devices of attempts, running or pending."""
-        return sum(sum(split) for _, split, _ in self._splits.values())
-
-    def count_idle(self, processes: Iterable[Any]) -> None:
-        """Note the resources of the processes that have no attempt."""
-        self.idle = sum(self._runner.devices_of(process.bundles) for process in processes)
-
-    def holds_too_many(self) -> bool:
-        """Whether to give idle devices to other studies: this one holds more than its share, or has no attempt for them.
-
-        Pending attempts are not counted, since they will use idle devices.
-        """
-        share = self._share()
-        running = sum(sum(self._splits[trial_id][1]) for trial_id in self._running if trial_id in self._splits)
-        return share is not None and (running + self.idle > share or (self._declined and self.idle > 0))
 
     def takes_back(self, trials: Iterable[Any]) -> Iterator[Any]:
         """Those of Tune's pending trials that are not to start, the latest first."""
@@ -165,7 +135,6 @@ class StudySearcher(_NotSaved, Searcher):
 
     def begun(self, trial_id: str) -> None:
         if trial_id in self._numbers:
-            self._running.add(trial_id)
             self._guarded(lambda: self._study.begun(self._numbers[trial_id]))
 
     def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -193,7 +162,6 @@ class StudySearcher(_NotSaved, Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self._numbers.pop(trial_id, None)
         self._splits.pop(trial_id, None)
-        self._running.discard(trial_id)
         process = self.processes.pop(trial_id, None)
         if number is None:
             return
@@ -269,7 +237,7 @@ class LaunchOrder(_NotSaved, FIFOScheduler):
         self._searcher, self._looked_at = searcher, time.monotonic()
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
-        keep_processes(controller, self._searcher.holds_too_many)
+        keep_processes(controller)
         end_at_once(controller, lambda: self._searcher.ends_at_once)
         super().on_trial_add(controller, trial)
 
@@ -279,7 +247,6 @@ class LaunchOrder(_NotSaved, FIFOScheduler):
             raise RayIsGoneError
         inner = getattr(controller, "_tune_controller", controller)
         forget_ended(inner)
-        self._searcher.count_idle(idle_processes(inner))
         if self._searcher.leaving or time.monotonic() - self._looked_at > REFRESH_S:
             self._looked_at = time.monotonic()
             for trial in self._searcher.takes_back(list(inner.get_live_trials())):

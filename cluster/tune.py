@@ -35,8 +35,7 @@ from ..spaces.study.cluster import Cluster
 from ..spaces.study.devices import Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
-from .fair_share import KIND, profiling
-from .machines import resources_of, shares, trials_that_fit
+from .machines import KIND, resources_of, shares, trials_that_fit
 from .searcher import LaunchOrder, SilentReporter, StartNotifier, StudySearcher, StudyStopper
 from .tune_internals import nothing_analysed, report_no_callbacks, resources_counted_by
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, gpus_here, kind_of, profile_here
@@ -164,16 +163,12 @@ class TuneRunner:
         share = self._devices.share if self.device == "gpu" else 0.0
         return partial(resources_of, cores=self.cores, gpus=share, kind=self._devices.accelerator_type)
 
-    def _rooms(self, resources: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, int]:
-        """Devices of each live machine, or trials where several share a device, by the machine's id.
-
-        Args:
-            resources: of each machine; by default all that it has.
-        """
+    def _rooms(self) -> dict[str, int]:
+        """Devices of each live machine, or trials where several share a device, by the machine's id."""
         needed = self._bundle(1).items()
-        counted = {node["NodeID"]: node["Resources"] for node in self._nodes()} if resources is None else resources
         return {
-            machine: min(int(own.get(name, 0) / amount + 1e-6) for name, amount in needed) for machine, own in counted.items()
+            node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
+            for node in self._nodes()
         }
 
     def _split(self, devices: int) -> tuple[int, ...] | None:
@@ -207,25 +202,6 @@ class TuneRunner:
         rooms, fewest = self._rooms().values(), min(self._devices.counts)
         fit = trials_that_fit(shares(fewest, rooms) or (fewest,), rooms)
         return min(fit, self._cluster.trials_at_once or fit)
-
-    def fair_share(self, held: int) -> int | None:
-        """Devices that this study may hold beside others, or trials where several share a device; None: it is alone.
-
-        Args:
-            held: those that it holds now.
-
-        Raises:
-            ConnectionError: Ray does not answer.
-        """
-        others = self._ray.others()
-        if others is None:
-            return None
-        fit, free = (sum(self._rooms(resources).values()) for resources in (None, others.free))
-        return others.share(fit, held, free, wait=others.wait(self._bundle(1)))
-
-    def devices_of(self, bundles: Sequence[Mapping[str, float]]) -> int:
-        """How many devices a trial with these bundles of resources has."""
-        return round(sum(bundle.get("CPU", 0.0) for bundle in bundles) / self.cores)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -264,14 +240,8 @@ class TuneRunner:
         if split is None:
             raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
         if len(split) == 1 and len({*kinds.values()}) > 1:
-            # Ray has no name for some kinds, so one machine is chosen: that with the most free devices.
-            others = None
-            with contextlib.suppress(ConnectionError):
-                others = self._ray.others()
-            free = self._rooms(others.free) if others is not None else rooms
-            place = max(
-                (machine for machine in here if rooms.get(machine, 0) >= devices), key=lambda machine: free.get(machine, 0)
-            )
+            # Ray has no name for some kinds, so one machine is chosen.
+            place = max(here, key=lambda machine: rooms.get(machine, 0))
             yield NodeAffinitySchedulingStrategy(place, soft=False), split
             return
         # A profile has whole GPUs.
@@ -297,7 +267,7 @@ class TuneRunner:
             _RayLostError: one of Ray's processes died meanwhile.
         """
         most = max(request.devices)
-        with profiling(), self._somewhere(most, kind) as (place, split):
+        with self._somewhere(most, kind) as (place, split):
             profile = ray.remote(
                 num_cpus=self._bundle(split[0])["CPU"],
                 # A whole GPU: other tasks on it would distort the times.

@@ -74,12 +74,6 @@ def resources_counted_by(nodes: Callable[[], Sequence[Mapping[str, Any]]]) -> It
         ray.cluster_resources = usual
 
 
-def idle_processes(controller: Any) -> list[Any]:
-    """The resources of each process of a Tune controller that has no trial."""
-    cached = getattr(getattr(controller, "_actor_cache", None), "_cached_objects", {})
-    return [resources for resources, processes in cached.items() for _ in processes]
-
-
 def unstage(controller: Any, trial: Any) -> None:
     """Let Tune no longer count on a process for a pending trial that is stopped: it would for the rest of the run."""
     staged: set[Any] = getattr(controller, "_staged_trials", set())
@@ -88,13 +82,8 @@ def unstage(controller: Any, trial: Any) -> None:
         controller._actor_cache.decrease_max(trial.placement_group_factory)
 
 
-def keep_processes(controller: Any, too_many: Callable[[], bool]) -> None:
-    """Make a Tune controller keep its processes for as long as there may be trials for them.
-
-    Args:
-        controller: Tune's, or its wrapper as a scheduler sees it.
-        too_many: whether its trials and processes hold more devices than they may.
-    """
+def keep_processes(controller: Any) -> None:
+    """Make a Tune controller, or its wrapper as a scheduler sees it, keep its processes for as long as there may be trials."""
     controller = getattr(controller, "_tune_controller", controller)
     needed = (
         "_actor_cache",
@@ -109,7 +98,7 @@ def keep_processes(controller: Any, too_many: Callable[[], bool]) -> None:
     if not all(hasattr(controller, name) for name in needed) or isinstance(controller._actor_cache, _Idle):
         return
     if all(hasattr(controller._actor_cache, name) for name in of_cache):
-        controller._actor_cache = _Idle(controller._actor_cache, too_many)
+        controller._actor_cache = _Idle(controller._actor_cache)
         controller._maybe_reuse_cached_actor = _Reuse(controller)
 
 
@@ -144,13 +133,10 @@ def forget_ended(controller: Any) -> None:
 
 
 class _Idle:
-    """Idle processes by the resources they hold. One is given up only if a trial that needs other resources is waiting, or if
-    there are too many.
-    """
+    """Idle processes by the resources they hold. One is given up only if a trial that needs other resources is waiting."""
 
-    def __init__(self, cache: Any, too_many: Callable[[], bool]) -> None:
+    def __init__(self, cache: Any) -> None:
         self._cache = cache  # Tune's, which does all the rest
-        self._too_many = too_many
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -165,9 +151,6 @@ class _Idle:
     def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
         if force_all or any(self._is_wanted_elsewhere(key) for key, objs in self._cache._cached_objects.items() if objs):
             yield from self._cache.flush_cached_objects(force_all=force_all)
-        elif self._too_many() and (idle := next(filter(None, self._cache._cached_objects.values()), None)):
-            self._cache._num_cached_objects -= 1  # one at a time, and then they are counted again
-            yield idle.pop(0)
 
     def _is_wanted_elsewhere(self, key: Any) -> bool:
         return any(waiting > 0 for other, waiting in self._cache._max_num_objects.items() if other != key)
