@@ -217,6 +217,8 @@ def test_one_that_is_stopped_goes_on_to_the_same_end(folder: Path, tmp_path: Pat
     again = trained(kept)
     assert [one.scores for one in (*first, *again)] == [one.scores for one in whole]
     assert again[-1].facts["resumed_at"] == first[0].samples_seen
+    main = json.loads(str(again[-1].facts["optimizer_groups"]))[0]  # as the script's own optimizer stepped
+    assert main["lr"] == pytest.approx(0.01) and "weight_decay" in main
     for one, other in zip(weights(), ends, strict=True):
         assert torch.equal(one, other)
 
