@@ -6,9 +6,11 @@ import math
 import os
 import shlex
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +37,8 @@ from .told import Told, as_main, flags_of, kind_of, script_file
 _ENDLESS, _ENDLESS_EPOCHS = 1_000_000, 1000
 # What is kept of a script's output for messages, and how many lines of it they have.
 _LAST_CHARACTERS, _LAST_LINES = 2000, 5
+# What is seen of a loader, see `seen_of`.
+Seen = tuple[str, int, int]
 
 
 def run_script(
@@ -52,6 +56,7 @@ def run_script(
     splits: bool = True,
     resumes: bool = True,
     evaluates: bool = False,
+    evaluation: Sequence[Seen] = (),
 ) -> Iterator[Measurement]:
     """Train by a script, with the trial's batch, rate, length and seed in the place of its own.
 
@@ -68,6 +73,8 @@ def run_script(
         splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
         evaluates: whether its metric comes after it has iterated a loader without training: then what it writes after a pass
             before that is of its training data.
+        evaluation: its loaders as it makes them by itself, see `seen_of`, and the one that it trains on once more with zeros.
+            The others keep their batch in every trial, so that all are scored alike.
         resumes: whether a trial that was interrupted goes on from its checkpoint; otherwise it begins anew.
 
     Raises:
@@ -92,6 +99,7 @@ def run_script(
         loss=loss,
         splits=splits,
         needs=evaluates,
+        evaluation=evaluation,
     )
 
     def train(report: Report[Measurement]) -> None:
@@ -216,6 +224,7 @@ class _Run:
         loss: Literal["mean", "sum"],
         splits: bool,
         needs: bool,
+        evaluation: Sequence[Seen],
         report: Report[Measurement],
     ) -> None:
         self.setup, self._where, self._arguments, self._told, self._report = setup, script, arguments, told, report
@@ -223,6 +232,7 @@ class _Run:
         self._weighs, self._splits, self._needs_evaluation = loss == "mean", splits, needs
         self._made, self._loop = Made(), None
         self._output, self._written, self._scores, self._earlier = Output(), "", dict[float, str](), dict[float, str]()
+        self._evaluation, self._unlike = evaluation, weakref.WeakSet[Any]()
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -314,9 +324,25 @@ class _Run:
 
     # What the script calls
 
+    def loader_made(self, loader: DataLoader[Any]) -> None:
+        """Give a loader that evaluates the batch that it has where the script runs by itself."""
+        kind, size, _ = seen_of(loader)
+        alike = [one for one in self._evaluation if one[0] == kind]
+        if len(alike) == 1 and 0 < alike[0][1] != size:
+            # At once, since scripts divide by `len(loader)`; its own attribute is read-only.
+            loader.batch_sampler.batch_size = vars(loader)["batch_size"] = alike[0][1]  # type: ignore[union-attr]
+        if seen_of(loader) not in alike:
+            self._unlike.add(loader)
+
     def trains(self, loader: DataLoader[Any]) -> bool:
         if training := trains(self._made):
             return training
+        if loader in self._unlike and (self._loop or (seen_of(loader)[0], 0, 0) not in self._evaluation):
+            raise TaskError(
+                f"{self._where}: expected its loaders that evaluate among those of evaluation=, got {seen_of(loader)}, so its "
+                "scores may depend on the trial's batch. Add its samples, batch and number of batches as they are where the "
+                "script runs by itself, or let `bsearch init` look at it again."
+            )
         with aside():
             self._leave_pass()
             if self._step is None and not self._evaluates:
@@ -368,6 +394,7 @@ class _Run:
         else:
             self._leave_pass()
             self._measure()
+        self._unlike.discard(loader)
         self._has_left = False
         self.skips, self._scores, self._earlier = self._passes < self._resumes_at, {}, {}
         self._evaluates = False
@@ -515,6 +542,12 @@ def trains(made: Made) -> bool:
 def batch_of(loader: DataLoader[Any]) -> Any:
     """The size of a loader's batches; where a sampler of batches makes them, its."""
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
+def seen_of(loader: DataLoader[Any]) -> Seen:
+    """The sampler of a loader and what it draws in a pass; its batch, and how many of them: -1 where nobody knows."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return f"{type(sampler).__name__} of {length_hint(sampler, -1)}", batch_of(loader) or -1, length_hint(loader, -1)
 
 
 class _Pass(Iterator[Any]):

@@ -55,6 +55,9 @@ class Driver(Protocol):
     def skips(self) -> bool:
         """Whether the script passes over what an earlier attempt has trained."""
 
+    def loader_made(self, loader: DataLoader[Any]) -> None:
+        """The script has made a loader."""
+
     def trains(self, loader: DataLoader[Any]) -> bool:
         """Whether a loader is iterated to train, and not to evaluate."""
 
@@ -155,7 +158,7 @@ def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
 
 def _take_over() -> None:
-    for kind in (nn.Module, LRScheduler, GradScaler):
+    for kind in (nn.Module, LRScheduler, GradScaler, DataLoader):
         _replace(kind, "__init__", _noted)
     _replace(nn.Module, "__setstate__", _noted)  # of a copy
     _replace(Optimizer, "__init__", _optimizer_made)
@@ -209,6 +212,8 @@ def _several_processes(original: Any, driver: Driver, made: Made, *arguments: An
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
     made.add(self)
     original(self, *arguments, **named)
+    if isinstance(self, DataLoader):
+        driver.loader_made(self)
 
 
 def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:
