@@ -7,7 +7,8 @@ import os
 import shlex
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import length_hint
@@ -87,9 +88,6 @@ def run_script(
     if setup.training.schedule != "constant" or setup.training.warmup:
         raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
     setup = setup if resumes else replace(setup, checkpoint=None)
-    if steps:  # of whole batches
-        size = setup.effective_batch
-        setup = replace(setup, samples_budget=max(setup.samples_budget // size, 1) * size)
     run = partial(
         _Run,
         script=script,
@@ -109,6 +107,12 @@ def run_script(
             run(replace(setup, checkpoint=None), report=report).run()
 
     yield from as_generator(train)
+
+
+def _in_whole_steps(setup: TrialSetup) -> TrialSetup:
+    """The setup of a training that ends with a whole batch."""
+    size = setup.effective_batch
+    return replace(setup, samples_budget=max(setup.samples_budget // size, 1) * size)
 
 
 def values_of(told: Told, setup: TrialSetup, *, endless: bool) -> dict[str, int | float]:
@@ -227,12 +231,14 @@ class _Run:
         evaluation: Sequence[Seen],
         report: Report[Measurement],
     ) -> None:
-        self.setup, self._where, self._arguments, self._told, self._report = setup, script, arguments, told, report
+        self._where, self._arguments, self._told, self._report = script, arguments, told, report
+        self.setup, self._planned = _in_whole_steps(setup) if told.steps else setup, setup.samples_budget
         self._metric_text, self._metric = metric, metric_pattern(metric)
         self._weighs, self._splits, self._needs_evaluation = loss == "mean", splits, needs
         self._made, self._loop = Made(), None
         self._output, self._written, self._scores, self._earlier = Output(), "", dict[float, str](), dict[float, str]()
         self._evaluation, self._unlike = evaluation, weakref.WeakSet[Any]()
+        self._calls = Counter[int]()  # of schedulers, within passes
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -377,9 +383,10 @@ class _Run:
                     f"{self._where}: expected a batch of at most the {size} samples of its training data, got "
                     f"{self.setup.effective_batch}"
                 )
-            if loader.drop_last:  # a training ends with a whole batch
-                size, budget = self.setup.effective_batch, self.setup.samples_budget
-                self.setup = replace(self.setup, samples_budget=max(budget // size, 1) * size)
+            passes = self.setup.samples_budget / len(loader.dataset)  # type: ignore[arg-type]  # a few steps where it is examined
+            self._batches = len(loader) * passes * math.ceil(self.setup.epochs) / self.setup.epochs
+            if loader.drop_last:
+                self.setup = _in_whole_steps(self.setup)
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
@@ -400,7 +407,9 @@ class _Run:
         self._evaluates = False
         self._begins_pass = True
 
-    _reported = _begins_pass = _has_stepped = _has_left = _waits = _evaluates = False
+    _begun = 0  # steps of this attempt
+    _batches = 0.0  # that the script expects of its training
+    _reported = _own_rates = _begins_pass = _has_stepped = _has_left = _waits = _evaluates = False
     _rates: Sequence[float] = ()
     _versions: Sequence[int] = ()
     _steps: Iterator[Step]
@@ -426,7 +435,7 @@ class _Run:
             if self._ends_pass():
                 self._passes += 1
                 raise StopIteration
-            self._step = next(self._steps, None)
+            self._step, self._begun = next(self._steps, None), self._begun + 1
             if self._step is None:
                 if self._begins_pass and self._told.epochs and not being_served():
                     raise TaskError(
@@ -435,7 +444,7 @@ class _Run:
                     )
                 raise _Over
             if self._begins_pass:
-                self.scheduled()  # between passes a script may set rates itself
+                self._rates = self._rates_now()  # between passes a script may set them itself
                 self._begins_pass = False
             self._parts, self._place = iter(self._step), -1
             part = next(self._parts)
@@ -454,8 +463,25 @@ class _Run:
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
 
-    def scheduled(self) -> None:
+    def schedules(self, scheduler: Any, step: Callable[[], object]) -> None:
+        """Let a scheduler that counts batches come to its end with the training: steps go over the ends of epochs, so there are
+        fewer than epochs * len(loader). One that was stepped after every batch so far takes its share of those.
+        """
+        times = 1
+        if scheduler is not None and self._step is not None and not being_served():
+            self._calls[id(scheduler)] += 1
+            if 2 * self._calls[id(scheduler)] > self._begun:
+                seen = self._loop.seen  # type: ignore[union-attr]  # it is within a step
+                times = self._counted(seen) - self._counted(seen - self._step.samples)
+                if self._told.steps:  # it is told a number of parts
+                    times = len(self._step.sizes)
+        for _ in range(times):
+            step()
         self._rates = self._rates_now()
+
+    def _counted(self, samples: int) -> int:
+        """The batches that the script expects up to so many samples of its training."""
+        return int(self._batches * samples / self.setup.samples_budget + 1e-9)
 
     def _rates_now(self) -> list[float]:
         return [float(group["lr"]) for one in self._made.of(Optimizer) for group in one.param_groups]
@@ -483,8 +509,10 @@ class _Run:
 
     def stepped(self) -> None:
         self.has_gradients, self._has_stepped, self._waits = False, True, False
-        in_parts = self._step is not None and len(self._step.sizes) > 1 and not being_served()
-        if in_parts and not self.setup.training.accept_inexact and self._rates_now() != self._rates:
+        if self._step is None or being_served() or self._rates_now() == self._rates:
+            return
+        self._own_rates = True
+        if len(self._step.sizes) > 1 and not self.setup.training.accept_inexact:
             raise TaskError(
                 f"{self._where}: it sets its rates itself within a pass, by counting batches, of which some come in parts. Use "
                 "a scheduler of torch's, or write splits=False, and batches come whole."
@@ -522,7 +550,12 @@ class _Run:
         os.chdir(self._came_from)  # whoever gets the measurement is there
         loop._unmeasured = False
         measured = loop.measure(**{self.setup.metric: next(iter(scores))})
-        self._report(replace(measured, facts={**measured.facts, "command": self._command()}))
+        facts = {**measured.facts, "command": self._command()}
+        if self._own_rates and self._told.epochs and facts["steps"] != self._batches:
+            facts["own_schedule"] = f"of {self._batches:.6g} batches, where its training has {facts['steps']}"
+        if loop.seen == self.setup.samples_budget < self._planned:
+            facts["shortened_to"] = loop.seen / self._planned
+        self._report(replace(measured, facts=facts))
         self._reported = True
         os.chdir(here)
 

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from types import MethodType, SimpleNamespace
 from typing import Any, Protocol
@@ -76,8 +76,8 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its output, or reported a metric."""
 
-    def scheduled(self) -> None:
-        """A scheduler has set rates."""
+    def schedules(self, scheduler: Any, step: Callable[[], object]) -> None:
+        """A scheduler is to take a step; None where it is told to which."""
 
 
 class Made:
@@ -272,15 +272,10 @@ def _at_last(original: Any, driver: Driver, made: Made, *arguments: Any, **named
     return original(*arguments, **named) if driver.is_last and not driver.skips else torch.zeros(())
 
 
-def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> Any:
-    try:
-        return _at_last(original, driver, made, *arguments, **named)
-    except ValueError as error:
-        if "Tried to step" not in str(error):
-            raise
-        return None  # it holds its last rate where a loader as written drops the rest of each epoch
-    finally:
-        driver.scheduled()
+def _scheduled(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
+    if driver.is_last and not driver.skips:
+        with aside():  # those that it steps itself are its own affair
+            driver.schedules(None if arguments or named else self, partial(original, self, *arguments, **named))
 
 
 def _place(

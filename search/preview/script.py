@@ -63,7 +63,7 @@ class Script:
     seed: int = 0
     other_rates: tuple[float, ...] = ()
     evaluates: bool = False
-    loaders: tuple[tuple[str | int, ...], ...] = ()
+    loaders: Sequence[Any] = ()
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -177,7 +177,7 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         seed=seed or 0,
         other_rates=others,
         evaluates=evaluates,
-        loaders=tuple(map(tuple, seen["loaders"])),
+        loaders=[*map(tuple, seen["loaders"])],
     )
 
 
@@ -379,7 +379,7 @@ def files_of(script: Script) -> dict[str, str]:
         metric=text,
         splits=not script.counts,
         evaluates=script.evaluates,
-        evaluation=[*script.loaders],
+        evaluation=script.loaders,
         why=why,
         loss="sum" if script.sums else "mean",
     )
