@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -175,7 +175,7 @@ class _Look:
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
 
-    def schedules(self, scheduler: Any, step: Callable[[], object]) -> None:
+    def schedules(self, scheduler: Any, step: Any) -> None:
         step()
 
     def back_propagates(self, loss: torch.Tensor) -> None:

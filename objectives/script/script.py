@@ -8,7 +8,7 @@ import shlex
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import length_hint
@@ -377,14 +377,15 @@ class _Run:
                     f"{size}. Say by batch= how it is told."
                 )
             weights, shuffle = loader_order(self._where, loader)
-            if self.setup.effective_batch > len(loader.dataset):  # type: ignore[arg-type]
-                size = len(loader.dataset)  # type: ignore[arg-type]
+            samples = len(loader.dataset)  # type: ignore[arg-type]
+            if size > samples:
                 raise TaskError(
-                    f"{self._where}: expected a batch of at most the {size} samples of its training data, got "
+                    f"{self._where}: expected a batch of at most the {samples} samples of its training data, got "
                     f"{self.setup.effective_batch}"
                 )
-            passes = self.setup.samples_budget / len(loader.dataset)  # type: ignore[arg-type]  # a few steps where it is examined
-            self._batches = len(loader) * passes * math.ceil(self.setup.epochs) / self.setup.epochs
+            # In proportion to the budget, which is a few steps where it is examined.
+            told = math.ceil(self.setup.epochs) / self.setup.epochs
+            self._batches = len(loader) * self.setup.samples_budget * told / samples
             if loader.drop_last:
                 self.setup = _in_whole_steps(self.setup)
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
@@ -463,7 +464,7 @@ class _Run:
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
 
-    def schedules(self, scheduler: Any, step: Callable[[], object]) -> None:
+    def schedules(self, scheduler: Any, step: Any) -> None:
         """Let a scheduler that counts batches come to its end with the training: steps go over the ends of epochs, so there are
         fewer than epochs * len(loader). One that was stepped after every batch so far takes its share of those.
         """
@@ -472,16 +473,13 @@ class _Run:
             self._calls[id(scheduler)] += 1
             if 2 * self._calls[id(scheduler)] > self._begun:
                 seen = self._loop.seen  # type: ignore[union-attr]  # it is within a step
-                times = self._counted(seen) - self._counted(seen - self._step.samples)
+                each = self._batches / self.setup.samples_budget
+                times = int(seen * each + 1e-6) - int((seen - self._step.samples) * each + 1e-6)
                 if self._told.steps:  # it is told a number of parts
                     times = len(self._step.sizes)
         for _ in range(times):
             step()
         self._rates = self._rates_now()
-
-    def _counted(self, samples: int) -> int:
-        """The batches that the script expects up to so many samples of its training."""
-        return int(self._batches * samples / self.setup.samples_budget + 1e-9)
 
     def _rates_now(self) -> list[float]:
         return [float(group["lr"]) for one in self._made.of(Optimizer) for group in one.param_groups]

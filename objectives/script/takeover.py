@@ -76,7 +76,7 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its output, or reported a metric."""
 
-    def schedules(self, scheduler: Any, step: Callable[[], object]) -> None:
+    def schedules(self, scheduler: Any, step: Any) -> None:
         """A scheduler is to take a step; None where it is told to which."""
 
 

@@ -159,9 +159,11 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
         expected = f"{path}: expected a number after a word such as accuracy or loss, printed after a pass"
         faults.append(Fault("metric", f"{expected}; got {lines}"))
-    for kind, size, batches in seen["loaders"]:
-        if size and not batches:
-            faults.append(Fault("evaluation", f"{path}: expected loaders of at least one batch, got none of {size} ({kind})"))
+    faults += [
+        Fault("evaluation", f"{path}: expected loaders of at least one batch, got none of {size} ({kind})")
+        for kind, size, batches in seen["loaders"]
+        if size and not batches
+    ]
     if faults and seen["error"]:
         faults.append(Fault("error", f"{path}: it ended with {seen['error']}"))
     if faults:
