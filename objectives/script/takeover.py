@@ -85,7 +85,7 @@ class Made:
 
     def __init__(self) -> None:
         self._all: list[weakref.ref[Any]] = []
-        self.in_backward = False
+        self.in_backward, self.process = False, os.getpid()
 
     def add(self, one: Any) -> None:
         self._all.append(weakref.ref(one))
@@ -190,6 +190,7 @@ def _take_over() -> None:
         _replace(os, name, _renamed)
     _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
+    _replace(os, "_exit", _exited)
     for owner, name in ((torch, "set_num_interop_threads"), (signal, "signal")):
         _replace(owner, name, _left_out)
     for owner in (multiprocessing, torch.multiprocessing):
@@ -203,6 +204,13 @@ def _take_over() -> None:
 
 def _left_out(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
     """What a process does once, or in its main thread: the process is not the script's."""
+
+
+def _exited(original: Any, driver: Driver, made: Made, status: int) -> None:
+    """It would end the trial's process too, and the whole run without a word where that is one; its children may."""
+    if os.getpid() != made.process:
+        original(status)
+    raise SystemExit(status)
 
 
 def _several_processes(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
