@@ -29,7 +29,7 @@ from ...spaces.domain import is_number
 from ..loading import error_line
 from .files import FilesApart
 from .metric import Output
-from .script import batch_of, rate_of, trains
+from .script import Seen, batch_of, rate_of, seen_of, trains
 from .takeover import Made, aside, taken_over
 from .told import SETTINGS, as_main, entries, number_in, numbers_in, script_file, settings_in
 
@@ -52,6 +52,7 @@ class Looked:
         lines: that it wrote after a pass; `early`, those of them before the pass's first evaluation.
         evaluates: it iterates a loader after a pass without training.
         sums: its loss grows with the batch.
+        loaders: that it made, as `seen_of` says; those that it trained on once more with zeros.
         counts: lines at which its training loops use a count of batches for more than printing: `train.py:12`.
         whole: it came to its end; `cut`: it was stopped after a minute.
         error: that it ended with.
@@ -68,6 +69,7 @@ class Looked:
     early: list[str] = field(default_factory=list)
     evaluates: bool = False
     sums: bool = False
+    loaders: list[Seen] = field(default_factory=list)
     counts: list[str] = field(default_factory=list)
     whole: bool = False
     cut: bool = False
@@ -93,6 +95,9 @@ class _Look:
         self.looked, self._made, self._output, self._trains = looked, made, Output(), False
         self._ends, self._loss = time.monotonic() + _LOOKS_S, 0.0
 
+    def loader_made(self, loader: DataLoader[Any]) -> None:
+        self.looked.loaders.append(seen_of(loader))
+
     def trains(self, loader: DataLoader[Any]) -> bool:
         return True  # every loader has one batch
 
@@ -105,6 +110,7 @@ class _Look:
             if not self._evaluates:
                 self._unsure = [*self._unsure, *self.looked.lines[self._after :]]
             self._begins, self._evaluates = True, False
+            self.looked.loaders.append((seen_of(loader)[0], 0, 0))
             if not self.looked.passes:
                 self._note(loader)
                 yield from self._weighed(loader)
@@ -169,8 +175,8 @@ class _Look:
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
 
-    def scheduled(self) -> None:
-        """Of no interest."""
+    def schedules(self, scheduler: Any, step: Any) -> None:
+        step()
 
     def back_propagates(self, loss: torch.Tensor) -> None:
         self._loss += float(loss.detach().sum())
@@ -222,6 +228,7 @@ def _looked_at(script: str, arguments: list[str], *, weighs: bool) -> Looked:
         looked.error = error_line(error)
     finally:
         torch.manual_seed = seed
+    looked.loaders = [*dict.fromkeys(looked.loaders)]
     looked.values = flags | _told_by(arguments)
     for text, lines in look.texts.items():
         name = "" if text == path else f"{text.relative_to(here)}:"

@@ -6,10 +6,9 @@ import re
 
 from ...spaces.errors import TaskError
 
-_NUMBER = (
-    r"['\"]?(?:\s*\(%\))?\s*[:=(]?\s*([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
-    r"(?:\s*/\s*(\d+)(?![\d.]))?\s*(%?)"
-)
+# A number with all that may belong to it: what `0,940`, `1.2k` or `1_000` mean is not guessed.
+_WORD = r"\.?\d(?:\w|[.,'](?=\d)|(?<=[eE])[-+])*"
+_NUMBER = rf"['\"]?(?:\s*\(%\))?\s*[:=(]?\s*([-+]?(?:{_WORD}|(?:nan|inf)\b))(?:\s*/\s*({_WORD}))?\s*(%?)"
 
 
 def metric_pattern(text: str) -> re.Pattern[str]:
@@ -28,13 +27,25 @@ def metric_pattern(text: str) -> re.Pattern[str]:
 
 
 def value_of(found: re.Match[str]) -> float:
-    """
+    """The number that was found, as a share where it is one of so many or in percent.
+
+    Raises:
+        TaskError: it is not a plain number.
+
     >>> [value_of(metric_pattern("acc").search(text)) for text in ("acc: 9/10 (90%)", "acc 12.5 %", "acc=3e-1")]
     [0.9, 0.125, 0.3]
     """
     value, of, percent = found.groups()[-3:]
-    value = value.replace(",", "")
-    return float(value) / float(of) if of and float(of) else float(value) / 100 if percent else float(value)
+    try:
+        number, whole = (float(one.replace("_", " ")) for one in (value, of or "1"))
+    except ValueError:
+        raise TaskError(
+            f"metric: expected a plain number such as 0.94, 94 % or 940/1000, got {found[0].strip()!r} in "
+            f"{found.string.strip()!r}. Let the script write it so: a point before decimals, no separators and no unit"
+        ) from None
+    if of and of.isdigit() and whole:
+        return number / whole
+    return number / 100 if percent and not of else number
 
 
 class Output:

@@ -6,9 +6,12 @@ import math
 import os
 import shlex
 import tempfile
+import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +39,8 @@ from .told import Told, as_main, flags_of, kind_of, script_file
 _ENDLESS, _ENDLESS_EPOCHS = 1_000_000, 1000
 # What is kept of a script's output for messages, and how many lines of it they have.
 _LAST_CHARACTERS, _LAST_LINES = 2000, 5
+# What is seen of a loader, see `seen_of`.
+Seen = tuple[str, int, int]
 
 
 def run_script(
@@ -53,6 +58,7 @@ def run_script(
     splits: bool = True,
     resumes: bool = True,
     evaluates: bool = False,
+    evaluation: Sequence[Seen] = (),
 ) -> Iterator[Measurement]:
     """Train by a script, with the trial's batch, rate, length and seed in the place of its own.
 
@@ -69,6 +75,8 @@ def run_script(
         splits: whether a batch may come in parts; otherwise it has to fit, and the script does just what it does by itself.
         evaluates: whether its metric comes after it has iterated a loader without training: then what it writes after a pass
             before that is of its training data.
+        evaluation: its loaders as it makes them by itself, see `seen_of`, and the one that it trains on once more with zeros.
+            The others keep their batch in every trial, so that all are scored alike.
         resumes: whether a trial that was interrupted goes on from its checkpoint; otherwise it begins anew.
 
     Raises:
@@ -81,9 +89,6 @@ def run_script(
     if setup.training.schedule != "constant" or setup.training.warmup:
         raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
     setup = setup if resumes else replace(setup, checkpoint=None)
-    if steps:  # of whole batches
-        size = setup.effective_batch
-        setup = replace(setup, samples_budget=max(setup.samples_budget // size, 1) * size)
     run = partial(
         _Run,
         script=script,
@@ -93,6 +98,7 @@ def run_script(
         loss=loss,
         splits=splits,
         needs=evaluates,
+        evaluation=evaluation,
     )
 
     def train(report: Report[Measurement]) -> None:
@@ -102,6 +108,12 @@ def run_script(
             run(replace(setup, checkpoint=None), report=report).run()
 
     yield from as_generator(train)
+
+
+def _in_whole_steps(setup: TrialSetup) -> TrialSetup:
+    """The setup of a training that ends with a whole batch."""
+    size = setup.effective_batch
+    return replace(setup, samples_budget=max(setup.samples_budget // size, 1) * size)
 
 
 def values_of(told: Told, setup: TrialSetup, *, endless: bool) -> dict[str, int | float]:
@@ -215,13 +227,17 @@ class _Run:
         loss: Literal["mean", "sum"],
         splits: bool,
         needs: bool,
+        evaluation: Sequence[Seen],
         report: Report[Measurement],
     ) -> None:
-        self.setup, self._where, self._arguments, self._told, self._report = setup, script, arguments, told, report
+        self._where, self._arguments, self._told, self._report = script, arguments, told, report
+        self.setup, self._planned = _in_whole_steps(setup) if told.steps else setup, setup.samples_budget
         self._metric_text, self._metric = metric, metric_pattern(metric)
         self._weighs, self._splits, self._needs_evaluation = loss == "mean", splits, needs
         self._made, self._loop = Made(), None
         self._output, self._written, self._scores, self._earlier = Output(), "", dict[float, str](), dict[float, str]()
+        self._evaluation, self._unlike = evaluation, weakref.WeakSet[Any]()
+        self._calls = Counter[int]()  # of schedulers, within passes
         self._step: Step | None = None
         self.share, self.is_last, self.has_gradients, self.skips = 1.0, True, False, False
         self._passes, self._resumes_at, self._place = 0, 0, -1
@@ -313,9 +329,25 @@ class _Run:
 
     # What the script calls
 
+    def loader_made(self, loader: DataLoader[Any]) -> None:
+        """Give a loader that evaluates the batch that it has where the script runs by itself."""
+        kind, size, _ = seen_of(loader)
+        alike = [one for one in self._evaluation if one[0] == kind]
+        if len(alike) == 1 and 0 < alike[0][1] != size:
+            # At once, since scripts divide by `len(loader)`; its own attribute is read-only.
+            loader.batch_sampler.batch_size = vars(loader)["batch_size"] = alike[0][1]  # type: ignore[union-attr]
+        if seen_of(loader) not in alike:
+            self._unlike.add(loader)
+
     def trains(self, loader: DataLoader[Any]) -> bool:
         if training := trains(self._made):
             return training
+        if loader in self._unlike and (self._loop or (seen_of(loader)[0], 0, 0) not in self._evaluation):
+            raise TaskError(
+                f"{self._where}: expected its loaders that evaluate among those of evaluation=, got {seen_of(loader)}, so its "
+                "scores may depend on the trial's batch. Add its samples, batch and number of batches as they are where the "
+                "script runs by itself, or let `bsearch init` look at it again."
+            )
         with aside():
             self._leave_pass()
             if self._step is None and not self._evaluates:
@@ -344,15 +376,17 @@ class _Run:
                     f"{size}. Say by batch= how it is told."
                 )
             weights, shuffle = loader_order(self._where, loader)
-            if self.setup.effective_batch > len(loader.dataset):  # type: ignore[arg-type]
-                size = len(loader.dataset)  # type: ignore[arg-type]
+            samples = len(loader.dataset)  # type: ignore[arg-type]
+            if size > samples:
                 raise TaskError(
-                    f"{self._where}: expected a batch of at most the {size} samples of its training data, got "
+                    f"{self._where}: expected a batch of at most the {samples} samples of its training data, got "
                     f"{self.setup.effective_batch}"
                 )
-            if loader.drop_last:  # a training ends with a whole batch
-                size, budget = self.setup.effective_batch, self.setup.samples_budget
-                self.setup = replace(self.setup, samples_budget=max(budget // size, 1) * size)
+            # In proportion to the budget, which is a few steps where it is examined.
+            told = math.ceil(self.setup.epochs) / self.setup.epochs
+            self._batches = len(loader) * self.setup.samples_budget * told / samples
+            if loader.drop_last:
+                self.setup = _in_whole_steps(self.setup)
             data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
@@ -367,12 +401,15 @@ class _Run:
         else:
             self._leave_pass()
             self._measure()
+        self._unlike.discard(loader)
         self._has_left = False
         self.skips, self._scores, self._earlier = self._passes < self._resumes_at, {}, {}
         self._evaluates = False
         self._begins_pass = True
 
-    _reported = _begins_pass = _has_stepped = _has_left = _waits = _evaluates = False
+    _begun = 0  # steps of this attempt
+    _batches = 0.0  # that the script expects of its training
+    _reported = _own_rates = _begins_pass = _has_stepped = _has_left = _waits = _evaluates = False
     _rates: Sequence[float] = ()
     _versions: Sequence[int] = ()
     _steps: Iterator[Step]
@@ -398,7 +435,7 @@ class _Run:
             if self._ends_pass():
                 self._passes += 1
                 raise StopIteration
-            self._step = next(self._steps, None)
+            self._step, self._begun = next(self._steps, None), self._begun + 1
             if self._step is None:
                 if self._begins_pass and self._told.epochs and not being_served():
                     raise TaskError(
@@ -407,7 +444,7 @@ class _Run:
                     )
                 raise _Over
             if self._begins_pass:
-                self.scheduled()  # between passes a script may set rates itself
+                self._rates = self._rates_now()  # between passes a script may set them itself
                 self._begins_pass = False
             self._parts, self._place = iter(self._step), -1
             part = next(self._parts)
@@ -426,7 +463,21 @@ class _Run:
         self.share, self.is_last, self.has_gradients = 1.0, True, False
         return step is not None and step.evaluates
 
-    def scheduled(self) -> None:
+    def schedules(self, scheduler: Any, step: Any) -> None:
+        """Let a scheduler that counts batches come to its end with the training: steps go over the ends of epochs, so there are
+        fewer than epochs * len(loader). One that was stepped after every batch so far takes its share of those.
+        """
+        times = 1
+        if scheduler is not None and self._step is not None and not being_served():
+            self._calls[id(scheduler)] += 1
+            if 2 * self._calls[id(scheduler)] > self._begun:
+                seen = self._loop.seen  # type: ignore[union-attr]  # it is within a step
+                each = self._batches / self.setup.samples_budget
+                times = int(seen * each + 1e-6) - int((seen - self._step.samples) * each + 1e-6)
+                if self._told.steps:  # it is told a number of parts
+                    times = len(self._step.sizes)
+        for _ in range(times):
+            step()
         self._rates = self._rates_now()
 
     def _rates_now(self) -> list[float]:
@@ -455,8 +506,10 @@ class _Run:
 
     def stepped(self) -> None:
         self.has_gradients, self._has_stepped, self._waits = False, True, False
-        in_parts = self._step is not None and len(self._step.sizes) > 1 and not being_served()
-        if in_parts and not self.setup.training.accept_inexact and self._rates_now() != self._rates:
+        if self._step is None or being_served() or self._rates_now() == self._rates:
+            return
+        self._own_rates = True
+        if len(self._step.sizes) > 1 and not self.setup.training.accept_inexact:
             raise TaskError(
                 f"{self._where}: it sets its rates itself within a pass, by counting batches, of which some come in parts. Use "
                 "a scheduler of torch's, or write splits=False, and batches come whole."
@@ -494,7 +547,12 @@ class _Run:
         os.chdir(self._came_from)  # whoever gets the measurement is there
         loop._unmeasured = False
         measured = loop.measure(**{self.setup.metric: next(iter(scores))})
-        self._report(replace(measured, facts={**measured.facts, "command": self._command()}))
+        facts = {**measured.facts, "command": self._command()}
+        if self._own_rates and self._told.epochs and facts["steps"] != self._batches:
+            facts["own_schedule"] = f"of {self._batches:.6g} batches, where its training has {facts['steps']}"
+        if loop.seen == self.setup.samples_budget < self._planned:
+            facts["shortened_to"] = loop.seen / self._planned
+        self._report(replace(measured, facts=facts))
         self._reported = True
         os.chdir(here)
 
@@ -514,6 +572,12 @@ def trains(made: Made) -> bool:
 def batch_of(loader: DataLoader[Any]) -> Any:
     """The size of a loader's batches; where a sampler of batches makes them, its."""
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
+def seen_of(loader: DataLoader[Any]) -> Seen:
+    """The sampler of a loader and what it draws in a pass; its batch, and how many of them: -1 where nobody knows."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return f"{type(sampler).__name__} of {length_hint(sampler, -1)}", batch_of(loader) or -1, length_hint(loader, -1)
 
 
 class _Pass(Iterator[Any]):

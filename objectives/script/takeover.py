@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from types import MethodType, SimpleNamespace
 from typing import Any, Protocol
@@ -55,6 +55,9 @@ class Driver(Protocol):
     def skips(self) -> bool:
         """Whether the script passes over what an earlier attempt has trained."""
 
+    def loader_made(self, loader: DataLoader[Any]) -> None:
+        """The script has made a loader."""
+
     def trains(self, loader: DataLoader[Any]) -> bool:
         """Whether a loader is iterated to train, and not to evaluate."""
 
@@ -73,8 +76,8 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its output, or reported a metric."""
 
-    def scheduled(self) -> None:
-        """A scheduler has set rates."""
+    def schedules(self, scheduler: Any, step: Any) -> None:
+        """A scheduler is to take a step; None where it is told to which."""
 
 
 class Made:
@@ -82,7 +85,7 @@ class Made:
 
     def __init__(self) -> None:
         self._all: list[weakref.ref[Any]] = []
-        self.in_backward = False
+        self.in_backward, self.process = False, os.getpid()
 
     def add(self, one: Any) -> None:
         self._all.append(weakref.ref(one))
@@ -155,7 +158,7 @@ def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
 
 
 def _take_over() -> None:
-    for kind in (nn.Module, LRScheduler, GradScaler):
+    for kind in (nn.Module, LRScheduler, GradScaler, DataLoader):
         _replace(kind, "__init__", _noted)
     _replace(nn.Module, "__setstate__", _noted)  # of a copy
     _replace(Optimizer, "__init__", _optimizer_made)
@@ -187,6 +190,7 @@ def _take_over() -> None:
         _replace(os, name, _renamed)
     _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
+    _replace(os, "_exit", _exited)
     for owner, name in ((torch, "set_num_interop_threads"), (signal, "signal")):
         _replace(owner, name, _left_out)
     for owner in (multiprocessing, torch.multiprocessing):
@@ -202,6 +206,13 @@ def _left_out(original: Any, driver: Driver, made: Made, *arguments: Any, **name
     """What a process does once, or in its main thread: the process is not the script's."""
 
 
+def _exited(original: Any, driver: Driver, made: Made, status: int) -> None:
+    """It would end the trial's process too, and the whole run without a word where that is one; its children may."""
+    if os.getpid() != made.process:
+        original(status)
+    raise SystemExit(status)
+
+
 def _several_processes(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
     raise TaskError("expected a script of one process, got one that joins others by torch.distributed.init_process_group")
 
@@ -209,6 +220,8 @@ def _several_processes(original: Any, driver: Driver, made: Made, *arguments: An
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
     made.add(self)
     original(self, *arguments, **named)
+    if isinstance(self, DataLoader):
+        driver.loader_made(self)
 
 
 def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:
@@ -267,15 +280,10 @@ def _at_last(original: Any, driver: Driver, made: Made, *arguments: Any, **named
     return original(*arguments, **named) if driver.is_last and not driver.skips else torch.zeros(())
 
 
-def _scheduled(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> Any:
-    try:
-        return _at_last(original, driver, made, *arguments, **named)
-    except ValueError as error:
-        if "Tried to step" not in str(error):
-            raise
-        return None  # it holds its last rate where a loader as written drops the rest of each epoch
-    finally:
-        driver.scheduled()
+def _scheduled(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
+    if driver.is_last and not driver.skips:
+        with aside():  # those that it steps itself are its own affair
+            driver.schedules(None if arguments or named else self, partial(original, self, *arguments, **named))
 
 
 def _place(

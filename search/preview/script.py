@@ -63,6 +63,7 @@ class Script:
     seed: int = 0
     other_rates: tuple[float, ...] = ()
     evaluates: bool = False
+    loaders: Sequence[Any] = ()
 
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
@@ -158,6 +159,11 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         lines = "; ".join(line.strip()[:100] for line in seen["lines"][:3]) or "nothing"
         expected = f"{path}: expected a number after a word such as accuracy or loss, printed after a pass"
         faults.append(Fault("metric", f"{expected}; got {lines}"))
+    faults += [
+        Fault("evaluation", f"{path}: expected loaders of at least one batch, got none of {size} ({kind})")
+        for kind, size, batches in seen["loaders"]
+        if size and not batches
+    ]
     if faults and seen["error"]:
         faults.append(Fault("error", f"{path}: it ended with {seen['error']}"))
     if faults:
@@ -173,6 +179,7 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         seed=seed or 0,
         other_rates=others,
         evaluates=evaluates,
+        loaders=[*map(tuple, seen["loaders"])],
     )
 
 
@@ -312,6 +319,8 @@ def train(setup):
         loss={loss!r},  # over a batch's samples: their "mean" or "sum"
         splits={splits},  # {why}
         evaluates={evaluates},  # whether only what it writes after an evaluation by a loader is the metric
+        # Its loaders as it makes them by itself: samples, batch, number of batches; zeros: it trains on it.
+        evaluation={evaluation},
     )
 '''
 
@@ -367,6 +376,7 @@ def files_of(script: Script) -> dict[str, str]:
         metric=text,
         splits=not script.counts,
         evaluates=script.evaluates,
+        evaluation=script.loaders,
         why=why,
         loss="sum" if script.sums else "mean",
     )

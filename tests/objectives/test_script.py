@@ -27,7 +27,7 @@ from bsearch.objectives.loop import newest_loop
 from bsearch.objectives.profiling.loop_session import examined_session
 from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.metric import metric_pattern, value_of
-from bsearch.objectives.script.script import run_script
+from bsearch.objectives.script.script import run_script as run_script_as_seen
 from bsearch.objectives.script.told import _ModulesChanged
 from bsearch.objectives.task_code import sources_of, task_code_hash
 from bsearch.search.preview.script import files_of, found_in, metric_in, script_of
@@ -38,6 +38,14 @@ from conftest import BSEARCH
 from helpers import finished, setup
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+# The loaders of these scripts, as they make them by themselves.
+SEEN = [
+    ("RandomSampler of 200", 0, 0),
+    ("RandomSampler of 120", 0, 0),
+    ("SequentialSampler of 100", 100, 1),
+    ("SequentialSampler of 100", 64, 2),
+]
+run_script = partial(run_script_as_seen, evaluation=SEEN)
 OWN = {"schedule": "constant", "warmup": 0.0}
 
 
@@ -647,7 +655,7 @@ model = nn.Sequential(*layers, nn.Linear(8, 2))"""
     found = found_in("deep.py", [], asdict(looked_at("deep.py", [])))
     assert found.told == {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5) #2"} | found.told
     assert "seed: 3}" in files_of(found)["study.yaml"]
-    list(run_script(own(folder, 20, epochs=2), "deep.py", metric="Accuracy:", **found.told))
+    list(run_script(own(folder, 20, epochs=2), "deep.py", metric="Accuracy:", **found.told, evaluation=found.loaders))
     assert sum(one.numel() for one in weights()) == 40 + 5 * 72 + 18
 
 
@@ -785,6 +793,7 @@ def seen(values: dict[str, float], **others: Any) -> dict[str, Any]:
         "samples": 600,
         "seed": None,
         "early": [],
+        "loaders": [],
         "evaluates": False,
         "cut": False,
         "error": "",
