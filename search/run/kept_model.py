@@ -20,7 +20,7 @@ from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Metric
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, Outcome, TrialSetup
-from .training import RESULT, Training, check_renamed, digest
+from .training import RESULT, Training, digest
 
 
 class KeptModel:
@@ -37,6 +37,9 @@ class KeptModel:
         StudyFileError: the folder holds something else, or cannot be written.
     """
 
+    trial: int | None
+    score: float | None
+
     def __init__(
         self,
         folder: Path,
@@ -50,7 +53,9 @@ class KeptModel:
         self._candidates = self.folder.with_name(f".{self.folder.name}.bsearch-{file_name(study)}")
         self._before = self._candidates / "before"
         self._read(trials)
-        check_renamed(self.folder, "budget.keep")
+        if self.folder.is_mount():
+            message = f"expected a folder that can be renamed, got {folder}, where a volume is mounted. Write {folder}/model."
+            raise StudyFileError(Fault("budget.keep", message))
 
     def begin(self, trials: Sequence[TrialRecord]) -> None:
         """Make room for the models of trials, and put in order what a killed driver has left; the study's lock is held.
@@ -126,12 +131,13 @@ class KeptModel:
             if path.is_dir() and not path.is_symlink():
                 with suppress(OSError):  # where something is in it
                     path.rmdir()
-            elif name not in ours and not os.path.lexists(self.folder / name):
+            elif name in ours[:-1]:
+                path.unlink()
+            elif name != RESULT and not os.path.lexists(self.folder / name):
                 os.renames(path, self.folder / name)
-        for name in ours:
-            (self._before / name).unlink()
-            with suppress(OSError):
-                os.removedirs((self._before / name).parent)
+        if ours:
+            (self._before / RESULT).unlink()
+            self._before.rmdir()
 
     def _ours(self, folder: Path) -> list[str]:
         """The files of a folder that are as its manifest lists them, and that last; none where it is no model of this study."""
@@ -142,8 +148,7 @@ class KeptModel:
 
     def _read(self, trials: Sequence[TrialRecord]) -> None:
         """What an earlier run has kept."""
-        self.trial: int | None = None
-        self.score: float | None = None
+        self.trial = self.score = None
         held = self._before if _is_empty(self.folder) else self.folder  # it was being replaced
         if _is_empty(held):
             return

@@ -18,7 +18,7 @@ from ...spaces.record import TrialRecord
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from ..store.stored import StoredStudy
 from .runner import Runner
-from .training import RESULT, Training, check_renamed, kept, settings_of
+from .training import RESULT, Training, kept, settings_of
 
 
 def planned_trainings(
@@ -41,7 +41,6 @@ def planned_trainings(
     trainings = []
     for seed in [setup.seed] if seeds == 1 else _new_seeds(study, setup, folder, seeds):
         own = (folder if seeds == 1 else folder / f"seed-{seed}").resolve()
-        check_renamed(own, "--keep")
         changed = replace(
             setup,
             study=study.name,
@@ -95,14 +94,15 @@ def _known(training: Training) -> Training:
         scores, tests = {training.setup.metric: document[training.setup.metric]}, document["tests"]
         last = Measurement(training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests)
     except FileNotFoundError:
-        if not training.folder.is_dir() or not any(training.folder.iterdir()):
+        if not training.folder.is_dir() or not (any(training.folder.iterdir()) or training.folder.is_mount()):
             return training
         same = False
     except (OSError, ValueError, KeyError, TypeError, TaskError):
         same = False
     if not same:
         raise StudyFileError(
-            f"--keep: expected an empty folder, or one of this training, got {training.folder}. Choose another."
+            f"--keep: expected an empty folder that can be renamed, or one of this training, got {training.folder}. "
+            f"Choose another, such as {training.folder}/model."
         )
     return replace(training, measurements=(last,), outcome=Outcome("complete"))
 

@@ -14,7 +14,7 @@ from typing import Any
 from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...objectives.task_code import task_kind
 from ...spaces.boundary.files import write_file
-from ...spaces.errors import Fault, OutputError, StudyFileError, cut
+from ...spaces.errors import OutputError, cut
 from ...spaces.readable import number
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from ..store.stored import codes
@@ -76,8 +76,7 @@ def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str
     if not training.complete:
         return training
     setup, last = training.setup, training.measurements[-1]
-    assert setup.model_folder is not None
-    own = Path(setup.model_folder)
+    own = Path(setup.model_folder or training.folder)
     if task_kind(reference) == "task" and not any(own.glob("*")):
         raise OutputError(
             f"{training.folder}: its model is not there, because it was trained on a machine that does not reach this folder. "
@@ -132,20 +131,6 @@ def digest(path: Path) -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_renamed(folder: Path, key: str) -> None:
-    """Check that a model's folder can take another one's place.
-
-    Args:
-        key: by which it was given.
-
-    Raises:
-        StudyFileError: it cannot be renamed.
-    """
-    if folder.is_mount():
-        message = f"expected a folder that can be renamed, got {folder}, where a volume is mounted. Write {folder}/model."
-        raise StudyFileError(Fault(key, message))
 
 
 def settings_of(setup: TrialSetup) -> dict[str, Any]:
