@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -94,8 +93,8 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
     disable_progress_bars()
     setup = chosen.setup
     corpus = corpus_of(setup)
-    if folder.exists() and not (folder / "dataset_dict.json").exists():
-        raise OutputError(f"{folder}: expected to write the trial's rows here, got something else of this name. Move it away.")
+    if folder.exists():
+        raise OutputError(f"{folder}: expected to write the trial's rows here, got a folder of this name. Move it away.")
     weights = None if corpus.weights is None else np.asarray(corpus.weights)
     order = SampleStream(len(corpus.train.tokens), setup.seed, weights).take(0, setup.samples_budget).index
     parts = {"train": (corpus.train, order), "validation": (corpus.validation, np.arange(len(corpus.validation.tokens)))}
@@ -109,8 +108,6 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
                     for name, (rows, of) in parts.items()
                 }
             ).save_to_disk(str(made))
-            if folder.exists():
-                shutil.rmtree(folder)
             made.rename(folder)
     except OSError as error:
         raise OutputError(f"{folder}: the trial's rows cannot be written: {error}") from None

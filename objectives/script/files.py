@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,10 +81,11 @@ class FilesApart:
         """Where a file is; what is no path, or lies elsewhere, as it is.
 
         Args:
+            removes: it goes from there.
             keeps: what is written is added to what the user's file has.
 
         Raises:
-            PermissionError: it would be removed, and is none that was written here.
+            PermissionError: it would be removed, and is the user's.
         """
         if (both := self._both(file)) is None:
             return file
@@ -92,8 +94,8 @@ class FilesApart:
             os.makedirs(there.parent, exist_ok=True)  # noqa: PTH103
             if keeps and path.is_file() and not there.exists():
                 shutil.copyfile(path, there)
-        elif removes and not there.exists() and os.path.lexists(path):
-            raise PermissionError(f"{path}: a trial does not remove files of the script's folder")
+        elif removes and not there.exists():
+            self.check(path)
         if there.is_dir() and path.is_dir() and not removes:
             return file  # `beside` has what was written there
         return str(there) if writes or there.exists() else file
@@ -103,12 +105,29 @@ class FilesApart:
         path, there = self._both(folder) or (Path(), Path())
         return str(there) if path != there and there.is_dir() and path.is_dir() else None
 
+    def check(self, file: Any) -> None:
+        """Check that a file that is changed where it lies, or handed to another program, is none of the user's.
+
+        Raises:
+            PermissionError: it is below the folder, and was there before.
+        """
+        path, _ = self._both(file) or (self._folder, None)
+        ours = "__pycache__" in path.parts or path == self._folder or path.is_relative_to(sys.prefix)
+        if not ours and os.path.lexists(path):
+            raise PermissionError(
+                f"{path}: a trial neither changes nor removes files of the script's folder, nor hands them to other programs"
+            )
+
     def _both(self, file: Any) -> tuple[Path, Path] | None:
-        """A file below the folder, and where it lies apart; None for another."""
+        """A file below the folder, however it is spelled, and where it lies apart; None for another."""
         if not isinstance(file, str | bytes | os.PathLike):
             return None
-        path = Path(os.path.abspath(os.fsdecode(file)))  # noqa: PTH100  # links are followed where they lead
-        return (path, self._apart / path.relative_to(self._folder)) if path.is_relative_to(self._folder) else None
+        spelled = os.path.abspath(os.fsdecode(file))  # noqa: PTH100
+        # What a link in the folder leads to elsewhere is below it too.
+        for path in map(Path, (os.path.realpath(spelled), spelled)):
+            if path.is_relative_to(self._folder) and not path.is_relative_to(self._apart):
+                return path, self._apart / path.relative_to(self._folder)
+        return None
 
 
 def _number_of(value: Any) -> float | None:

@@ -6,17 +6,20 @@ A step that is one part is untouched: the script then does what it does without 
 from __future__ import annotations
 
 import builtins
+import bz2
 import io
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
+import tarfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial, wraps
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cache, partial, wraps
 from itertools import chain
 from types import MethodType, SimpleNamespace
 from typing import Any, Protocol
@@ -173,11 +176,20 @@ def _take_over() -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         for owner in (nn.utils, nn.utils.clip_grad):
             _replace(owner, name, _at_last)
-    for owner in (builtins, io):
-        _replace(owner, "open", _opened)
-    for owner in (torch, torch.jit):
-        _replace(owner, "save", _saved)
-    _replace(torch, "load", _loaded)
+    _audit()
+    for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
+        _replace(owner, name, _opened)
+    # C++ writes and reads these, which no audit hook sees.
+    for module in (torch, torch.export, torch.jit.ScriptModule, torch.jit.RecursiveScriptModule):  # type: ignore[attr-defined]
+        _replace(module, "save", _saved)
+    for owner in (torch, torch.export, torch.jit):
+        _replace(owner, "load", _loaded)
+    with suppress(ImportError):
+        import safetensors.torch
+
+        for owner in (safetensors, safetensors.torch):
+            _replace(owner, "serialize_file", _saved)
+            _replace(owner, "safe_open", _of_safetensors)
     _replace(os, "mkdir", _folder_made)
     _replace(os, "open", _opened_by_flags)
     for name in ("stat", "lstat", "access", "chmod", "utime"):
@@ -186,7 +198,7 @@ def _take_over() -> None:
         _replace(os, name, _listed)
     for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
         _replace(owner, name, _removed)
-    for name in ("rename", "replace"):
+    for name in ("rename", "replace", "link"):
         _replace(os, name, _renamed)
     _replace(os, "symlink", _linked)
     _replace(threading.Thread, "start", _thread_begun)
@@ -286,13 +298,48 @@ def _scheduled(original: Any, driver: Driver, made: Made, self: Any, *arguments:
             driver.schedules(None if arguments or named else self, partial(original, self, *arguments, **named))
 
 
+# Events of Python that change files, or hand them to other programs, with how many of their arguments name these.
+_CHANGES = {
+    "open": 1,
+    "os.truncate": 1,
+    "os.remove": 1,
+    "os.rename": 2,
+    "sqlite3.connect": 1,
+    "os.system": 1,
+    "subprocess.Popen": 2,
+}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+@cache
+def _audit() -> None:
+    """Refuse by name, from now on, what would change a file of the user's in a way that is not taken over."""
+    sys.addaudithook(_audited)
+
+
+def _audited(event: str, arguments: tuple[Any, ...]) -> None:
+    if (
+        event not in _CHANGES
+        or (event == "open" and not arguments[2] & _WRITES)
+        or (script := running_script(of_files=True)) is None
+    ):
+        return
+    files = arguments[: _CHANGES[event]]
+    if event in ("os.system", "subprocess.Popen"):
+        words = [os.fsdecode(word) for word in (files[-1] if isinstance(files[-1], list | tuple) else files[-1:])]
+        files = *words[1:], *re.findall(r"[^\s=;|&<>'\"]+", " ".join(words))[1:]  # the first is the program
+    with aside():
+        for file in files:
+            script[0].files.check(file)
+
+
+@aside()
 def _place(
     driver: Driver, file: Any, *, writes: bool, removes: bool = False, keeps: bool = False, dir_fd: int | None = None
 ) -> Any:
-    if dir_fd is not None:  # of a folder that was opened where it lies
-        return file
-    with aside():
-        return driver.files.place_of(file, writes=writes, removes=removes, keeps=keeps)
+    if dir_fd is not None:
+        file = f"/proc/self/fd/{dir_fd}/{os.fsdecode(file)}"
+    return driver.files.place_of(file, writes=writes, removes=removes, keeps=keeps)
 
 
 def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
@@ -304,21 +351,8 @@ def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r
 
 
 def _opened_by_flags(original: Any, driver: Driver, made: Made, path: Any, flags: int, *arguments: Any, **named: Any) -> int:
-    writes, keeps = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)), not flags & os.O_TRUNC
-    place = _place(driver, path, writes=writes, keeps=keeps, dir_fd=named.get("dir_fd"))
+    place = _place(driver, path, writes=bool(flags & _WRITES), keeps=True, dir_fd=named.get("dir_fd"))
     return int(original(place, flags, *arguments, **named))
-
-
-def _saved(original: Any, driver: Driver, made: Made, obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
-    original(obj, _place(driver, f, writes=True), *arguments, **named)
-
-
-def _loaded(original: Any, driver: Driver, made: Made, f: Any, *arguments: Any, **named: Any) -> Any:
-    return original(_place(driver, f, writes=False), *arguments, **named)
-
-
-def _looked_up(original: Any, driver: Driver, made: Made, path: Any = ".", *arguments: Any, **named: Any) -> Any:
-    return original(_place(driver, path, writes=False, dir_fd=named.get("dir_fd")), *arguments, **named)
 
 
 def _listed(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
@@ -327,48 +361,49 @@ def _listed(original: Any, driver: Driver, made: Made, path: Any = ".") -> Any:
     found = original(_place(driver, path, writes=False))
     if beside is None:
         return found
-    return sorted({*found, *original(beside)}) if isinstance(found, list) else _Scanned(original(beside), found)
+    if isinstance(found, list):
+        return sorted({*found, *original(beside)})
+    return _Scanned({entry.name: entry for entry in chain(found, original(beside))}.values())
 
 
-class _Scanned:
-    """The entries of two folders, of the same name those of the first, as `os.scandir` gives them."""
-
-    def __init__(self, *both: Any) -> None:
-        self._entries = iter({entry.name: entry for one in reversed(both) for entry in one}.values())
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._entries)
+class _Scanned(chain[Any]):
+    """Entries of folders, as `os.scandir` gives them."""
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        """There is nothing to close."""
 
-    def close(self) -> None:
-        self._entries = iter(())
-
-
-def _folder_made(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    original(_place(driver, path, writes=True), *arguments, **named)
+    close = __exit__
 
 
-def _removed(original: Any, driver: Driver, made: Made, path: Any, *arguments: Any, **named: Any) -> None:
-    original(_place(driver, path, writes=False, removes=True, dir_fd=named.get("dir_fd")), *arguments, **named)
+_OF_FILES: list[Any] = [_opened, _opened_by_flags, _listed]
 
 
-def _renamed(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
-    original(_place(driver, src, writes=False, removes=True), _place(driver, dst, writes=True), *arguments, **named)
+def _with_files(**ways: str) -> Callable[..., Any]:
+    """Call a function with its first arguments in place; of what deletes, all that it calls is ours.
+
+    Args:
+        ways: by name, whether the function reads, writes or deletes the file: "r", "w" or "d"; empty for what is no file.
+    """
+
+    def ours(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> Any:
+        given = dict(zip(ways, arguments, strict=False)) | named
+        for name, way in ways.items():
+            if way and name in given:
+                given[name] = _place(driver, given[name], writes=way == "w", removes=way == "d", dir_fd=named.get("dir_fd"))
+        first = [given.pop(name) for name in ways if name in given]
+        with aside() if "d" in ways.values() else nullcontext():
+            return original(*first, *arguments[len(ways) :], **given)
+
+    _OF_FILES.append(ours)
+    return ours
 
 
-def _linked(original: Any, driver: Driver, made: Made, src: Any, dst: Any, *arguments: Any, **named: Any) -> None:
-    original(src, _place(driver, dst, writes=True), *arguments, **named)
-
-
-_OF_FILES = (_opened, _opened_by_flags, _saved, _loaded, _looked_up, _listed, _folder_made, _removed, _renamed, _linked)
+_saved, _loaded, _looked_up = _with_files(obj="", f="w"), _with_files(f="r"), _with_files(path="r")
+_folder_made, _of_safetensors = _with_files(path="w"), _with_files(filename="r")
+_removed, _renamed, _linked = _with_files(path="d"), _with_files(src="d", dst="w"), _with_files(src="", dst="w")
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:
@@ -426,13 +461,11 @@ def report(**metrics: Any) -> None:
 
 
 def _take_over_loaded() -> None:
-    """Of what the script has loaded: Accelerate's loader, which fetches a batch ahead, and what safetensors writes."""
-    loaders, tensors = sys.modules.get("accelerate.data_loader"), sys.modules.get("safetensors.torch")
+    """Of what the script has loaded: Accelerate's loader, which fetches a batch ahead."""
+    loaders = sys.modules.get("accelerate.data_loader")
     with _lock:
         if loaders is not None and not hasattr(loaders.DataLoaderShard.__iter__, "__wrapped__"):
             _replace(loaders.DataLoaderShard, "__iter__", _shard_iterated)
-        if tensors is not None and not hasattr(tensors.serialize_file, "__wrapped__"):
-            _replace(tensors, "serialize_file", _saved)
 
 
 def _shard_iterated(original: Any, driver: Driver, made: Made, loader: Any) -> Iterator[Any]:

@@ -285,7 +285,7 @@ def _drive(
         _store(study)
         tables.save_step_times(name, step_times_json(laws))
         if study.kept is not None:
-            study.kept.begin()
+            study.kept.begin(tables.trials(name))
         with tables.buffered(name):
             # Another driver may have added to it before we held the lock.
             row = tables.study(name)
@@ -370,7 +370,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     met = run.ended.counted >= study.spec.budget.trials
     trials = study.tables.trials(study.name)
     if run.finish is not None:
-        run.finish.kept.clean()
+        run.finish.kept.clean(trials)
     gain = suggester.expected_gain(run.trials, WORTH_OF) if run.finish is None else None
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = with_rates(_stored(study, trials, study.driven_s + run.elapsed_s()))

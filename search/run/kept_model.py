@@ -1,11 +1,13 @@
 """The best model of a study that ends with one: a folder that at every moment holds the best so far, or nothing.
 
-Nothing there is created, renamed or removed before the driver holds the study's lock (`begin`), and nothing of other people's.
+Nothing there is created, renamed or removed before the driver holds the study's lock (`begin`). A file is ours if the manifest
+beside it lists it with its digest; every other one is the user's, and is neither replaced nor deleted.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,7 +20,7 @@ from ...spaces.record import TrialRecord
 from ...spaces.study.goals import Metric
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, Outcome, TrialSetup
-from .training import RESULT, Training, digests
+from .training import RESULT, Training, digest
 
 
 class KeptModel:
@@ -35,6 +37,9 @@ class KeptModel:
         StudyFileError: the folder holds something else, or cannot be written.
     """
 
+    trial: int | None
+    score: float | None
+
     def __init__(
         self,
         folder: Path,
@@ -44,38 +49,36 @@ class KeptModel:
         trials: Sequence[TrialRecord] = (),
     ) -> None:
         self.folder, self._study, self.metric, self._keep = folder.resolve(), study, metric, keep
-        self.trial: int | None = None
-        self.score: float | None = None
-        self._not_kept: set[str] = set()  # folders of models that could not be kept
+        # Beside it, so that a rename is enough; hidden and of a name that nobody else uses.
+        self._candidates = self.folder.with_name(f".{self.folder.name}.bsearch-{file_name(study)}")
+        self._before = self._candidates / "before"
         self._read(trials)
         if self.folder.is_mount():
             message = f"expected a folder that can be renamed, got {folder}, where a volume is mounted. Write {folder}/model."
             raise StudyFileError(Fault("budget.keep", message))
 
-    def begin(self) -> None:
+    def begin(self, trials: Sequence[TrialRecord]) -> None:
         """Make room for the models of trials, and put in order what a killed driver has left; the study's lock is held.
 
+        Args:
+            trials: of the study by now, as is the model: another driver may have ended since.
+
         Raises:
-            StudyFileError: the folder cannot be written.
+            StudyFileError: the folder holds something else by now, or cannot be written.
         """
+        self._read(trials)
         try:
+            known = [str(record.number) for record in trials] + ["before"] * bool(self._ours(self._before))
+            if others := [path for path in self._candidates.glob("*") if path.name not in known and not _is_empty(path)]:
+                raise FileExistsError(f"{others[0]} is of something else. Move it away.")
             self._candidates.mkdir(parents=True, exist_ok=True)
-            if self._before.is_dir() and not self.folder.exists():
+            if _is_empty(self.folder) and not _is_empty(self._before):
                 self._before.rename(self.folder)  # it was being replaced
             self._bring_others()
-            self.clean()
+            self.clean(trials)
         except OSError as error:
             message = f"expected a folder that can be written, got {self.folder}: {error.strerror or error}"
             raise StudyFileError(Fault("budget.keep", message)) from None
-
-    # Beside it, so that a rename is enough; hidden and of a name that nobody else uses.
-    @property
-    def _candidates(self) -> Path:
-        return self.folder.with_name(f".{self.folder.name}.bsearch-{file_name(self._study)}")
-
-    @property
-    def _before(self) -> Path:
-        return self.folder.with_name(f".{self.folder.name}.bsearch-before")
 
     def folder_of(self, number: int) -> str:
         """Where a trial's model goes while it trains."""
@@ -93,53 +96,72 @@ class KeptModel:
         if self.score is not None and score <= self.score:
             shutil.rmtree(own, ignore_errors=True)
             return False
-        self._not_kept.add(own.name)
         try:
             self._keep(Training(setup, own, tuple(measurements), Outcome("complete")))
-            if self.folder.exists() and any(self.folder.iterdir()) and _document(self.folder).get("study") != self._study:
-                raise OutputError(f"{self.folder}: holds something else by now; the model is in {own}")
+            ours = self._ours(self.folder)
+            names = [*_document(own)["files"], RESULT]
+            others = [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
+            if others or not (ours or _is_empty(self.folder)):
+                got = ", ".join(others) or "files"
+                raise OutputError(f"{self.folder}: holds something else by now ({got}); the model is in {own}")
             # The old one goes only once the new one is whole.
-            shutil.rmtree(self._before, ignore_errors=True)
             if self.folder.exists():
                 self.folder.rename(self._before)
             own.rename(self.folder)
         except OSError as error:
             raise OutputError(f"{self.folder}: cannot be written: {error.strerror or error}; the model is in {own}") from None
-        self._not_kept.discard(own.name)
         self.trial, self.score = setup.number, score
         with suppress(OSError):  # what cannot be moved stays where it is, until the next run
             self._bring_others()
         return True
 
-    def clean(self) -> None:
-        """Delete what trials have left that did not end."""
-        for path in self._candidates.glob("*"):
-            if path.name not in self._not_kept:
-                shutil.rmtree(path, ignore_errors=True)
+    def clean(self, trials: Sequence[TrialRecord]) -> None:
+        """Delete what trials have left that did not complete; a model that could not be kept stays."""
+        for record in trials:
+            if record.outcome != "complete":
+                shutil.rmtree(self.folder_of(record.number), ignore_errors=True)
         with suppress(OSError):  # where a model is left
             self._candidates.rmdir()
 
     def _bring_others(self) -> None:
-        """Move what somebody has put beside the last model to this one, and delete that."""
-        ours = {name.partition("/")[0] for name in _document(self._before).get("files", {})} | {RESULT}
-        for path in self._before.glob("*") if len(ours) > 1 else ():
-            if path.name not in ours and not (self.folder / path.name).exists():
-                path.rename(self.folder / path.name)
-        shutil.rmtree(self._before, ignore_errors=True)
+        """Move what somebody has put beside the last model to this one, and delete that, its manifest last."""
+        ours = self._ours(self._before)
+        for path in sorted(self._before.rglob("*"), reverse=True) if ours else ():
+            name = path.relative_to(self._before).as_posix()
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # where something is in it
+                    path.rmdir()
+            elif name in ours[:-1]:
+                path.unlink()
+            elif name != RESULT and not os.path.lexists(self.folder / name):
+                os.renames(path, self.folder / name)
+        if ours:
+            (self._before / RESULT).unlink()
+            self._before.rmdir()
+
+    def _ours(self, folder: Path) -> list[str]:
+        """The files of a folder that are as its manifest lists them, and that last; none where it is no model of this study."""
+        document = _document(folder)
+        if document.get("study") != self._study:
+            return []
+        return [*(name for name, listed in document.get("files", {}).items() if digest(folder / name) == listed), RESULT]
 
     def _read(self, trials: Sequence[TrialRecord]) -> None:
         """What an earlier run has kept."""
-        held = self.folder if self.folder.exists() else self._before  # it was being replaced
-        if not held.exists() or (held.is_dir() and not any(held.iterdir())):
+        self.trial = self.score = None
+        held = self._before if _is_empty(self.folder) else self.folder  # it was being replaced
+        if _is_empty(held):
             return
         try:
             document = _document(held)
             number, score = int(document["trial"]), self.metric.score(float(document[self.metric.name]))
             if document["study"] != self._study or not _is_of(trials, number, score):
                 raise ValueError(document["study"])
-            found = digests(held)
-            if any(found.get(name) != digest for name, digest in document.get("files", {}).items()):
-                damaged = f"expected the model of trial {number} as it was written, got other files in {held}. Move it away."
+            ours = self._ours(held)
+            if changed := [name for name in document.get("files", {}) if name not in ours]:
+                damaged = (
+                    f"expected the model of trial {number} as it was written, got another {changed[0]} in {held}. Move it away."
+                )
                 raise StudyFileError(Fault("budget.keep", damaged))
         except (OSError, ValueError, KeyError, TypeError):
             raise StudyFileError(
@@ -149,6 +171,11 @@ class KeptModel:
                 )
             ) from None
         self.trial, self.score = number, score
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is there, or a folder that holds nothing."""
+    return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def _document(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 import threading
@@ -17,7 +18,7 @@ from ...spaces.record import TrialRecord
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from ..store.stored import StoredStudy
 from .runner import Runner
-from .training import CHECKPOINT, RESULT, Training, kept, settings_of
+from .training import RESULT, Training, kept, settings_of
 
 
 def planned_trainings(
@@ -39,17 +40,18 @@ def planned_trainings(
         setup = _stretched(study, record, setup, epochs)
     trainings = []
     for seed in [setup.seed] if seeds == 1 else _new_seeds(study, setup, folder, seeds):
-        own = folder if seeds == 1 else folder / f"seed-{seed}"
+        own = (folder if seeds == 1 else folder / f"seed-{seed}").resolve()
         changed = replace(
             setup,
             study=study.name,
             number=record.number,
             attempt=0,
             training=setup.training.model_copy(update={"seed": seed}),
-            checkpoint=str(own.resolve() / CHECKPOINT),
-            model_folder=str(own.resolve()),
         )
-        trainings.append(_known(Training(changed, own)))
+        # Beside it until it is whole, under a name that only this training has.
+        code = hashlib.sha256(json.dumps(settings_of(changed), sort_keys=True).encode()).hexdigest()[:12]
+        beside = str(own.with_name(f".{own.name}.bsearch-{code}"))
+        trainings.append(_known(Training(replace(changed, model_folder=beside, checkpoint=f"{beside}.pt"), own)))
     if all(training.complete for training in trainings):
         raise StudyFileError(f"{folder} holds this trained model already. Choose another folder: --keep.")
     return trainings
@@ -73,7 +75,8 @@ def _stretched(study: StoredStudy, record: TrialRecord, setup: TrialSetup, epoch
 
 def _new_seeds(study: StoredStudy, setup: TrialSetup, folder: Path, count: int) -> list[int]:
     """Seeds that no run of the study has used; those of an interrupted command first."""
-    begun = sorted(int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdecimal())
+    names = (path.name.lstrip(".").partition(".")[0][5:] for path in folder.glob("*seed-*"))
+    begun = sorted({int(name) for name in names if name.isdecimal()})
     used = {setup.seed, *begun, *(other.facts.seed or 0 for other in study.records)}
     return [*begun, *range(max(used) + 1, max(used) + 1 + count)][:count]
 
@@ -91,15 +94,15 @@ def _known(training: Training) -> Training:
         scores, tests = {training.setup.metric: document[training.setup.metric]}, document["tests"]
         last = Measurement(training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests)
     except FileNotFoundError:
-        # With the checkpoint of this training, or nothing: other people's files stay as they are.
-        if not training.folder.is_dir() or (training.folder / CHECKPOINT).exists() or not any(training.folder.iterdir()):
+        if not training.folder.is_dir() or not (any(training.folder.iterdir()) or training.folder.is_mount()):
             return training
         same = False
     except (OSError, ValueError, KeyError, TypeError, TaskError):
         same = False
     if not same:
         raise StudyFileError(
-            f"--keep: expected an empty folder, or one of this training, got {training.folder}. Choose another."
+            f"--keep: expected an empty folder that can be renamed, or one of this training, got {training.folder}. "
+            f"Choose another, such as {training.folder}/model."
         )
     return replace(training, measurements=(last,), outcome=Outcome("complete"))
 

@@ -19,7 +19,7 @@ from ...spaces.readable import number
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from ..store.stored import codes
 
-RESULT, LOG, CHECKPOINT = "training.json", "log.csv", "checkpoint.pt"
+RESULT, LOG = "training.json", "log.csv"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,7 +27,7 @@ class Training:
     """One training of a chosen trial: its setup and, once it is over, what it measured and how it ended.
 
     Args:
-        folder: where its model, log and settings are kept.
+        folder: where its model, log and settings are kept; until they are whole, they are in the setup's `model_folder`.
     """
 
     setup: TrialSetup
@@ -58,12 +58,12 @@ class Training:
 
     @property
     def files(self) -> list[str]:
-        """What its folder holds, without what a later attempt resumes from."""
-        return sorted(path.name for path in self.folder.iterdir() if path.name != CHECKPOINT) if self.folder.is_dir() else []
+        """What its folder holds."""
+        return sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
 
 
 def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str, training: Training) -> Training:
-    """The training, with its log and settings written beside its model.
+    """The training, with its log and settings written beside its model, and all of it moved to its folder.
 
     Args:
         study: its name.
@@ -75,12 +75,13 @@ def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str
     """
     if not training.complete:
         return training
-    if task_kind(reference) == "task" and not training.files:
+    setup, last = training.setup, training.measurements[-1]
+    own = Path(setup.model_folder or training.folder)
+    if task_kind(reference) == "task" and not any(own.glob("*")):
         raise OutputError(
             f"{training.folder}: its model is not there, because it was trained on a machine that does not reach this folder. "
-            "Write --out with a folder that all machines share."
+            "Write --keep with a folder that all machines share."
         )
-    setup, last = training.setup, training.measurements[-1]
     rows = [
         {
             "samples_seen": measurement.samples_seen,
@@ -108,22 +109,28 @@ def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str
         "seed": setup.seed,
         "setup": settings_of(setup),
     }
-    write_file(training.folder / LOG, text.getvalue())
-    document["files"] = digests(training.folder)
-    write_file(training.folder / RESULT, json.dumps(document, indent=2) + "\n")
+    write_file(own / LOG, text.getvalue())
+    files = [path for path in sorted(own.rglob("*")) if path.is_file() and path != own / RESULT]
+    document["files"] = {path.relative_to(own).as_posix(): digest(path) for path in files}
+    write_file(own / RESULT, json.dumps(document, indent=2) + "\n")
+    if own != training.folder:
+        try:
+            own.rename(training.folder)  # which is empty, or not there
+        except OSError as error:
+            raise OutputError(
+                f"{training.folder}: cannot be written: {error.strerror or error}; the model is in {own}"
+            ) from None
     if setup.checkpoint is not None:
         delete_checkpoint(setup.checkpoint)
     return training
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a model's folder by its path there, without what says so and what a later attempt needs."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in (RESULT, CHECKPOINT):
-            with path.open("rb") as file:
-                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+def digest(path: Path) -> str:
+    """The SHA-256 of a file; empty where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def settings_of(setup: TrialSetup) -> dict[str, Any]:

@@ -7,10 +7,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import shutil
 import stat
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +17,6 @@ from pathlib import Path
 from ..errors import BsearchError, Fault, OutputError, StudyFileError, cut
 from ..readable import shell_word
 from .storage import sqlite_url
-
-# No file takes this long to write.
-_WRITTEN_S = 3600.0
 
 # Characters of a file's name besides letters and digits; the rest separates folders or means something to a shell or a system.
 _NAME = frozenset("._-+=@,()[] ")
@@ -120,15 +115,6 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
         raise rejected(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None
 
 
-def _delete_left(path: Path) -> None:
-    """Delete what writers of this file left that were killed before they had finished, long enough ago to be no other's now."""
-    left = re.compile(rf"\.{re.escape(path.name[:_LONGEST])}\.[a-z0-9_]{{8}}")
-    with os.scandir(path.parent) as entries:
-        for entry in entries:
-            if left.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < time.time() - _WRITTEN_S:
-                Path(entry).unlink(missing_ok=True)
-
-
 def write_file(path: Path, content: str | bytes) -> Path:
     """Write a file atomically; in text, what UTF-8 cannot express, such as a file name that is none, is escaped.
 
@@ -141,7 +127,6 @@ def write_file(path: Path, content: str | bytes) -> Path:
         if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
             path.write_bytes(content)
             return path
-        _delete_left(path)
         temporary = path.with_name(f".{path.name[:_LONGEST]}.{uuid.uuid4().hex[:8]}")
         try:
             with temporary.open("xb") as file:  # with the permissions that the user's umask leaves

@@ -135,7 +135,6 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, text:
         exported = FRAMEWORKS[framework](settings)
         assert exported.beside is not None
         exported.beside(tmp_path)
-        exported.beside(tmp_path)  # written again, in their place
         assert f"rows-trial3-{framework}" in exported.text
         written = load_from_disk(str(tmp_path / f"rows-trial3-{framework}"))
         ids = [token for one in written["train"] for token in one["input_ids"]]
@@ -164,12 +163,13 @@ def test_what_the_libraries_loss_takes_more_is_said(tmp_path: Path) -> None:
         assert "dropout (attention_dropout) draws other random numbers" in notes
 
 
-def test_rows_replace_nothing_but_rows(tmp_path: Path) -> None:
+def test_rows_replace_nothing(tmp_path: Path) -> None:
     settings = language(tmp_path, {"tokenizer": "bytes"})
     (tmp_path / "rows-trial3-trl").mkdir()
-    (tmp_path / "rows-trial3-trl" / "mine.txt").write_text("x")
+    for name in ("mine.txt", "dataset_dict.json"):  # as somebody's own data has one
+        (tmp_path / "rows-trial3-trl" / name).write_text("x")
     exported = FRAMEWORKS["trl"](settings)
     assert exported.beside is not None
-    with pytest.raises(OutputError, match="got something else of this name"):
+    with pytest.raises(OutputError, match="got a folder of this name"):
         exported.beside(tmp_path)
     assert (tmp_path / "rows-trial3-trl" / "mine.txt").exists()

@@ -83,7 +83,7 @@ class Killed:
         process.wait()
 
     def faults(self) -> list[str]:
-        model, previous = self.folder / "model", self.folder / ".model.bsearch-before"
+        model, previous = self.folder / "model", self.folder / ".model.bsearch-kept" / "before"
         kept = [model] if model.exists() else [previous] if previous.exists() else []
         return [f"{path.name}: {fault}" for path in kept if (fault := fault_of(path))]
 

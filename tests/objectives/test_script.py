@@ -257,7 +257,7 @@ def test_files_of_the_user_are_neither_removed_nor_seen_to_change(folder: Path) 
     assert not (folder / "ckpt").exists()
     assert not (folder / "runs").exists()
     (folder / "removes.py").write_text(text.replace("def main():", "import shutil\nshutil.rmtree('out')\n\ndef main():"))
-    with pytest.raises(PermissionError, match="does not remove files"):
+    with pytest.raises(PermissionError, match="neither changes nor removes"):
         list(partial(plain, script="removes.py")(own(folder)))
     assert (folder / "out" / "precious.pt").read_text() == "mine"
 
@@ -735,6 +735,155 @@ def test_a_folder_that_a_script_writes_into_keeps_its_files(folder: Path) -> Non
     (folder / "lists.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():\n{looks}"))
     assert len(list(partial(plain, script="lists.py")(own(folder)))) == 2
     assert os.listdir(folder / "data") == ["image.png"]
+
+
+# Ways to write over, move or delete a file `f` of the user's; of those that nothing can keep apart, which are refused.
+WAYS = {
+    "open w": "open(f, 'w').write('x')",
+    "open a": "open(f, 'a').write('x')",
+    "open r+": "open(f, 'r+').write('x')",
+    "write_text": "Path(f).write_text('x')",
+    "touch": "Path(f).touch()",
+    "os.open": "os.write(os.open(f, os.O_WRONLY | os.O_TRUNC), b'x')",
+    "dir_fd": "os.write(os.open(os.path.basename(f), os.O_WRONLY | os.O_TRUNC, dir_fd=os.open('out', os.O_RDONLY)), b'x')",
+    "os.replace": "Path('made').write_text('x'); os.replace('made', f)",
+    "shutil.copy": "Path('made').write_text('x'); shutil.copy('made', f)",
+    "through a link": "open(f.replace('out', 'link'), 'w').write('x'); assert open(f).read() == 'x'",
+    "of a link elsewhere": "open(f.replace('out', 'elsewhere'), 'w').write('x')",
+    "link to the file": "open(f + '.link', 'w').write('x')",
+    "link from elsewhere": "open(outside + '/' + os.path.basename(f), 'w').write('x')",
+    "$PWD": "open(os.path.join(os.environ['PWD'], f), 'w').write('x')",
+    "torch.save": "torch.save(torch.ones(1), os.path.join(os.environ['PWD'], f))",
+    "torch.jit.save": "torch.jit.save(scripted, f); torch.jit.load(f)",
+    "scripted.save": "scripted.save(f)",
+    "gzip": "gzip.open(f, 'w').write(b'x')",
+    "bz2": "bz2.open(f, 'w').write(b'x')",
+    "lzma": "lzma.open(f, 'w').write(b'x')",
+    "tarfile": "tarfile.open(f, 'w').add('plain.py')",
+    "tarfile gz": "tarfile.open(f, 'w:gz').add('plain.py')",
+    "zipfile": "zipfile.ZipFile(f, 'w').writestr('x', 'x')",
+    "np.save": "np.save(open(f, 'wb'), np.ones(1)); np.savez(open(f, 'wb'), np.ones(1))",
+    "tofile": "np.ones(1).tofile(f)",
+    "memmap": "np.memmap(f, mode='r+')[:] = 7",
+    "json": "json.dump([], open(f, 'w'))",
+    "pickle": "pickle.dump([], open(f, 'wb'))",
+    "csv": "csv.writer(open(f, 'w')).writerow([1])",
+    "rmtree of all": "shutil.rmtree('out', ignore_errors=True)",
+}
+REFUSED = {
+    "FileIO": "io.FileIO(f, 'w').write(b'x')",
+    "posix.open": "posix.open(f, os.O_WRONLY | os.O_TRUNC)",
+    "posix.remove": "posix.remove(f)",
+    "posix.rename": "posix.rename(f, 'elsewhere/gone')",
+    "remove": "os.remove(f)",
+    "remove dir_fd": "os.remove(os.path.basename(f), dir_fd=os.open('out', os.O_RDONLY))",
+    "rename": "os.rename(f, 'gone')",
+    "move": "shutil.move(f, 'gone')",
+    "rmtree": "shutil.rmtree('out')",
+    "rmtree of a link's": "shutil.rmtree(os.environ['PWD'] + '/out')",
+    "truncate": "os.truncate(f, 0)",
+    "link": "os.link(f, outside + '/hard')",
+    "symlink": "os.symlink(os.path.abspath(f), 'soft'); open('soft', 'w').write('x')",
+    "sqlite": "sqlite3.connect(f).execute('create table x (y)')",
+    "cp": "subprocess.run(['cp', 'plain.py', f])",
+    "cp in a shell": "subprocess.run(f'cp plain.py {f}', shell=True)",
+    "system": "os.system(f'echo x>{f}')",
+    "rm -r": "subprocess.run(['rm', '-r', 'out'])",
+    "dd": "subprocess.run(['dd', 'if=/dev/null', f'of={f}'])",
+}
+
+
+def test_however_a_script_writes_files_of_the_user_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way has a file of its own, in a run with one batch, as by `init`, and in a trial."""
+    modules = (
+        "bz2, csv, gzip, io, json, lzma, numpy, os, pickle, posix, shutil, sqlite3, subprocess, tarfile, warnings, zipfile"
+    )
+    ways = {name: (f"out/{number}.pt", code) for number, (name, code) in enumerate((WAYS | REFUSED).items())}
+    project, outside = folder / "project", folder / "outside"
+    for path in (project / "out", outside):
+        path.mkdir(parents=True)
+    (project / "link").symlink_to("out")
+    (project / "elsewhere").symlink_to(outside)
+    for name, (file, _) in ways.items():
+        (project / file).write_text("mine")
+        (project / f"{file}.link").symlink_to(project / file)
+        at = outside / Path(file).name
+        at.symlink_to(project / file) if name == "link from elsewhere" else at.write_text("mine")
+    (folder / "as").symlink_to(project)
+    text = (folder / "plain.py").read_text()
+    does = f"""
+    from pathlib import Path
+    import {modules}
+    np, outside, refused = numpy, {str(outside)!r}, []
+    warnings.simplefilter("ignore")
+    scripted = torch.jit.script(nn.Linear(1, 1))
+    for name, (file, code) in {ways!r}.items():
+        try:
+            exec(code, globals() | locals() | {{"f": file}})
+        except PermissionError as error:
+            assert "neither changes nor removes" in str(error)
+            refused.append(name)
+    Path("refused.json").write_text(json.dumps(refused))
+    Path(os.environ["TOLD"]).write_text(json.dumps(refused))
+"""
+    (project / "plain.py").write_text(text.replace("def main():\n", f"def main():{does}"))
+    monkeypatch.chdir(folder / "as")
+    monkeypatch.setenv("PWD", str(folder / "as"))
+    monkeypatch.setenv("TOLD", str(folder / "told.json"))
+
+    def held() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "told.json"}
+
+    before = held()
+    for run in (lambda: looked_at("plain.py", []), lambda: list(plain(own(project, epochs=1)))):
+        seen = run()
+        assert not getattr(seen, "error", ""), seen
+        assert json.loads((folder / "told.json").read_text()) == [*REFUSED]
+        after = held()
+        assert [name for name, (file, _) in ways.items() if after.get(project / file) != before[project / file]] == []
+        assert after == before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_what_is_traced_or_exported_is_kept_apart(folder: Path) -> None:
+    does = """def main():
+    torch.jit.trace(nn.Linear(1, 1), torch.ones(1)).save("out.pt")
+    torch.jit.load("out.pt")
+    torch.export.save(torch.export.export(nn.Linear(1, 1), (torch.ones(1, 1),)), "out.pt2")
+    torch.export.load("out.pt2")
+"""
+    for name in ("out.pt", "out.pt2"):
+        (folder / name).write_text("mine")
+    (folder / "exports.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", does))
+    assert len(list(partial(plain, script="exports.py")(own(folder, epochs=1)))) == 1
+    assert [(folder / name).read_text() for name in ("out.pt", "out.pt2")] == ["mine"] * 2
+
+
+def test_weights_of_safetensors_are_those_of_the_trial(folder: Path) -> None:
+    """Whenever it is imported, and read as it was written."""
+    does = """scheduler.step()
+        from safetensors.torch import load_file, save_file
+        save_file({"w": torch.full((1,), float(epoch))}, "best.safetensors")
+        assert load_file("best.safetensors")["w"].item() == epoch
+"""
+    (folder / "best.safetensors").write_text("mine")
+    (folder / "late.py").write_text((SCRIPTS / "plain.py").read_text().replace("scheduler.step()\n", does))
+    for name in [name for name in sys.modules if name.startswith("safetensors.")]:
+        sys.modules.pop(name)
+    assert len(list(partial(plain, script="late.py")(own(folder)))) == 2
+    assert (folder / "best.safetensors").read_text() == "mine"
+
+
+def test_a_program_that_is_given_no_file_of_the_user_runs(folder: Path) -> None:
+    (folder / ".venv").mkdir()
+    does = """
+    import subprocess, sqlite3, sys
+    assert subprocess.run([sys.executable, "-c", "print('x y')"], capture_output=True, check=True, cwd=".").stdout == b"x y\\n"
+    sqlite3.connect(":memory:").execute("create table x (y)")
+"""
+    (folder / "calls.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():{does}"))
+    assert len(list(partial(plain, script="calls.py")(own(folder, epochs=1)))) == 1
 
 
 # What somebody's line is: the name and the direction of its metric, of the data that were held out where it says so.

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -47,7 +48,7 @@ def keeper(
         return kept(study, {"task": {"code": "x"}}, f"{TASKS}:Points", "x", training)
 
     model = KeptModel(folder, study, Metric(direction=direction), keep, trials)
-    model.begin()
+    model.begin(trials)
     return model
 
 
@@ -56,11 +57,12 @@ def ended(number: int, accuracy: float, direction: Direction = "maximize") -> Tr
     return TrialRecord.of(number, "complete", {}, TrialFacts(), (1.0, accuracy), ended_at=at, direction=direction)
 
 
-def offered(model: KeptModel, number: int, accuracy: float) -> bool:
+def offered(model: KeptModel, number: int, accuracy: float, *more: str) -> bool:
     made = replace(setup(), number=number, model_folder=model.folder_of(number))
     own = Path(model.folder_of(number))
-    own.mkdir(parents=True)
-    (own / "model.pt").write_text(str(number))
+    for name in ("model.pt", *more):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(str(number))
     return model.offer(made, [Measurement(400, 1.0, accuracy=accuracy)])
 
 
@@ -78,13 +80,13 @@ def test_it_is_the_best_of_those_so_far(
         assert (folder / "model.pt").read_text() == str(best)
         again = keeper(folder, "small", [ended(n, each / 100, direction) for n, each in enumerate(hundredths)], direction)
         assert (again.trial, again.score) == (best, turned(hundredths[best] / 100, direction))
-    model.clean()
+    model.clean([])
     assert [path.name for path in folder.parent.iterdir() if any(path.iterdir())] == ["model"]
 
 
 def test_what_was_being_replaced_when_the_driver_died_is_there_again(tmp_path: Path) -> None:
     assert offered(keeper(tmp_path / "model"), 3, 0.5)
-    (tmp_path / "model").rename(tmp_path / ".model.bsearch-before")
+    (tmp_path / "model").rename(tmp_path / ".model.bsearch-small" / "before")
     assert keeper(tmp_path / "model", trials=[ended(3, 0.5)]).trial == 3
     assert (tmp_path / "model" / RESULT).exists()
 
@@ -107,7 +109,7 @@ def test_folders_beside_it_are_left_alone_and_a_link_is_followed(tmp_path: Path)
     model = keeper(tmp_path / "model")
     assert offered(model, 0, 0.5)
     assert offered(model, 1, 0.6)
-    model.clean()
+    model.clean([])
     assert {path.name for path in tmp_path.iterdir()} == {"model", "model.before", "model.trials", "target"}
     assert (tmp_path / "target" / "model.pt").read_text() == "1"
 
@@ -119,9 +121,60 @@ def test_what_lies_beside_a_model_stays(tmp_path: Path) -> None:
     assert offered(model, 1, 0.6)
     assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "model" / "model.pt").read_text() == "1"
-    (tmp_path / "model").rename(tmp_path / ".model.bsearch-before")  # killed while it was replaced
+    (tmp_path / ".model.bsearch-small").mkdir(exist_ok=True)
+    (tmp_path / "model").rename(tmp_path / ".model.bsearch-small" / "before")  # killed while it was replaced
     assert keeper(tmp_path / "model", trials=[ended(1, 0.6)]).trial == 1
     assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+
+
+def test_what_lies_in_a_models_own_folder_stays(tmp_path: Path) -> None:
+    """Ownership is each file's: neither the name of its folder nor its own says whose it is."""
+    kept_in, before = tmp_path / "model", tmp_path / ".model.bsearch-small" / "before"
+    model = keeper(kept_in)
+    assert offered(model, 0, 0.5, "tokenizer/vocab.json", "old/only.bin")
+    (kept_in / "tokenizer" / "added_tokens.json").write_text("mine")
+    (kept_in / "old" / "notes").write_text("mine")
+    (kept_in / "tokenizer" / "link").symlink_to("added_tokens.json")
+    assert offered(model, 1, 0.6, "tokenizer/vocab.json")
+
+    def held() -> dict[str, str]:
+        return {str(path.relative_to(kept_in)): path.read_text() for path in kept_in.rglob("*") if path.is_file()}
+
+    now = held()
+    own = {"model.pt": "1", "tokenizer/vocab.json": "1"}
+    mine = {"tokenizer/added_tokens.json": "mine", "tokenizer/link": "mine", "old/notes": "mine"}
+    assert now.items() >= (own | mine).items()
+    assert now.keys() == own.keys() | mine.keys() | {"log.csv", RESULT}
+    assert not before.exists()
+    # Killed while it was replaced; and then somebody has made the folder.
+    before.parent.mkdir(exist_ok=True)
+    kept_in.rename(before)
+    kept_in.mkdir()
+    assert keeper(kept_in, trials=[ended(1, 0.6)]).trial == 1
+    assert held() == now
+
+
+def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+    model = keeper(tmp_path / "model")
+    assert offered(model, 0, 0.5)
+    for name, text in (("model.pt", "mine"), ("config.json", "mine")):
+        (tmp_path / "model" / name).write_text(text)
+        with pytest.raises(OutputError, match=rf"holds something else by now \({name}\); the model is in .*/1"):
+            offered(model, 1, 0.6, "config.json")
+        assert (tmp_path / "model" / name).read_text() == text
+        (tmp_path / "model" / "model.pt").write_text("0")
+    (tmp_path / ".model.bsearch-small" / "before").mkdir()
+    (tmp_path / ".model.bsearch-small" / "before" / "mine").write_text("mine")
+    with pytest.raises(StudyFileError, match=r"budget\.keep.*/before is of something else\. Move it away"):
+        keeper(tmp_path / "model", trials=[ended(0, 0.5), ended(1, 0.6)])
+
+
+def test_another_drivers_model_is_the_one_to_beat(tmp_path: Path) -> None:
+    """It was kept between this driver's look at the folder and its lock."""
+    late = KeptModel(tmp_path / "model", "small", Metric(), lambda training: training)
+    assert offered(keeper(tmp_path / "model"), 0, 0.5)
+    late.begin([ended(0, 0.5)])
+    assert (late.trial, late.score) == (0, 0.5)
 
 
 def test_a_driver_that_is_refused_touches_nothing(tmp_path: Path) -> None:
@@ -137,13 +190,20 @@ def test_a_damaged_model_is_no_model_and_one_that_cannot_be_kept_stays(tmp_path:
     model = keeper(tmp_path / "model")
     assert offered(model, 0, 0.5)
     (tmp_path / "model" / "model.pt").write_text("other")
-    with pytest.raises(StudyFileError, match="expected the model of trial 0 as it was written, got other files"):
+    with pytest.raises(StudyFileError, match=r"expected the model of trial 0 as it was written, got another model\.pt"):
         keeper(tmp_path / "model", trials=[ended(0, 0.5)])
     (tmp_path / "model" / RESULT).write_text('{"study": "another"}')
-    with pytest.raises(OutputError, match=r"holds something else by now; the model is in .*/1"):
+    with pytest.raises(OutputError, match=r"holds something else by now \(.*\); the model is in .*/1"):
         offered(model, 1, 0.6)
-    model.clean()
+    model.clean([ended(1, 0.6)])
+    shutil.rmtree(tmp_path / "model")
+    Path(model.folder_of(2)).mkdir()
+    half = replace(ended(2, 0.7), outcome="interrupted")
+    again = keeper(tmp_path / "model", trials=[ended(1, 0.6), half])  # what was said in an earlier run holds in the next
     assert (Path(model.folder_of(1)) / "model.pt").read_text() == "1"
+    assert not Path(again.folder_of(2)).exists()
+    with pytest.raises(StudyFileError, match=r"/1 is of something else\. Move it away"):  # of a database that was deleted
+        keeper(tmp_path / "model")
 
 
 def test_a_folder_that_cannot_be_written_is_told_at_once() -> None:
@@ -496,6 +556,7 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
     task.write_text(
         "from pathlib import Path\nfrom bsearch.objectives.digits import Digits\n\n\nclass Spoils(Digits):\n"
         "    def after_step(self, model, setup):\n"
+        "        if setup.model_folder is None:\n            return\n"
         f"        Path({str(kept_in)!r}).mkdir(exist_ok=True)\n        Path({str(kept_in / 'mine')!r}).write_text('x')\n"
     )
     space = {"effective_batch": {"low": 32, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
@@ -506,7 +567,10 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
     assert f"budget.keep: no model is in {kept_in}, though 2 trials completed" in output
     assert "no trial has completed" not in output
     assert {path.name for path in kept_in.iterdir()} == {"mine"}
-    assert (tmp_path / ".kept.bsearch-small" / "0" / "model.pt").exists()
+    assert len([*tmp_path.glob(".kept.bsearch-small/0/model.pt")]) == 1
+    again = bsearch("run", path, "--serial", "--until", "0.9999", "--set", "budget.trials=3", "--keep", tmp_path / "other")
+    assert again.exit_code == 0, again.output
+    assert len([*tmp_path.glob(".kept.bsearch-small/0/model.pt")]) == 1
 
 
 @pytest.mark.parametrize(

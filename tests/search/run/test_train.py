@@ -69,10 +69,12 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
     assert "or one of this training" in other.output
     mine = tmp_path / "project"
     mine.mkdir()
-    (mine / "model.pt").write_text("my own")
+    for name in ("model.pt", "optimizer.pt", "log.csv", "checkpoint.pt"):
+        (mine / name).write_text("my own")
     refused = bsearch("train", finished, "--pick", "best", "--serial", "--keep", mine)
     assert (refused.exit_code, "expected an empty folder" in refused.output) == (2, True)
-    assert [path.read_text() for path in mine.iterdir()] == ["my own"]
+    assert [path.read_text() for path in mine.iterdir()] == ["my own"] * 4
+    assert not [*tmp_path.glob(".*bsearch*")]
 
 
 def test_longer_with_several_seeds(finished: Path) -> None:
@@ -127,15 +129,15 @@ def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
     command = [BSEARCH, "train", path, "--pick", "best", "--serial", "--keep", cut]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 400
-    while not (cut / "checkpoint.pt").exists():
+    while not (checkpoints := [*tmp_path.glob(".cut.bsearch-*.pt")]):
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (cut / "model.pt").exists()
+    assert not cut.exists()
     resumed = Study(path).train(trial="best", serial=True, out=cut, say=lambda line: None)
     assert resumed[0].measurements[-1].facts["resumed_at"]
-    assert not (cut / "checkpoint.pt").exists()
+    assert not checkpoints[0].exists()
     one, other = (torch.load(folder / "model.pt", weights_only=True) for folder in (whole, cut))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
