@@ -322,6 +322,10 @@ def blows_up(setup: TrialSetup) -> Iterator[Measurement]:
         yield Measurement(samples_seen=seen, elapsed_s=half / setup.effective_batch, scores={"val_loss": loss + 0.1 / half})
 
 
+def always_nan(setup: TrialSetup) -> Iterator[Measurement]:
+    yield Measurement(samples_seen=setup.samples_budget, elapsed_s=0.1, accuracy=math.nan)
+
+
 def stops_short(setup: TrialSetup) -> Iterator[Measurement]:
     yield Measurement(samples_seen=1, elapsed_s=0.1, accuracy=0.5)
 
