@@ -314,6 +314,18 @@ def known_by_its_rate(setup: TrialSetup) -> Iterator[Measurement]:
         yield Measurement(samples_seen=seen, elapsed_s=tenth / 10, accuracy=final * (0.8 + 0.02 * tenth))
 
 
+def blows_up(setup: TrialSetup) -> Iterator[Measurement]:
+    """A loss with its best rate at 0.1, far up in trial 5 from its first evaluation on."""
+    loss = 9.0 if setup.number == 5 else 1 + 0.05 * math.log(setup.learning_rate / 0.1) ** 2
+    for half in (1, 2):
+        seen = -(-setup.samples_budget * half // 2)
+        yield Measurement(samples_seen=seen, elapsed_s=half / setup.effective_batch, scores={"val_loss": loss + 0.1 / half})
+
+
+def always_nan(setup: TrialSetup) -> Iterator[Measurement]:
+    yield Measurement(samples_seen=setup.samples_budget, elapsed_s=0.1, accuracy=math.nan)
+
+
 def stops_short(setup: TrialSetup) -> Iterator[Measurement]:
     yield Measurement(samples_seen=1, elapsed_s=0.1, accuracy=0.5)
 

@@ -61,7 +61,7 @@ def told_apart(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     found = list(records)
     for place in np.array(results)[blew]:
         facts = found[place].facts | TrialFacts(message=message, blew_up=True)
-        found[place] = replace(found[place], outcome="diverged", facts=facts)
+        found[place] = replace(found[place], outcome="diverged", facts=facts, message=message)
     return tuple(found)
 
 

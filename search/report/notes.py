@@ -158,7 +158,7 @@ def _outcome(record: TrialRecord, front: ParetoFront) -> str:
                 return f"**Paused** after {share}, and never resumed."
             return f"**Paused** after {share}; it resumes from its checkpoint if that is worth more than a new trial."
         case "diverged":
-            return f"**Diverged**: {message}. It cannot be on the front; plots mark it as infeasible."
+            return f"**Diverged**: {message}. It cannot be on the front."
         case "out_of_memory":
             return f"**Out of memory**, with no smaller plan left to try: {message}"
         case "interrupted":

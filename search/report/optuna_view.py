@@ -54,7 +54,11 @@ class OptunaView:
         self._front: ParetoFront | None = None  # as of the last update
         self._summary: Sequence[str] = ()
         self._tracebacks: dict[int, str] = {}
-        self.page = f"{PAGES}/{self._copy.id}"
+
+    @property
+    def page(self) -> str:
+        """Where the dashboard serves it."""
+        return f"{PAGES}/{self._copy.id}"
 
     def update(self, records: Sequence[TrialRecord], front: ParetoFront, summary: Sequence[str] = ()) -> None:
         """Copy what has changed, and rewrite the notes that it changes.
@@ -63,7 +67,7 @@ class OptunaView:
             summary: sentences about the front.
 
         Raises:
-            StorageError: the database refuses, or others have written to the copy.
+            StorageError: the database refuses, or it holds a study of this name that is no copy.
         """
         changed = {record.number for record in self._copy.update(records)}
         functions = _note_functions()

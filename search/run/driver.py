@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -206,7 +206,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     return StudyResult(
         StoredStudy.open(study.tables.url, study.name),
         stopped,
-        "",
+        _unmet(study, trials),
         interrupted=None,
         elapsed_s=0.0,
         model=None if study.kept is None or study.kept.score is None else study.kept.folder,
@@ -368,6 +368,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     """The result of a run that is over, from the database."""
     # A stop during the last trial stopped nothing.
     met = run.ended.counted >= study.spec.budget.trials
+    interrupted = None if met else interrupted
     trials = study.tables.trials(study.name)
     if run.finish is not None:
         run.finish.kept.clean(trials)
@@ -379,8 +380,8 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     return StudyResult(
         study=stored,
         stopped="" if met and not run.failure else run.ending.why,
-        failure=run.failure or _not_as_asked(run),
-        interrupted=None if met else interrupted,
+        failure=run.failure or ("" if interrupted else _not_as_asked(run) or _unmet(study, trials)),
+        interrupted=interrupted,
         elapsed_s=run.elapsed_s(),
         gain=gain,
         model=None if run.finish is None or run.finish.kept.score is None else run.finish.kept.folder,
@@ -400,6 +401,18 @@ def _not_as_asked(run: StudyRun) -> str:
     limit = finish.limit
     late_s = 0.0 if limit is None else time.time() - limit.ends_at
     return f"budget.by: finished {seconds(late_s)} after the deadline" if late_s > _MUCH_LATER_S else ""
+
+
+def _unmet(study: _OpenStudy, trials: Sequence[TrialRecord]) -> str:
+    """Why a study that has ended is without what it was run for; empty where it is not."""
+    kept, target = study.kept, study.spec.budget.until
+    outcomes = [record.outcome for record in trials if record.has_ended]
+    if outcomes and "complete" not in outcomes:
+        return f"none of {plural(len(outcomes), 'trial')} completed"
+    if kept is None or target is None or kept.score is None or kept.score >= kept.metric.score(target):
+        return ""
+    best = kept.metric.score(kept.score)
+    return f"budget.until: {kept.metric.name} {target:g} was not reached; the best, trial {kept.trial}, has {best:.6g}"
 
 
 def identified(

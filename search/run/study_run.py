@@ -184,8 +184,14 @@ class StudyRun:
                 return self._resumed(proposal)
             if proposal is None or proposal == "wait":
                 return proposal
-            if self.finish is None or self.finish.fits(proposal):
-                return self.trials.begin(proposal, TrialFacts(seed=seed))
+            untried = proposal if self.own_seeds else self._space.untried(proposal, self.trials)
+            if untried is None and self.ended.paused:
+                return self._resumed(min(self.ended.paused))
+            if untried is None:
+                self.ending.reach(Stage.NO_NEW_TRIALS, "all settings of the space were tried; widen it for more")
+                return self._next_repeat()
+            if self.finish is None or self.finish.fits(untried):
+                return self.trials.begin(untried, TrialFacts(seed=seed))
         self.ending.reach(Stage.NO_NEW_TRIALS, "no further training fits before the deadline")
         return None
 

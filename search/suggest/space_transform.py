@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from random import Random
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
+from ...spaces.record import TrialRecord
 from ..analysis.gaussian_process import Array
 
+# Settings of a space in which those that were not tried can be told.
+_ENUMERATED = 10_000
 # Whole numbers, and others, whose upper end is so many times the lower one are on a log scale.
 _WIDE_WHOLE, _WIDE = 10.0, 100.0
 
@@ -69,6 +74,19 @@ class SearchSpace:
         """Those of the parameters that are searched."""
         return {name: value for name, value in parameters.items() if name in self.searched}
 
+    def untried(self, wanted: Mapping[str, Any], trials: Iterable[TrialRecord]) -> Mapping[str, Any] | None:
+        """The wanted setting, or where trials have trained the same, any that none has; None where all were tried.
+
+        In a space with real numbers, or of very many settings, it is always the wanted one.
+        """
+        values = [*map(_values, self.searched.values())]
+        tried = [self.whole(trial.parameters) for trial in trials]
+        if self.whole(wanted) not in tried or not 0 < math.prod(map(len, values)) <= _ENUMERATED:
+            return wanted
+        every = (self.whole(dict(zip(self.searched, each, strict=True))) for each in product(*values))
+        left = [setting for setting in every if setting not in tried]
+        return self.chosen(Random(len(tried)).choice(left)) if left else None
+
 
 def distribution(domain: Domain) -> BaseDistribution:
     """Optuna's distribution for a domain of more than one value."""
@@ -80,6 +98,13 @@ def distribution(domain: Domain) -> BaseDistribution:
         case Choices():
             return CategoricalDistribution(domain.choices)
     raise AssertionError(domain)
+
+
+def _values(distribution: BaseDistribution) -> Sequence[Any]:
+    """Every value of a category or of a whole number's range; none of real numbers."""
+    if isinstance(distribution, IntDistribution):
+        return range(distribution.low, distribution.high + 1, distribution.step)
+    return getattr(distribution, "choices", ())
 
 
 class SpaceTransform:
@@ -195,13 +220,6 @@ class SpaceTransform:
         moved = points.copy()
         moved[:, place] = ((np.log(values) if _is_log(distribution) else values) - low) / scale
         return moved
-
-    def values(self, name: str) -> Sequence[Any]:
-        """Every value of a category or of a whole number's range; none for what is not in the space."""
-        distribution = self.space.get(name)
-        if isinstance(distribution, IntDistribution):
-            return range(distribution.low, distribution.high + 1, distribution.step)
-        return distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
 
     def place(self, name: str) -> int:
         """A parameter's first coordinate."""

@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from ....spaces.errors import StorageError, cut
+from ....spaces.errors import cut
 from ....spaces.names import Direction
 from ....spaces.record import TrialFacts, TrialRecord
 from ....spaces.study.space import LENGTHS
@@ -40,7 +40,8 @@ class OptunaCopy:
         study_id: in that storage.
         space: of every searched parameter.
         for_people: rather than for samplers. Optuna's dashboard ignores constraints where it draws the front, so a trial that
-            diverged is PRUNED there, without values.
+            diverged is PRUNED there, without values. One that blew up keeps its values, which another beats: what Optuna holds
+            of an ended trial cannot change, and that verdict may.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class OptunaCopy:
         """Copy what is new or has changed; returns those trials.
 
         Raises:
-            StorageError: the study there has trials that are not copies of these.
+            ValueError: the study there has trials that are not copies of these.
         """
         if len(self._copies) > len(records):
-            raise StorageError(f"it holds {len(self._copies)} trials, and the study {len(records)}")
+            raise ValueError(len(self._copies))
         changed = []
         for record in records:
             if record.number == len(self._copies):
@@ -111,15 +112,13 @@ class OptunaCopy:
     def _bring_up_to_date(self, record: TrialRecord) -> None:
         if record.outcome == "unreadable":
             return  # what was copied before is all that is left of it
-        before, parameters, (state, values) = self._copies[record.number], self._known(record), self._end(record)
+        before, (state, values) = self._copies[record.number], self._end(record)
         if isinstance(before, FrozenTrial):
-            if before.params and before.params != parameters:
-                raise StorageError(f"trial {record.number} has other parameters there: {before.params}")
-            if before.state.is_finished() and before.state != state:
-                raise StorageError(f"trial {record.number} is {before.state.name} there")
-            if before.state.is_finished() and (before.values and tuple(before.values)) != values:
-                raise StorageError(f"trial {record.number} has other values there: {before.values}")
-        ended = before.state.is_finished() if isinstance(before, FrozenTrial) else before.has_ended
+            ended, there = before.state.is_finished(), (before.state, before.values and tuple(before.values))
+            if before.params not in ({}, self._known(record)) or (ended and there != (state, values)):
+                raise ValueError(record.number)
+        else:
+            ended = before.has_ended
         if ended:
             return
         trial_id = self.id_of(record.number)
@@ -137,7 +136,7 @@ class OptunaCopy:
 
     def _end(self, record: TrialRecord) -> tuple[TrialState, tuple[float, ...] | None]:
         """The state and the values that a trial has there."""
-        if self._for_people and record.outcome == "diverged":
+        if self._for_people and record.outcome == "diverged" and not record.facts.blew_up:
             return TrialState.PRUNED, None
         return _state(record), record.values
 

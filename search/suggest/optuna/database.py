@@ -66,29 +66,53 @@ class OptunaDatabase:
     """
 
     def __init__(self, url: str, name: str, objectives: Objectives, space: SearchSpace) -> None:
-        self.url, self.name = url, name
+        self.url, self.name, self._objectives, self._space = url, name, objectives, space
         self.storage = _open(url, _Storage)
         with _optuna_errors(url):
-            study = optuna.create_study(
-                study_name=name, storage=self.storage, directions=objectives.directions, load_if_exists=True
-            )
-            directions = [direction.name.lower() for direction in study.directions]
-            if directions != objectives.directions:
-                raise StorageError(f"it holds another study named {name}, with directions {directions}")
-            if study.metric_names != objectives.names:
-                study.set_metric_names(objectives.names)
-            self.id = self.storage.get_study_id_from_name(name)
-            self._copy = OptunaCopy(self.storage, self.id, space.searched, for_people=True)
+            self._begin()
+
+    def _begin(self) -> None:
+        name, objectives = self.name, self._objectives
+        study = optuna.create_study(
+            study_name=name, storage=self.storage, directions=objectives.directions, load_if_exists=True
+        )
+        directions = [direction.name.lower() for direction in study.directions]
+        if directions != objectives.directions:
+            raise StorageError(f"it holds another study named {name}, with directions {directions}")
+        if study.metric_names != objectives.names:
+            study.set_metric_names(objectives.names)
+        self.id = self.storage.get_study_id_from_name(name)
+        self._copy = OptunaCopy(self.storage, self.id, self._space.searched, for_people=True)
 
     def update(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Copy what is new or has changed; returns those trials.
+        """Copy what is new or has changed; returns those trials. A copy that does not agree with them is made anew.
 
         Raises:
-            StorageError: the database refuses, or others have written to the copy.
+            StorageError: the database refuses, or it holds a study of this name that is no copy.
         """
         self.storage.forget()
         with _optuna_errors(self.url):
-            return self._copy.update(records)
+            try:
+                return self._copy.update(records)
+            except (LookupError, ValueError, RuntimeError):
+                return self._made_anew(records)
+
+    def _made_anew(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        trials = self.storage.get_all_trials(self.id, deepcopy=False)
+        if not any("outcome" in trial.user_attrs for trial in trials):
+            raise StorageError(f"it holds another study named {self.name}, whose trials are none of bsearch's")
+        numbers = {str(trial._trial_id): trial.number for trial in trials if trial.number < len(records)}
+        attributes = self.storage.get_study_system_attrs(self.id)
+        self.storage.delete_study(self.id)
+        self.storage.forget()
+        self._begin()
+        copied = self._copy.update(records)
+        for key, value in attributes.items():  # among them people's notes, each by its trial's id
+            trial_id, _, kind = key.removeprefix("dashboard:").partition(":")
+            if trial_id in numbers:
+                key = f"dashboard:{self._copy.id_of(numbers[trial_id])}:{kind}"
+            self.storage.set_study_system_attr(self.id, key, value)
+        return copied
 
     def annotate(
         self,

@@ -144,7 +144,9 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
     blew = apart(records)
     front = study_front(told_apart(records), LOSS)
     assert not blew & {record.number for record in front.trials}
-    message = told_apart(records)[min(blew)].facts.message
+    first = told_apart(records)[min(blew)]
+    message = first.facts.message
+    assert first.message == message
     assert message is not None
     assert message.startswith("blew up: half of the other trials ended below 2.")
     assert told_apart(told_apart(records)) == told_apart(records)

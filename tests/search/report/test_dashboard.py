@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pytest
 import yaml
 from bsearch.cli import main
 from bsearch.search.report.notes import code, code_block, escaped, trial_note
+from bsearch.search.report.optuna_view import copy_now
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -338,6 +339,114 @@ def test_a_person_sees_names_fates_and_notes_in_plain_optuna_dashboard(study: Pa
         see("small: 12 of 12 trials")
         see("Best accuracy")
         page.screenshot(path=tmp_path / "note.png")
+        browser.close()
+    assert faults == []
+
+
+RATES = {"reference_rate": {"low": 1e-3, "high": 1e2, "at_batch": 32}, "rule": "constant", "epochs": 1}
+LOSS = {"metric": {"name": "val_loss", "direction": "minimize"}}
+# Trial 5 blows up.
+BLOWS_UP = {
+    "task": f"{TASKS}:blows_up",
+    "space": {"effective_batch": {"low": 8, "high": 64}, **RATES},
+    "objectives": LOSS,
+    "training": {"samples": 640, "evaluations": 2},
+    "baseline": [
+        {"effective_batch": 8 + index * 7 % 48, "reference_rate": 0.5 if index == 5 else 0.02 * 1.3 ** (index * 5 % 16)}
+        for index in range(16)
+    ],
+    "budget": {"trials": 16},
+    "stopping": "none",
+}
+STATES: dict[str, dict[str, Any]] = {
+    "blow-up": BLOWS_UP,
+    "pause": {
+        "task": f"{TASKS}:Points",
+        "space": {**SPACE, "effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}},
+        "training": {"evaluations": 10},
+        "budget": {"trials": 8, "hours": 1},
+    },
+    "retry": {"task": f"{TASKS}:SmallMemory", "space": {**SPACE, "effective_batch": {"low": 60, "high": 80}}},
+    "kill": {"task": f"{TASKS}:Slow", "space": SPACE, "budget": {"trials": 60}, "stopping": "none"},
+    "seeds": {"task": f"{TASKS}:Points", "space": SPACE, "budget": {"trials": 8}, "confirm": 2},
+    "minimised": {**BLOWS_UP, "baseline": BLOWS_UP["baseline"][:5], "budget": {"trials": 5}},
+}
+
+
+def run_until(state: str, path: Path) -> None:
+    """Run the study of a state; that of a kill until it is killed in the middle of its second trial."""
+    if state != "kill":
+        bsearch("run", path, "--serial")
+        return
+    command = [sys.executable, "-m", "bsearch", "run", path, "--serial"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        limit = time.monotonic() + 120
+        while not finished(path.parent / "small.db"):
+            assert running.poll() is None and time.monotonic() < limit
+            time.sleep(0.1)
+        running.kill()
+
+
+def shown_states(state: str, records: Sequence[TrialRecord]) -> set[str]:
+    """What the dashboard says of the trials of a state, after a check that the study came to it."""
+    outcomes = {record.outcome for record in records}
+    match state:
+        case "blow-up":
+            assert [record.number for record in records if record.facts.blew_up] == [5]
+            return {"Complete"}
+        case "pause":
+            assert "paused" in outcomes
+            return {"Complete", "Pruned"}
+        case "retry":
+            assert any((record.facts.attempts or 0) > 1 for record in records)
+        case "kill":
+            assert "complete" in outcomes and any(not record.has_ended for record in records)
+            return {"Complete", "Running"}
+        case "seeds":
+            assert any(record.is_repeat for record in records)
+    return {"Complete"}
+
+
+def test_the_copy_that_a_run_has_kept_is_opened_after_a_blow_up(study_file: Callable[..., Path]) -> None:
+    path = study_file(**BLOWS_UP)
+    bsearch("run", path, "--serial")  # which keeps the copy, while no trial is known to have blown up
+    stored = StoredStudy.open(str(path))
+    assert shown_states("blow-up", stored.records) == {"Complete"}
+    copy_now(stored).close()
+    study = optuna.load_study(study_name="small", storage=stored.url)
+    assert study.trials[5].values == list(stored.records[5].values or ())
+    assert {trial.number for trial in study.best_trials} == {trial.number for trial in stored.front.trials}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("state", STATES)
+def test_the_dashboard_opens_in_every_state(state: str, study_file: Callable[..., Path], tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on the PATH")
+    path = study_file(**STATES[state])
+    run_until(state, path)
+    shown = shown_states(state, StoredStudy.open(str(path)).records)
+    faults: list[str] = []
+    with served(path) as address, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(address)
+        for text in ("Pareto Front", "train_s"):
+            playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=120_000)
+        page.screenshot(path=tmp_path / "study.png")
+        page.goto(f"{address}/trials")
+        for text in shown:
+            playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=120_000)
+        page.screenshot(path=tmp_path / "trials.png")
+        if state == "blow-up":
+            page.goto(f"{address}/trials?numbers=5")
+            playwright.expect(page.get_by_text("blew up").first).to_be_visible(timeout=120_000)
+            page.screenshot(path=tmp_path / "blow-up.png")
+        page.goto(f"{address}/note")
+        playwright.expect(page.get_by_text("on the front").first).to_be_visible(timeout=120_000)
         browser.close()
     assert faults == []
 

@@ -34,7 +34,7 @@ from bsearch.spaces.study.goals import Budget, Direction, Metric, turned
 from bsearch.spaces.trial import Measurement, TrialSetup
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
-from helpers import as_optuna, finished, run, setup
+from helpers import SPACE, as_optuna, finished, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -416,6 +416,32 @@ def test_a_study_may_end_at_a_value_of_its_metric(study_file: Callable[..., Path
     assert result.stopped.startswith("budget.until: accuracy 0.6 was reached by trial")
     assert result.model is not None
     assert loaded(result.model)["accuracy"] >= 0.6
+
+
+@pytest.mark.parametrize(
+    ("task", "until", "changes"),
+    [
+        ("Points", 98, {}),
+        (
+            "blows_up",
+            -5,
+            {"objectives": {"metric": {"name": "val_loss", "direction": "minimize"}}, "training": {"samples": 640}},
+        ),
+    ],
+)
+def test_a_value_that_was_not_reached_is_a_failure(
+    study_file: Callable[..., Path], task: str, until: float, changes: Any
+) -> None:
+    path = study_file(task=f"{TASKS}:{task}", space=SPACE, budget={"until": until, "trials": 2}, **changes)
+    for _ in range(2):  # also of a study whose budget was met before
+        result = run(path)
+        assert f" {until} was not reached; the best, trial " in result.failure
+    assert bsearch("run", path, "--serial").exit_code == 1
+
+
+def test_a_study_without_a_complete_trial_is_a_failure(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:always_nan", space=SPACE, training={"samples": 640}, budget={"trials": 2})
+    assert [run(path).failure for _ in range(2)] == ["none of 2 trials completed"] * 2
 
 
 # What is said of it

@@ -67,6 +67,31 @@ class TestStudyRun(Studies):
         with pytest.raises(StudyFileError, match=r"budget\.min_gain: expected sampler: front"):
             go("Points", budget=budget, sampler="tpe")
 
+    @pytest.mark.parametrize("sampler", ["front", "tpe", "random"])
+    def test_no_setting_is_trained_twice_and_a_space_that_was_tried_ends_it(self, go: Run, sampler: str) -> None:
+        space = {
+            "effective_batch": {"low": 32, "high": 33},
+            "reference_rate": 0.1,
+            "rule": ["sqrt", "constant"],
+            "epochs": [1, 2],
+        }
+        results = [
+            go("Points", space=space, sampler=sampler, confirm=1, stopping="none", budget={"trials": trials})
+            for trials in (14, 30)
+        ]
+        for result in results:
+            assert (result.stopped, result.failure) == ("all settings of the space were tried; widen it for more", "")
+            first = [tuple(record.parameters.values()) for record in result.study.records if not record.is_repeat]
+            assert len(first) == len(set(first)) == 8
+            assert {trial.number for trial in result.study.front.trials} <= {
+                record.facts.repeats for record in result.study.records
+            }
+
+    def test_what_was_paused_is_trained_once_the_space_was_tried(self, go: Run) -> None:
+        space = {"effective_batch": {"low": 16, "high": 18}, "reference_rate": 0.1, "rule": ["sqrt", "constant"], "epochs": 1}
+        result = go("Points", space=space, training={"evaluations": 10}, budget={"trials": 30, "hours": 1})
+        assert [record.outcome for record in result.study.records] == ["complete"] * 6
+
     def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}
         result = go("Explodes", space=space, budget={"trials": 2})

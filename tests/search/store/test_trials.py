@@ -257,7 +257,8 @@ def test_a_study_of_energy_and_cost_is_shown_by_its_seconds(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("change", ["added", "ended", "other", "told"])
-def test_a_copy_that_others_have_written_is_left_and_changes_nothing(tmp_path: Path, change: str) -> None:
+def test_a_copy_that_others_have_written_is_made_anew_with_their_notes(tmp_path: Path, change: str) -> None:
+    notes = pytest.importorskip("optuna_dashboard")
     url = f"sqlite:///{tmp_path}/twin.db"
     trials = Trials(Tables(url), "twin")
     for batch in (4, 5):
@@ -266,17 +267,34 @@ def test_a_copy_that_others_have_written_is_left_and_changes_nothing(tmp_path: P
     copy = OptunaDatabase(url, "twin", Objectives(), SPACE)
     copy.update(trials[:1] if change == "other" else trials)
     study = optuna.load_study(study_name="twin", storage=url)
+    notes.save_note(study, "Ours")
+    notes.save_note(optuna.Trial(study, study.trials[0]._trial_id), "The first")
     if change in ("ended", "told"):
         study.tell(1, [3.0, 0.9])
     else:
         study.enqueue_trial({"effective_batch": 9})
         study.ask({"effective_batch": IntDistribution(1, 4096, log=True)})
     trials.end(1, TrialResult("complete", values=(3.0, 0.8)) if change == "told" else TrialResult("error"))
-    there = [(trial.state, trial.params) for trial in study.trials]
-    with pytest.raises(StorageError, match=r"trial 1 (is COMPLETE|has other (parameters|values)) there|it holds 3 trials"):
-        OptunaDatabase(url, "twin", Objectives(), SPACE).update(trials)
-    assert [(trial.state, trial.params) for trial in study.trials] == there
+    copy.update(trials)  # the process that has written it so far
+    again = OptunaDatabase(url, "twin", Objectives(), SPACE)
+    again.update(trials)
+    assert again.update(trials) == []
+    study = optuna.load_study(study_name="twin", storage=url)
+    assert [trial.params for trial in study.trials] == [trial.parameters for trial in trials]
+    assert [trial.values for trial in study.trials] == [trial.values and list(trial.values) for trial in trials]
+    noted = [study, *(optuna.Trial(study, trial._trial_id) for trial in study.trials)]
+    assert [notes.get_note(one) for one in noted] == ["Ours", "The first", ""]
+    assert study.metric_names == ["train_s", "accuracy"]
     assert Tables(url, create=False).trials("twin") == list(trials)
+
+
+def test_a_study_of_somebody_else_is_left(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/twin.db"
+    study = optuna.create_study(study_name="twin", storage=url, directions=["minimize", "maximize"])
+    study.tell(study.ask({"effective_batch": IntDistribution(1, 4096, log=True)}), [3.0, 0.9])
+    with pytest.raises(StorageError, match="it holds another study named twin, whose trials are none of bsearch's"):
+        OptunaDatabase(url, "twin", Objectives(), SPACE).update(Trials())
+    assert [trial.values for trial in study.trials] == [[3.0, 0.9]]
 
 
 def test_settings_outside_of_what_is_searched_are_copied(tmp_path: Path) -> None:

@@ -440,3 +440,24 @@ def test_a_warm_start_never_enters_the_front(direction: Direction) -> None:
     cuts, _ = model._strips()
     own_times = {round(math.log(trade(parameters)[0]), 9) for parameters in own}
     assert {round(float(cut), 9) for cut in cuts[:-1]} <= own_times
+
+
+def test_the_untried_settings_of_a_finite_space_are_proposed_once_each() -> None:
+    domains = {
+        "layers": Range(low=2, high=6, step=2),
+        "optimizer": Choices(choices=("sgd", "adam")),
+        "nesterov": Choices(choices=(True, False), when={"optimizer": ("sgd",)}),
+        "width": Fixed(value=8),
+    }
+    space, trials = SearchSpace.of(domains), Trials()
+    wanted: Mapping[str, Any] | None = {"layers": 2, "optimizer": "adam"}
+    while (wanted := space.untried(wanted or {}, trials)) is not None:
+        trials.begin(wanted)
+    assert sorted(map(str, (trial.parameters for trial in trials))) == sorted(
+        str({"layers": layers, "optimizer": name, **more})
+        for layers in (2, 4, 6)
+        for name, more in (("adam", {}), ("sgd", {"nesterov": True}), ("sgd", {"nesterov": False}))
+    )
+    real = SearchSpace.of({"rate": Range(low=0.0, high=1.0)})
+    begun = trials.begin({"rate": 0.5}).parameters
+    assert real.untried(begun, trials) == begun
