@@ -207,7 +207,7 @@ def test_a_revision_runs_where_its_own_files_are(folder: Path, monkeypatch: pyte
     after = {path for path in (folder / ".git").rglob("*") if path.is_file()}
     assert {path.relative_to(folder / ".git").parts[0] for path in after - before} == {"bsearch"}
     monkeypatch.chdir(folder / "new")
-    with pytest.raises(StudyFileError, match="expected a revision that has the current folder"), revision.entered():
+    with pytest.raises(StudyFileError, match="expected a current folder that the revision has"), revision.entered():
         pass
 
 

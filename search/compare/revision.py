@@ -26,13 +26,11 @@ class Revision:
     """A study in a revision of its repository.
 
     Args:
-        name: as the user gave it.
         root: of the repository.
         folder: the revision's files, below git's own.
         file: the study file among them.
     """
 
-    name: str
     root: Path
     folder: Path
     file: Path
@@ -76,7 +74,7 @@ class Revision:
         then = folder / file.relative_to(root)
         if not then.is_file():
             raise StudyFileError(f"--against {revision}: {file.relative_to(root)} is not in that revision of the repository")
-        return cls(revision, root, folder, then)
+        return cls(root, folder, then)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -93,8 +91,9 @@ class Revision:
             try:
                 os.chdir(self._there(working_folder()))
             except OSError:
-                message = f"expected a revision that has the current folder, {working_folder()}; it does not"
-                raise StudyFileError(f"--against {self.name}: {message}. Start from a folder that it has.") from None
+                raise StudyFileError(
+                    f"--against: expected a current folder that the revision has, got {working_folder()}"
+                ) from None
             yield
 
     def _there(self, place: str) -> str:
