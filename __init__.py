@@ -96,12 +96,16 @@ __all__ = [
 ]
 
 
+# The name under which it is installed: `bsearch` is another project's.
+DISTRIBUTION = "batchsearch"
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            value: Any = version("bsearch")
+            value: Any = version(DISTRIBUTION)
         except PackageNotFoundError:
             value = "not installed"  # a checkout on a machine with little more than torch
     elif name in _MODULES:

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/plans.py                      # traced as CUDA for a card that is not here: one minute
     .venv/bin/python benchmarks/plans.py --here --limits 4    # measured and timed on this machine: half an hour on a CPU
 
-Needs `pip install 'bsearch[language]'`. Without step times nothing is known to be faster, so the plan is the one with the least
+Needs `pip install '.[language]'`. Without step times nothing is known to be faster, so the plan is the one with the least
 checkpointing that fits.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -461,13 +461,11 @@ def run_study_here(
     same_experiment: bool,
     notify: Callable[[Event], None],
     watch: Callable[[StudyRun], None],
-    runner: AbstractContextManager[Runner] | None = None,
 ) -> StudyResult:
     """Run a study over Ray, or in this process; what the command line and `run` share.
 
     Args:
         out: folder of its results, for Ray's log.
-        runner: what runs attempts; not given, one of its own.
 
     Raises:
         StudyFileError, TaskError, StorageError, ClusterError: see `search.run.driver.run_study`.
@@ -480,7 +478,7 @@ def run_study_here(
     def say(text: str) -> None:
         notify(Event("message", text=text))
 
-    runner = runner or _runner(spec, out, serial=serial, say=say)
+    runner = _runner(spec, out, serial=serial, say=say)
     code = task_code_hash(spec.task)
     with ExitStack() as beside:
         begun = [beside.enter_context(kept_copy(say)), watch]
@@ -495,43 +493,7 @@ def run_study_here(
         return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begin)
 
 
-@contextmanager
-def running_here(
-    spec: StudySpec, *, serial: bool, notify: Callable[[Event], None], watch: Callable[[StudyRun], None]
-) -> Iterator[Callable[[StudySpec], StudyResult]]:
-    """Context with a function that runs studies, one after another, on the devices of `spec`; Ray starts at most once."""
-    from ..objectives.loading import modules_apart
-    from ..search.run.events import Event
-
-    out = spec.folder / "results" / spec.study
-    with ExitStack() as started:
-        opened: list[Runner] = []
-
-        def say(text: str) -> None:
-            notify(Event("message", text=text))
-
-        @contextmanager
-        def runner() -> Iterator[Runner]:
-            if not opened:
-                opened.append(started.enter_context(_runner(spec, out, serial=serial, say=say)))
-            yield opened[0]
-
-        def run(one: StudySpec) -> StudyResult:
-            with modules_apart():
-                return run_study_here(
-                    *(one, out),
-                    serial=serial,
-                    new=_has_changed(one),
-                    same_experiment=False,
-                    notify=notify,
-                    watch=watch,
-                    runner=runner(),
-                )
-
-        yield run
-
-
-def _has_changed(spec: StudySpec) -> bool:
+def has_changed(spec: StudySpec) -> bool:
     """Whether all stored studies of this name have other settings or code, so that another begins beside them."""
     from ..search.store.stored import has_grown, is_same_experiment, study_identity
     from ..search.store.tables import Tables

@@ -23,5 +23,5 @@ def mcp(folder: Path) -> None:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("mcp"):
             raise
-        raise StudyFileError("the MCP SDK is not installed. Install it: pip install 'bsearch[mcp]'") from None
+        raise StudyFileError("the MCP SDK is not installed. Install it: pip install mcp") from None
     serve(folder)

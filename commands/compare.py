@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..search.compare.referee import Comparison
+    from ..search.compare.revision import Revision
     from ..search.run.events import Event
     from ..search.run.study_run import StudyRun
     from ..search.store.stored import StoredStudy
@@ -87,10 +87,13 @@ def compare(
             files = [Path(side) for side in sides]
             if metric is not None:
                 raise click.UsageError("--metric is for runs of another source; a study has its own")
-            specs = [study_in(file) for file in files]
+            specs, revision = [study_in(file) for file in files], None
             if against is not None:
-                specs.insert(0, _at(files[0], against))
-            comparison = _refereed((specs[0], specs[1]), trials, hours, margin, serial, console)
+                from ..search.compare.revision import Revision
+
+                revision = Revision.of(files[0], against)
+                specs.insert(0, _at(revision))
+            comparison = _refereed((specs[0], specs[1]), revision, trials, hours, margin, serial, console)
         else:
             if trials is not None or within is not None:
                 raise click.UsageError("--trials and --within are for two study files; runs that exist are only compared", ctx)
@@ -116,15 +119,25 @@ def _hours(text: str) -> float:
 
 
 def _refereed(
-    specs: tuple[StudySpec, StudySpec], trials: int | None, hours: float | None, margin: float, serial: bool, console: Console
+    specs: tuple[StudySpec, StudySpec],
+    revision: Revision | None,
+    trials: int | None,
+    hours: float | None,
+    margin: float,
+    serial: bool,
+    console: Console,
 ) -> Comparison:
-    """Search both studies in turn; returns the last comparison."""
-    from ..cluster.study import running_here
+    """Search both studies in turn; returns the last comparison.
+
+    Each part of a search has a Ray of its own, whose processes begin where that side's code is.
+    """
+    from ..cluster.study import has_changed, run_study_here
+    from ..objectives.loading import modules_apart
     from ..search.compare.referee import refereed
     from ..search.report.terminal.live import LiveView
 
     comparison, said = None, set[str]()
-    with LiveView(console) as view, ExitStack() as stack:
+    with LiveView(console) as view:
 
         def notify(event: Event) -> None:
             if event.kind != "message" or event.text not in said:  # each look opens the study again
@@ -135,10 +148,12 @@ def _refereed(
             run.own_seeds = True  # one that all trials of a side share may suit it, or not
             view.watch(run)
 
-        run = stack.enter_context(running_here(specs[0], serial=serial, notify=notify, watch=watch))
-
         def trained(spec: StudySpec) -> StoredStudy:
-            result = run(spec)
+            out = specs[1].folder / "results" / spec.study
+            apart = revision.entered if revision and spec.folder.is_relative_to(revision.folder) else modules_apart
+            with apart():
+                how = {"serial": serial, "new": has_changed(spec), "same_experiment": False}
+                result = run_study_here(spec, out, **how, notify=notify, watch=watch)
             if result.interrupted is not None:
                 raise KeyboardInterrupt
             if result.failure:
@@ -162,11 +177,9 @@ def _existing(sides: Sequence[str], metric: str | None, margin: float, as_json: 
     return compared(first, second, margin)
 
 
-def _at(file: Path, revision: str) -> StudySpec:
+def _at(revision: Revision) -> StudySpec:
     """A study as it was in a revision."""
-    from ..search.compare.revision import check_code_of, study_at
-
-    then, folder = study_at(file, revision)
-    spec = study_in(then)
-    check_code_of(spec, folder, file)
-    return spec.with_top(study=f"{spec.study}-{folder.name}")
+    with revision.entered():
+        spec = study_in(revision.file)
+        revision.check_code_of(spec)
+    return spec.with_top(study=f"{spec.study}-{revision.folder.name}")

@@ -114,9 +114,10 @@ def _check_is_script(ctx: click.Context, first: str, others: tuple[str, ...]) ->
 
 def _study_of_script(command: tuple[str, ...], *, again: bool) -> str:
     """The file of a script's study, written here unless it is there already and may be used `again`."""
-    from ..search.preview.script import files_of, is_of, script_of
+    from ..search.preview.script import check_holds_no_secret, files_of, is_of, script_of
     from ..spaces.boundary.files import write_file
 
+    check_holds_no_secret(command)
     existing = [name for name in ("study.yaml", "tasks.py") if os.path.lexists(name)]
     if again and len(existing) == 2 and is_of(command, Path("tasks.py").read_text(encoding="utf-8")):
         say("study.yaml is that of this script: it goes on")

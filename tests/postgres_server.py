@@ -115,7 +115,7 @@ class PostgresServer:
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """A started server; skips the test where PostgreSQL or its driver is not installed."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'bsearch[postgres]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install '.[postgres]'")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found or shutil.which("setpriv") is None:
         pytest.skip("no PostgreSQL server under /usr/lib/postgresql: apt-get install postgresql")

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result
+from optuna.distributions import FloatDistribution, IntDistribution
 
 EXPONENT = 0.5
 
@@ -133,6 +135,36 @@ def test_nothing_is_written_where_times_are_unknown(tmp_path: Path) -> None:
     assert "expected the seconds of every complete run" in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
     assert "front: unknown: not all runs have their seconds" in typed("ask", str(path)).output
+
+
+def test_no_secret_of_a_source_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path}/old.db"
+    study = optuna.create_study(storage=url, study_name="old", direction="maximize")
+    of = {"batch_size": IntDistribution(8, 64), "lr": FloatDistribution(1e-3, 1.0, log=True)}
+    for place in range(12):
+        settings = {"batch_size": 8 + place, "lr": 0.01 * (place + 1)}
+        study.add_trial(optuna.trial.create_trial(params=settings, distributions=of, value=0.9 - 0.01 * place))
+    done = typed("init", "next", "--from", f"optuna:{url}?cipher=hunter2#old")
+    assert done.exit_code == 0, done.output
+    assert {one.name for one in Path("next").iterdir() if "hunter2" in one.read_text()} == set()
+    assert "hunter2" not in done.output
+
+
+@pytest.mark.parametrize(
+    "words", [["--token=hunter2"], ["--password", "hunter2"], ["--db", "postgresql://a:hunter2@h/d"], ["db.password=hunter2"]]
+)
+@pytest.mark.parametrize("command", ["init", "run"])
+def test_a_secret_of_a_script_is_refused(
+    command: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    done = typed(command, "--", "python", "train.py", "--lr", "0.1", *words)
+    assert done.exit_code == 2
+    assert "expected a script's arguments without a secret" in " ".join(done.output.split())
+    assert "hunter2" not in done.output
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

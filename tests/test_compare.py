@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 from bsearch.cli import main
 from bsearch.objectives.loading import _module_of_file, modules_apart
+from bsearch.search.compare.revision import Revision
 from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner, Result
 from helpers import validated
 
@@ -25,11 +29,13 @@ space:
 budget: {{trials: 6, profile_s: 0.5}}
 """
 TASK = "from bsearch.objectives.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n"
-# A bug: a gradient that is far too small.
-FAINT = """    def loss(self, *given):
+# A bug, in a file that is read from the current folder: a gradient that is far too small.
+SCALED = "from pathlib import Path\n\nGAIN = float(Path('gain.txt').read_text())\n" + TASK.replace(
+    "    pass",
+    """    def loss(self, *given):
         found = super().loss(*given)
-        return type(found)(found.total * 0.002, found.denominator)"""
-BROKEN = TASK.replace("    pass", FAINT)
+        return type(found)(found.total * GAIN, found.denominator)""",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +46,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def compared(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["compare", *arguments])
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.email=a@b", "-c", "user.name=a", *words], check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def committed() -> None:
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "one")
 
 
 def table(name: str, seed: int, gain: float = 0.0, metric: str = "val_acc", count: int = 18) -> str:
@@ -96,22 +115,17 @@ def test_what_cannot_be_compared_has_a_code_of_its_own(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_bug_is_told_by_training_both_sides_and_nothing_is_trained_twice(folder: Path) -> None:
-    (folder / "tasks.py").write_text(TASK)
+    (folder / "tasks.py").write_text(SCALED)
+    (folder / "gain.txt").write_text("1")
     (folder / "study.yaml").write_text(STUDY.format(name="digits"))
-
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-c", "user.email=a@b", "-c", "user.name=a", *words], check=True, capture_output=True)
-
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "one")
-    (folder / "tasks.py").write_text(BROKEN)
+    committed()
+    (folder / "gain.txt").write_text("0.002")
     (folder / "weights.bin").write_text("not in git")
     arguments = ["study.yaml", "--against", "HEAD", "--serial", "--trials", "12"]
     done = compared(*arguments)
     assert done.exit_code == 1, done.output
     (old,) = (folder / ".git" / "bsearch").iterdir()
-    assert (old / "tasks.py").read_text() == TASK
+    assert (old / "gain.txt").read_text() == "1"
     assert (old / "weights.bin").read_text() == "not in git"
     assert "Both were scored on the same validation samples." in done.output
     seeds = [record.facts.seed for record in StoredStudy.open("study.yaml").records]
@@ -154,9 +168,53 @@ def test_each_side_has_its_own_modules_and_a_revision_has_no_code_of_today(folde
             assert module.found == gain
     assert "helper" not in sys.modules
     (folder / "study.yaml").write_text(STUDY.format(name="digits"))
-    subprocess.run(["git", "init", "-q"], check=True)
+    git("init", "-q")
     (folder / "other.txt").write_text("x")
-    subprocess.run(["git", "add", "other.txt"], check=True)
-    subprocess.run(["git", "-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "one"], check=True)
+    git("add", "other.txt")
+    git("commit", "-qm", "one")
     done = compared("study.yaml", "--against", "HEAD", "--serial", "--trials", "12")
     assert (done.exit_code, "study.yaml is not in that revision" in done.output) == (3, True), done.output
+
+
+def test_a_revision_runs_where_its_own_files_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads from the current folder, imports by a computed name, or asks git for, in processes of its own too."""
+    for name in ("study.yaml", "lib/plugin_of_a_side.py", "sub/conf.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("SIDE = 'then'")
+    committed()
+    for name in ("lib/plugin_of_a_side.py", "sub/conf.txt"):
+        (folder / name).write_text("SIDE = 'today'")
+    (folder / "new").mkdir()
+    (folder / "new" / "code.py").write_text("")
+    before = {path for path in (folder / ".git").rglob("*") if path.is_file()}
+    monkeypatch.chdir(folder / "sub")
+    monkeypatch.setenv("PYTHONPATH", f"{folder / 'lib'}{os.pathsep}relative")
+    monkeypatch.syspath_prepend(folder / "lib")
+    monkeypatch.setenv("GIT_DIR", "nowhere")  # as in a hook
+    asks = "import os, plugin_of_a_side as one; print(one.SIDE, open('conf.txt').read(), os.getenv('GIT_DIR'))"
+    found = []
+    revision = Revision.of(folder / "study.yaml", "HEAD")
+    for apart in (modules_apart, revision.entered):
+        with apart():
+            there = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True).stdout
+            found.append((importlib.import_module("plugin_of_a_" + "side").SIDE, Path("conf.txt").read_text(), there))
+    assert found == [
+        ("today", "SIDE = 'today'", "today SIDE = 'today' None\n"),
+        ("then", "SIDE = 'then'", "then SIDE = 'then' None\n"),
+    ]
+    assert (Path.cwd(), os.environ["PYTHONPATH"]) == (folder / "sub", f"{folder / 'lib'}{os.pathsep}relative")
+    assert sys.prefix in "".join(sys.path)
+    after = {path for path in (folder / ".git").rglob("*") if path.is_file()}
+    assert {path.relative_to(folder / ".git").parts[0] for path in after - before} == {"bsearch"}
+    monkeypatch.chdir(folder / "new")
+    with pytest.raises(StudyFileError, match="expected a current folder that the revision has"), revision.entered():
+        pass
+
+
+def test_equal_results_at_every_setting_are_said(folder: Path) -> None:
+    before = table("a.csv", 1)
+    (folder / "b.csv").write_text(Path(before).read_text())
+    done = compared(before, "b.csv")
+    assert "identical results at every setting that both trained" in " ".join(done.output.split()), done.output
+    assert validated(compared(before, "b.csv", "--json").stdout)["same_results"]
+    assert "identical" not in compared(before, table("c.csv", 3)).output

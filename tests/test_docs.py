@@ -9,12 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from bsearch import DISTRIBUTION, __version__
 from bsearch.cli import main
 from bsearch.spaces.learning_rate import RATE_RULES
 from bsearch.spaces.study.spec import StudySpec
@@ -32,7 +35,7 @@ PAGES = sorted(
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; strict, so broken links, missing anchors and pages outside the navigation are errors."""
-    pytest.importorskip("material", reason="the pages need bsearch[docs]")
+    pytest.importorskip("material", reason="the pages need .[docs]")
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
@@ -210,6 +213,36 @@ def test_what_a_text_imports_is_there(text: str) -> None:
             if name and not hasattr(importlib.import_module(module), name) and not importlib.util.find_spec(f"{module}.{name}")
         ]
         assert not missing, f"{text}: {module} has no {', '.join(missing)}"
+
+
+# What the package index has under the name of our command is another project, which such a line would install.
+ANOTHER_PROJECT = re.compile(
+    r"\bbsearch\[(?!\\)|\b(?:pip3?|pipx|uv|uvx) (?:(?:pip|tool|install|add|-\S+) )*['\"]?bsearch\b|Install bsearch\b"
+)
+
+TEXTS = (".md", ".py", ".yaml", ".yml", ".ipynb", ".jinja", ".sh", "Makefile")
+
+
+def test_nothing_tells_to_install_the_other_project_of_this_name() -> None:
+    texts = [path for pattern in ("*", "[!.]*/**/*") for path in ROOT.glob(pattern) if path.name.endswith(TEXTS)]
+    found = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in texts
+        if path != Path(__file__)
+        for line in path.read_text().splitlines()
+        if ANOTHER_PROJECT.search(line)
+    ]
+    assert not found
+    typed = ["pip install bsearch", "pip install 'bsearch[mcp]'", "uv add bsearch", "uvx bsearch", "uv tool install -U bsearch"]
+    assert all(map(ANOTHER_PROJECT.search, typed))
+    assert not ANOTHER_PROJECT.search("pip install '.[mcp]'  # in a checkout of bsearch")
+
+
+def test_the_package_is_installed_under_one_name() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
+    assert __version__ == distribution(DISTRIBUTION).version
+    commands = [point.value for point in distribution(DISTRIBUTION).entry_points if point.name == "bsearch"]
+    assert commands == ["bsearch.__main__:main"]
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from .. import __version__
 from ..objectives.machine.device import device_name
 from ..objectives.machine.host import cores_here, host_bytes, load_average
 from ..objectives.machine.nvidia import gpu_processes, nvidia_smi
@@ -62,7 +63,7 @@ def report_here(kind: Literal["cpu", "gpu"], gpu: str = "") -> Report:
 def versions() -> str:
     """What determines results, in one line."""
     found = {
-        "bsearch": f"{_version('bsearch')}{_commit()}".strip(),
+        "bsearch": f"{__version__}{_commit()}",
         "driver": _smi("driver_version"),
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,

@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+import bsearch
 from bsearch.search.suggest.ask_tell import Search
 from optuna.distributions import FloatDistribution, IntDistribution
 from problems import Problem, Share
@@ -144,7 +145,7 @@ def _commit() -> str:
         [*git, "describe", "--always", "--exclude=*", "--abbrev=7"], capture_output=True, text=True, check=False
     )
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../../search"], capture_output=True, check=False)
-    return (run.stdout.strip() or version("bsearch")) + ("+" if run.stdout and changed.returncode else "")
+    return (run.stdout.strip() or bsearch.__version__) + ("+" if run.stdout and changed.returncode else "")
 
 
 class Process:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
+from ... import DISTRIBUTION
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import readable_bytes
 
@@ -164,8 +165,8 @@ def copy_package(target: Path) -> list[Path]:
                 copy = package / path.relative_to(root)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
-    installed = distribution("bsearch")
-    metadata = target / f"bsearch-{installed.version}.dist-info"
+    installed = distribution(DISTRIBUTION)
+    metadata = target / f"{DISTRIBUTION}-{installed.version}.dist-info"
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):
         if text := installed.read_text(name):

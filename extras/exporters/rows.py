@@ -86,7 +86,7 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
     try:
         from datasets import Dataset, DatasetDict, disable_progress_bars
     except ImportError:
-        raise TaskError("rows of tokens are written by `datasets`: pip install 'bsearch[language]'") from None
+        raise TaskError("rows of tokens are written by `datasets`: pip install datasets") from None
     from ...objectives.data.batches import SampleStream
     from ...objectives.language.corpus import corpus_of
 

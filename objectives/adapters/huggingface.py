@@ -43,7 +43,7 @@ try:
 except ModuleNotFoundError as error:
     raise TaskError(
         f"bsearch.objectives.adapters.huggingface: expected transformers and accelerate, got no module named {error.name!r}. "
-        "Install bsearch[huggingface]."
+        "Install them: pip install transformers accelerate"
     ) from None
 
 # Arguments that the study sets, with their keys in study.yaml.

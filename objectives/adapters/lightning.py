@@ -47,7 +47,7 @@ try:
 except ModuleNotFoundError as error:
     raise TaskError(
         f"bsearch.objectives.adapters.lightning: expected lightning, got no module named {error.name!r}. "
-        "Install bsearch[lightning]."
+        "Install it: pip install lightning"
     ) from None
 
 # Arguments that the study sets, with their keys in study.yaml.

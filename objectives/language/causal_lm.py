@@ -238,7 +238,7 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise TaskError("space.lora_rank: LoRA needs peft: pip install 'bsearch[language]'") from None
+        raise TaskError("space.lora_rank: LoRA needs peft: pip install peft") from None
     rank = setup.parameters["lora_rank"]
     if flag(setup, "lora_merge") and "quantize" in setup.parameters:
         raise TaskError("space.lora_merge: expected weights that are not quantized, which would be rounded; got quantize.")

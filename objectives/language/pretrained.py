@@ -57,7 +57,7 @@ def transformers_here() -> Any:
     try:
         import transformers
     except ImportError:
-        raise TaskError("CausalLM needs transformers: pip install 'bsearch[language]'") from None
+        raise TaskError("CausalLM needs transformers: pip install transformers") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     register(transformers)

@@ -33,7 +33,7 @@ def records_on_hub(name: str, key: str) -> Iterator[Placed]:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise TaskError(f"space.{key}: {name} is loaded by `datasets`: pip install 'bsearch[language]'") from None
+        raise TaskError(f"space.{key}: {name} is loaded by `datasets`: pip install datasets") from None
     try:
         loaded = load_dataset(source, split=split or "train")
     except Exception as error:  # of any kind: no such name, split or network
@@ -138,7 +138,7 @@ def _of_parquet(path: Path, key: str) -> Iterator[Placed]:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError:
-        raise TaskError(f"space.{key}: {path} needs pyarrow: pip install 'bsearch[language]'") from None
+        raise TaskError(f"space.{key}: {path} needs pyarrow: pip install pyarrow") from None
     try:
         table = read_table(path)
     except (ArrowException, OSError) as error:
@@ -150,9 +150,7 @@ def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
     try:
         from datasets import Dataset, load_from_disk
     except ImportError:
-        raise TaskError(
-            f"space.{key}: {path} was saved by `datasets`, which is not installed: pip install 'bsearch[language]'"
-        ) from None
+        raise TaskError(f"space.{key}: {path} was saved by `datasets`, which is not installed: pip install datasets") from None
     try:
         saved = load_from_disk(str(path))
     except Exception as error:  # of any kind: files are missing, or of another version

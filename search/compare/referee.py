@@ -34,6 +34,8 @@ _FEW = 1.7
 _NO_LIMITS: dict[str, Any] = dict.fromkeys(("hours", "by", "until", "keep", "cost", "min_gain"))
 # Further runs of each member of a side's front, at the end of a budget of trials: they tell noise.
 _REPEATS = 2
+# Settings that both sides trained with the same result, from which on that is no chance.
+_ALIKE = 3
 # A difference of so many standard errors is seen four times in five.
 _SEEN = 2.8
 
@@ -72,6 +74,13 @@ class Comparison:
     def verdict(self) -> Verdict:
         """Of the second side's best, whatever it takes: better or worse by no more than the margin, or worse."""
         return "cannot tell" if self.found is None else verdict(self.found, self.margin, self.share)
+
+    @property
+    def same_results(self) -> bool:
+        """Whether both sides have the same score, to the last digit, of every setting and seed that both trained."""
+        first, second = ({_trained(one): one.score for one in _finished(study)} for study in self.studies)
+        both = first.keys() & second.keys()
+        return len(both) >= _ALIKE and all(first[one] == second[one] for one in both)
 
     @property
     def more_runs(self) -> float:
@@ -182,7 +191,7 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share
     if all(sizes) and sizes[0] != sizes[1]:
         raise StudyFileError(f"expected the same validation data on both sides, got {sizes[0]} and {sizes[1]} samples")
     same_data = digests[0] == digests[1] if all(digests) else None
-    records = [[one for one in study.records if one.outcome == "complete" and one.score is not None] for study in studies]
+    records = [_finished(study) for study in studies]
     kinds = [{one.facts.device_kind for one in some} for some in records]
     measure: Literal["train_s", "samples"] = "train_s" if kinds[0] == kinds[1] else "samples"
     sides = [_runs(some, measure) for some in records]
@@ -191,6 +200,15 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share
     if min(counts) >= LEAST:
         found = difference(_spaces(first.spec, second.spec), (sides[0], sides[1]))
     return Comparison(studies, counts, measure, found, margin, share, same_data)
+
+
+def _finished(study: StoredStudy) -> list[TrialRecord]:
+    return [one for one in study.records if one.outcome == "complete" and one.score is not None]
+
+
+def _trained(record: TrialRecord) -> str:
+    """The setting and the seed of a trial."""
+    return repr((sorted(record.parameters.items()), record.facts.seed))
 
 
 def _validation_of(study: StoredStudy) -> tuple[int | None, int]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ...objectives.script.metric import metric_pattern, value_of
 from ...objectives.script.told import KINDS, kind_of, script_file
+from ...spaces.boundary.secrets import masked
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.names import HIGHER, LOWER, TEST, TRAINING, VALIDATION, Direction, direction_of
 from ...spaces.readable import number
@@ -114,6 +115,19 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
         last = " ".join(done.stderr.strip().splitlines()[-1:])
         raise StudyFileError(f"{words[0]}: it does not run: {last or f'exit code {done.returncode}'}") from None
     return found_in(words[0], words[1:], seen)
+
+
+def check_holds_no_secret(command: Sequence[str]) -> None:
+    """
+    Raises:
+        StudyFileError: an argument may be a secret, which tasks.py would keep.
+    """
+    text = shlex.join(command)
+    if masked(text) != text:
+        raise StudyFileError(
+            f"{text}: expected a script's arguments without a secret, since tasks.py keeps them. Have the script read it from "
+            "an environment variable"
+        )
 
 
 def is_of(command: Sequence[str], tasks: str) -> bool:

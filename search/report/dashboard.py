@@ -134,7 +134,7 @@ def dashboard_server(stored: StoredStudy, port: int) -> Iterator[tuple[str, Call
     try:
         from optuna_dashboard import wsgi
     except ImportError:
-        raise StudyFileError("optuna-dashboard is not installed. Install it: pip install 'bsearch[dashboard]'") from None
+        raise StudyFileError("optuna-dashboard is not installed. Install it: pip install optuna-dashboard") from None
     # It logs failures with their tracebacks; its responses name them.
     logging.getLogger("optuna_dashboard").setLevel(logging.CRITICAL)
     view = copy_now(stored)

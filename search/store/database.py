@@ -192,7 +192,7 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
             "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", shown
         ) from None
     except ModuleNotFoundError as error:
-        package = "'bsearch[postgres]'" if "psycopg" in str(error) else error.name
+        package = "'psycopg[binary]'" if "psycopg" in str(error) else error.name
         hint = f" Install it: pip install {package}"
         raise _storage_fault(f"the database's driver {error.name!r} is not installed.{hint}", shown) from None
     if parsed.get_backend_name() == "sqlite":

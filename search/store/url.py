@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from ...spaces.boundary.secrets import masked
-
-# fmt: off
-# Options of drivers whose values are no secrets; any other may be one.
-_HARMLESS = frozenset({
-    "application_name", "cache", "charset", "check_same_thread", "connect_timeout", "dbname", "driver", "encoding",
-    "gssencmode", "host", "hostaddr", "immutable", "isolation_level", "keepalives", "keepalives_count", "keepalives_idle",
-    "keepalives_interval", "mode", "nolock", "port", "read_timeout", "ssl_mode", "sslcert", "sslmode", "sslrootcert",
-    "target_session_attrs", "tcp_user_timeout", "timeout", "unix_socket", "uri", "user", "vfs", "write_timeout",
-})
-# fmt: on
+from ...spaces.boundary.secrets import HARMLESS, masked
 
 
 def shown_url(url: str) -> str:
@@ -29,7 +19,7 @@ def shown_url(url: str) -> str:
     except (ArgumentError, ValueError):
         return _unparsed(url)
     host = parsed.host and parsed.host.rpartition("@")[2]  # an @ that is not percent-encoded ends no password
-    hidden = {name: value if name.lower() in _HARMLESS else "***" for name, value in parsed.query.items()}
+    hidden = {name: value if name.lower() in HARMLESS else "***" for name, value in parsed.query.items()}
     password = None if parsed.password is None else "***"
     shown = URL.create(parsed.drivername, parsed.username, password, host, parsed.port, parsed.database, hidden)
     if not parsed.password and "***" not in hidden.values() and host == parsed.host:

@@ -13,11 +13,12 @@ _SCHEME = re.compile(
 _WEB = ("http://", "https://", "ws://", "wss://", "ray://", "tcp://", "grpc://")
 _USER = re.compile(r"[^:/\s]*+")
 _PORT = re.compile(r"\d{1,5}(?!\w)")
-# A name with a value: `password=x`, `"api_key": "x"`. Each run of letters is read once, so that long texts take no longer.
+# A name with a value: `password=x`, `"api_key": "x"`, `password: x`, `--password x`. Each run of letters is read once, so that
+# long texts take no longer.
 _ASSIGNED = re.compile(
     r"""
-    (?<![\w.-]) ([\w.-]++)                   # the name
-    (['"]?\s?(?:=|%3D)\s? | ['"]\s?:\s?)     # = after any name, : after a quoted one
+    (?<![\w.-]) ((?P<option>--)?[\w.-]++)    # the name
+    (['"]?\s?(?:=|%3D)\s? | ['"]\s?:\s? | :\s(?!expected\b) | (?(option)\s|(?!)))
     (
         \*\*\*(?![^\s&;,'"})\]])             # masked already
       | '(?:[^'\\\n]|\\.)*+' | "(?:[^"\\\n]|\\.)*+"
@@ -27,9 +28,18 @@ _ASSIGNED = re.compile(
 )
 _SECRET = re.compile(
     r"pass(word|wd|phrase|code)|(^|[_.-])pass$|pwd|secret|credential|signature|odbc_connect|^(sig|key|token|authorization)$"
-    r"|(api|access|account|private|auth|secret|shared|sas|bearer|hf|github|wandb)[_.-]?(key|token)",
+    r"|(api|access|account|private|auth|secret|shared|sas|bearer|hf|hub|github|wandb)[_.-]?(key|token(?!iz))",
     re.IGNORECASE,
 )
+# fmt: off
+# Options of databases' drivers whose values are no secrets; any other may be one.
+HARMLESS = frozenset({
+    "application_name", "cache", "charset", "check_same_thread", "connect_timeout", "dbname", "driver", "encoding",
+    "gssencmode", "host", "hostaddr", "immutable", "isolation_level", "keepalives", "keepalives_count", "keepalives_idle",
+    "keepalives_interval", "mode", "nolock", "port", "read_timeout", "ssl_mode", "sslcert", "sslmode", "sslrootcert",
+    "target_session_attrs", "tcp_user_timeout", "timeout", "unix_socket", "uri", "user", "vfs", "write_timeout",
+})
+# fmt: on
 _AUTHORIZATION = re.compile(r"\b(authorization\W{1,4}\w{1,20}|bearer)\s[\w.~+/-]{8,}+=*", re.IGNORECASE)
 
 
@@ -70,4 +80,7 @@ def _without_passwords(line: str) -> str:
 
 
 def _masked_value(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}***" if is_secret(found[1]) else found[0]
+    # Before a colon a word such as `key` may begin a sentence.
+    name = " " * found[3].startswith(":") + found[1].lstrip("-")
+    of_url = found.string[found.start() - 1 : found.start()] in ("?", "&") and name.lower() not in HARMLESS
+    return f"{found[1]}{found[3]}***" if of_url or is_secret(name) else found[0]

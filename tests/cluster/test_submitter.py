@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from bsearch import DISTRIBUTION
 from bsearch.cli import main
 from bsearch.cluster.submit import submitter as registry
 from bsearch.cluster.submit.files import copy_package
@@ -204,4 +205,4 @@ def test_the_package_that_travels_is_the_wheel_unpacked(tmp_path: Path) -> None:
         tree |= {str(path.relative_to(ROOT)) for path in files}
     assert sent == tree
     assert metadata.name.endswith(".dist-info")
-    assert "Name: bsearch" in (metadata / "METADATA").read_text()
+    assert f"Name: {DISTRIBUTION}" in (metadata / "METADATA").read_text()

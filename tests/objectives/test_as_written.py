@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
-pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
+pytest.importorskip("lightning", reason=".[lightning] is not installed")
+pytest.importorskip("transformers", reason=".[huggingface] is not installed")
 
 import lightning
 import transformers

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("transformers", reason="bsearch[language] is not installed")
+pytest.importorskip("transformers", reason=".[language] is not installed")
 import transformers
 from bsearch.objectives.language.attention import KERNEL, documents, family_of, register
 from bsearch.objectives.language.comparison import logits_of

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-pytest.importorskip("peft", reason="bsearch[language] is not installed")
+pytest.importorskip("peft", reason=".[language] is not installed")
 from bsearch.objectives.language import CausalLM, token_loss
 from objectives.chat import CHATML, conversations, tokenizer, write_jsonl
 

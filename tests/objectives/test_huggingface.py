@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
+pytest.importorskip("transformers", reason=".[huggingface] is not installed")
 
 from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.profiling.task_profile import profile_task

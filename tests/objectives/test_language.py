@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-pytest.importorskip("peft", reason="bsearch[language] is not installed")
+pytest.importorskip("peft", reason=".[language] is not installed")
 from bsearch.objectives.language import CausalLM
 from bsearch.objectives.language.corpus import corpus_of
 
@@ -335,7 +335,7 @@ def test_text_with_nothing_in_it_is_told(language: dict[str, Any], content: str,
 
 @pytest.mark.frameworks
 def test_text_may_be_what_datasets_saved_or_a_folder_of_files(language: dict[str, Any], tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="bsearch[language] is not installed")
+    datasets = pytest.importorskip("datasets", reason=".[language] is not installed")
     saved = datasets.Dataset.from_list([{"text": text} for text in SENTENCES])
     saved.save_to_disk(str(tmp_path / "saved"))
     datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "parts"))

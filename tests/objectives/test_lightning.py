@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
+pytest.importorskip("lightning", reason=".[lightning] is not installed")
 
 from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.profiling.task_profile import profile_task

@@ -16,7 +16,7 @@ from bsearch.spaces.errors import TaskError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("transformers", reason="bsearch[language] is not installed")
+pytest.importorskip("transformers", reason=".[language] is not installed")
 from objectives.chat import CHATML, FORGETS, conversations, tokenizer, write_jsonl
 
 NONE = Templates()
@@ -165,7 +165,7 @@ def test_text_is_tokenized_whole(chatml: Any) -> None:
 
 
 def test_nulls_that_arrow_puts_into_objects_are_left_out(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="bsearch[language] is not installed")
+    pyarrow = pytest.importorskip("pyarrow", reason=".[language] is not installed")
     from pyarrow.parquet import write_table
 
     calls = [{"name": "f", "arguments": {"city": "Paris"}}, {"name": "g", "arguments": {"x": 1}}]
@@ -286,7 +286,7 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_file_has_the_same_records(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="bsearch[language] is not installed")
+    pyarrow = pytest.importorskip("pyarrow", reason=".[language] is not installed")
     from pyarrow.parquet import write_table
 
     wanted = [{"question": f"what, {number}?", "answer": f'"{number}"\nindeed'} for number in range(5)]

@@ -10,12 +10,11 @@ from pathlib import Path, PurePath
 import pytest
 from bsearch.cli import main
 from bsearch.search.store import database as database_module
-from bsearch.search.store import url as url_module
 from bsearch.search.store.database import storage_engine
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.url import shown_url
 from bsearch.search.suggest.optuna.database import open_storage
-from bsearch.spaces.boundary.secrets import masked
+from bsearch.spaces.boundary.secrets import HARMLESS, masked
 from bsearch.spaces.boundary.storage import network_file_system, sqlite_parts, sqlite_url, storage_of
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
@@ -94,8 +93,8 @@ def test_no_mounts_are_no_network() -> None:
         ("postgresql+psycopg://u:s3cret@h/d", "postgresql+psycopg://u:***@h/d"),
         ("postgresql://u:s3cret@h:5432/d?sslmode=require", "postgresql://u:***@h:5432/d?sslmode=require"),
         ("postgresql://:s3cret@h/d", "postgresql://:***@h/d"),
-        ("postgresql://u@h/d?password=s3cret&x=1", "postgresql://u@h/d?password=***&x=1"),
-        ("postgresql://u@h/d?x=1&SSLPassword=s3cret", "postgresql://u@h/d?x=1&SSLPassword=***"),
+        ("postgresql://u@h/d?password=s3cret&x=1", "postgresql://u@h/d?password=***&x=***"),
+        ("postgresql://u@h/d?x=1&SSLPassword=s3cret", "postgresql://u@h/d?x=***&SSLPassword=***"),
         ("postgresql://u:s3cr@et/s3cret@h/d", "postgresql://u:***@h/d"),
         ("postgresql:u:s3cret@h/d", "postgresql:u:***@h/d"),
         ("postgresql//u:s3cret@h/d", "postgresql//u:***@h/d"),
@@ -116,6 +115,14 @@ def test_no_mounts_are_no_network() -> None:
         ("got 'postgresql://u@h/d?token=s3cret' and a = b", "got 'postgresql://u@h/d?token=***' and a = b"),
         ("postgresql://u@h/d?token=s3cret and a = b", "postgresql://u@h/d?token=*** and a = b"),
         ("postgresql://u@h/d", "postgresql://u@h/d"),
+        (
+            "12 runs of optuna:sqlite:///x.db?uri=true&cipher=s3cret#s, or",
+            "12 runs of optuna:sqlite:///x.db?uri=true&cipher=***, or",
+        ),
+        ("db:\n  password: s3cret\n  api_key: s3cret", "db:\n  password: ***\n  api_key: ***"),
+        ("key: expected a number", "key: expected a number"),
+        ("python train.py --token=s3cret --password s3cret --lr 1", "python train.py --token=*** --password *** --lr 1"),
+        ("train.py --hub_token=s3cret --hf-tokenizer t5", "train.py --hub_token=*** --hf-tokenizer t5"),
         ("sqlite:////home/ann/a:b@c/study.db", "sqlite:////home/ann/a:b@c/study.db"),
         ("study.yaml:9: space.rule: expected linear, got 'a@b'", "study.yaml:9: space.rule: expected linear, got 'a@b'"),
     ],
@@ -152,7 +159,7 @@ def test_what_the_parser_takes_for_a_password_is_not_shown(user: str, password: 
         st.none() | st.text("abc/.", max_size=5),
         # A key that is known to be harmless, such as `cache`, which these letters can spell, is shown with its value.
         st.dictionaries(
-            st.text("abcehkpstuy_=", min_size=1, max_size=8).filter(lambda key: key not in url_module._HARMLESS),
+            st.text("abcehkpstuy_=", min_size=1, max_size=8).filter(lambda key: key not in HARMLESS),
             st.just("s3cret"),
             max_size=2,
         ),

@@ -50,7 +50,7 @@ def entries(chosen: Callable[[Entry], Any]) -> list[Any]:
 
 def check_possible(entry: Entry) -> None:
     if entry.framework:
-        pytest.importorskip(LIBRARIES[entry.framework], reason=f"bsearch[{entry.framework}] is not installed")
+        pytest.importorskip(LIBRARIES[entry.framework], reason=f".[{entry.framework}] is not installed")
     if entry.needs and not has(entry.needs):
         pytest.skip(f"it could not be written: this bsearch has no {entry.needs}")
 

@@ -6,13 +6,13 @@ import base64
 import gzip
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from .... import __version__
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.front import ParetoFront
@@ -91,7 +91,7 @@ def report_page(drawn: StudyData) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(
-        version=version("bsearch"),
+        version=__version__,
         study=study,
         front=front,
         headings=[column.name.replace("\n", " ") for column in columns],

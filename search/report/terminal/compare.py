@@ -36,7 +36,9 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     if comparison.verdict == "cannot tell":
         more = comparison.more_runs
         yield (
-            f"About {more:.0f} more runs of each side would tell, if the difference is what it seems."
+            "Both sides have identical results at every setting that both trained: as far as these tell, it is the same code."
+            if comparison.same_results
+            else f"About {more:.0f} more runs of each side would tell, if the difference is what it seems."
             if more <= 10 * min(comparison.runs)
             else f"If there is a difference, it is too {'near the margin' if comparison.margin else 'small'} to be told by ten "
             "times as many runs."
@@ -117,6 +119,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "direction": metric.direction,
         "margin": comparison.margin,
         "same_data": comparison.same_data,
+        "same_results": comparison.same_results,
         "seconds_known_to": seconds_known_to(comparison),
         "sides": [
             {"study": study.name, "runs": runs, "other_trials": sum(one.outcome != "complete" for one in study.records)}

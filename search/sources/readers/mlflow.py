@@ -40,7 +40,7 @@ def read(source: str) -> Iterator[Run]:
     try:
         mlflow = import_module("mlflow")
     except ImportError:
-        raise _fault(source, "the package mlflow to read it, found none. Install bsearch[tracking].") from None
+        raise _fault(source, "the package mlflow to read it, found none. Install it: pip install mlflow") from None
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:

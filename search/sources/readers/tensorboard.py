@@ -97,7 +97,7 @@ def read(source: str) -> Iterator[Run]:
     try:
         loader = import_module("tensorboard.backend.event_processing.event_file_loader")
     except ImportError:
-        raise _fault(source, "the package tensorboard to read it, found none. Install bsearch[tracking].") from None
+        raise _fault(source, "the package tensorboard to read it, found none. Install it: pip install tensorboard") from None
     if not Path(source).expanduser().is_dir():
         raise _fault(source, "a folder, found none. Check the path.")
     folders = defaultdict[Path, dict[Path, _Events]](dict)

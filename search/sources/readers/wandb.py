@@ -33,7 +33,7 @@ def read(source: str) -> Iterator[Run]:
     try:
         wandb = import_module("wandb")
     except ImportError:
-        raise _fault(source, "the package wandb to read it, found none. Install bsearch[tracking].") from None
+        raise _fault(source, "the package wandb to read it, found none. Install it: pip install wandb") from None
     folder = Path(source).expanduser()
     if folder.is_dir():
         logs = [log for depth in ("", "*run-*/", "wandb/*run-*/") for log in sorted(folder.glob(f"{depth}*.wandb"))]

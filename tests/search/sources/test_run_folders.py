@@ -158,7 +158,7 @@ class Linear(nn.Module):
 
 @pytest.mark.frameworks
 def test_trainings_of_the_trainer_are_read_by_their_folders(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
+    transformers = pytest.importorskip("transformers", reason=".[huggingface] is not installed")
     data = [{"x": torch.ones(4) * index, "labels": index % 2} for index in range(16)]
 
     def train(name: str, **options: Any) -> Any:
@@ -298,7 +298,7 @@ def test_states_that_are_damaged_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.frameworks
 def test_versions_of_lightnings_logger_are_read(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
+    pytest.importorskip("lightning", reason=".[lightning] is not installed")
     from lightning.pytorch.loggers import CSVLogger
 
     for version, lr in enumerate([0.1, 1e-5]):

@@ -58,7 +58,7 @@ def test_a_library_that_is_missing_is_named(reader: Any, monkeypatch: pytest.Mon
     for known in [module for module in sys.modules if module.startswith("tensorboard.")]:
         monkeypatch.delitem(sys.modules, known)
     assert refusal(reader, "runs") == (
-        f"{name}:runs: expected the package {name} to read it, found none. Install bsearch[tracking]."
+        f"{name}:runs: expected the package {name} to read it, found none. Install it: pip install {name}"
     )
 
 
