@@ -96,18 +96,11 @@ __all__ = [
 ]
 
 
-# The name under which it is installed: `bsearch` is another project's.
-DISTRIBUTION = "batchsearch"
-
-
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from .spaces.distribution import installed_version
 
-        try:
-            value: Any = version(DISTRIBUTION)
-        except PackageNotFoundError:
-            value = "not installed"  # a checkout on a machine with little more than torch
+        value: Any = installed_version()
     elif name in _MODULES:
         value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     else:

@@ -17,8 +17,9 @@ from typing import Any
 
 import click
 import pytest
-from bsearch import DISTRIBUTION, __version__
+from bsearch import __version__
 from bsearch.cli import main
+from bsearch.spaces.distribution import DISTRIBUTION
 from bsearch.spaces.learning_rate import RATE_RULES
 from bsearch.spaces.study.spec import StudySpec
 from conftest import BSEARCH

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from rich.text import Text
 
-from ... import __version__
 from ...objectives.machine.gpus import usable_gpus
 from ...objectives.machine.host import bound_cores, container_bytes, container_cores
 from ...objectives.machine.nvidia import nvidia_smi
 from ...spaces.boundary.secrets import masked
 from ...spaces.boundary.storage import is_url
+from ...spaces.distribution import installed_version
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
 from ...spaces.study.spec import StudySpec
@@ -102,7 +102,7 @@ def packages() -> Iterator[Finding]:
     """Versions of what is installed, and whether torch's binaries go together; `pip check` compares versions."""
     installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
     listed = ", ".join(f"{name} {installed[name]}" for name in _REPORTED if name in installed)
-    yield Finding("packages", "ok", f"Python {sys.version.split()[0]}, bsearch {__version__}, {listed}")
+    yield Finding("packages", "ok", f"Python {sys.version.split()[0]}, bsearch {installed_version()}, {listed}")
     for module in ("torch", "torchvision"):
         try:
             with warnings.catch_warnings():

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from .... import __version__
+from ....spaces.distribution import installed_version
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.front import ParetoFront
@@ -91,7 +91,7 @@ def report_page(drawn: StudyData) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(
-        version=__version__,
+        version=installed_version(),
         study=study,
         front=front,
         headings=[column.name.replace("\n", " ") for column in columns],
