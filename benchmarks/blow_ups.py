@@ -1,4 +1,4 @@
-"""What blow-ups with a finite loss do to `scale-up`, `rules` and the best rate, on ladders whose truth is known.
+"""What blow-ups with a finite loss do to `rules` and the best rate, on ladders whose truth is known.
 
     .venv/bin/python benchmarks/blow_ups.py [--studies 12] [--trials 40] [--shares 0 .05 .1 .2]
 
@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from bsearch.extras.scale_up.fit import scale_up
 from bsearch.search.laws.best_rate import best_rates
 from bsearch.spaces.record import TrialFacts, TrialRecord
 
@@ -138,12 +137,6 @@ def judged_ways(
     of_last = [record for record in records if record.facts.samples_budget == sizes[-1][0]]
     best = min(of_last, key=lambda record: record.accuracy or 0.0).facts
     yield "unchanged", (truth.lost(best.effective_batch or 1, best.learning_rate or 1.0, large), math.nan, math.nan)
-    scaled = scale_up("made up", records, large[0] / sizes[-1][0], large[1] / sizes[-1][1])
-    rate, batch = scaled.best.learning_rate, scaled.batch
-    at_best, best_rate = truth.best(*large)
-    there = math.exp(best_rate + 0.5 * (math.log(batch.value) - at_best))  # the best rate at the predicted batch
-    holds = float(batch.low <= math.exp(at_best) <= batch.high), float(rate.low <= there <= rate.high)
-    yield "scale-up", (truth.lost(batch.value, rate.value, large), *holds)
     at_best, best_rate = truth.best(*sizes[-1])
     fitted = best_rates("made up", of_last, [round(math.exp(at_best))])
     of_batch = min(fitted.rates, key=lambda one: abs(math.log(one.effective_batch) - at_best))

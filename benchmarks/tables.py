@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/tables.py digits          # 720 settings x 3 seeds, ten minutes on one core
     .venv/bin/python benchmarks/tables.py cifar FOLDER    # 640 x 3, forty minutes; FOLDER holds the images' train/ and test/
 
-`digits-ladder` (ten minutes) and `cifar-ladder FOLDER` (half an hour) have AdamW, and the sizes of benchmarks/scale_up.py.
+`digits-ladder` (ten minutes) and `cifar-ladder FOLDER` (half an hour) have AdamW.
 
 A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget
 (those under wsd: at its end). An interrupted table is resumed.
@@ -72,7 +72,7 @@ for _name, _fixed in (("digits", {}), ("cifar", {"width": 8})):
         "parameters": TABLES[_name]["parameters"] | _fixed,
         "training": {"schedule": "wsd", "evaluations": 1},
     }
-# AdamW at the sizes from which benchmarks/scale_up.py predicts, and at the one that it predicts. Larger sizes of digits repeat
+# AdamW at several sizes. Larger sizes of digits repeat
 # its images, those of CIFAR-10 have more of them.
 LADDER: dict[str, Any] = {"optimizer": "adamw"}
 TABLES["digits-ladder"] = {

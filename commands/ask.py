@@ -19,7 +19,7 @@ from ..spaces.boundary.storage import is_url
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here, plural, shell_word
 from .group import epilog, located_faults, main
-from .options import batch_option, json_option, named, opened, scale_option, until_option
+from .options import batch_option, json_option, named, opened, until_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,19 +60,12 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @main.command(
     epilog=epilog(
         "bsearch ask runs.csv\n  bsearch ask runs.csv --batch 500\n  bsearch ask wandb:me/project --save old.db\n"
-        "  bsearch ask study.yaml --until 0.95\n  bsearch ask small.yaml medium.yaml --scale data=10x,model=4x"
+        "  bsearch ask study.yaml --until 0.95"
     )
 )
-@click.argument("sources", metavar="SOURCE|STUDY...", nargs=-1, required=True, shell_complete=study_files)
+@click.argument("source", metavar="SOURCE|STUDY", shell_complete=study_files)
 @batch_option("its best rate, or the data to a target at it; may be repeated.")
 @until_option("the data that a study needs until then, by batch.")
-@scale_option
-@click.option(
-    "--then-run",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="With --scale: write the small study that would narrow its intervals most.",
-)
 @source_options
 @click.option(
     "--save",
@@ -82,11 +75,9 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @json_option
 def ask(
-    sources: tuple[str, ...],
+    source: str,
     batches: tuple[int, ...],
     until: float | None,
-    scale: tuple[float, float] | None,
-    then_run: Path | None,
     mapped: tuple[str, ...],
     metric: str | None,
     save: Path | None,
@@ -96,20 +87,12 @@ def ask(
 
     SOURCE is a table (CSV, TSV, JSON, JSON lines, Parquet), a folder of runs (Trainer, Lightning, Ray Tune, W&B,
     TensorBoard), or one of wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, optuna:URL#STUDY. docs/ask.md shows how names are found.
-    STUDY is a study of bsearch: which scaling rules its trials support, and the rest. With --scale, several that differ only
-    in size (epochs, samples, width) say what a training needs that is too large to search. Nothing of your runs leaves this
-    machine.
+    STUDY is a study of bsearch: which scaling rules its trials support, and the rest. Nothing of your runs leaves this machine.
     """
-    if scale is None and (then_run is not None or len(sources) > 1):
-        raise click.UsageError("expected --scale, such as --scale data=10x,model=4x, with --then-run or several sources")
-    if sum(map(bool, (batches or until is not None, scale, save))) > 1:
-        raise click.UsageError("expected --batch and --until, --scale or --save alone, got several")
-    if (mapped or metric) and (study := next(filter(is_study, sources), None)):
-        raise click.UsageError(f"--map and --metric are for runs of another source; {study} is a study")
-    if scale is not None:
-        _scale_up(sources, mapped, metric, *scale, then_run, as_json)
-        return
-    (source,) = sources
+    if save is not None and (batches or until is not None):
+        raise click.UsageError("expected --batch and --until, or --save alone, got both")
+    if (mapped or metric) and is_study(source):
+        raise click.UsageError(f"--map and --metric are for runs of another source; {source} is a study")
     if until is not None:
         _samples_until(source, until, batches, as_json)
         return
@@ -189,29 +172,6 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
         return
     for part in samples_parts(study.name, study.front.metric, found):
         terminal().print(part)
-
-
-def _scale_up(
-    sources: Sequence[str],
-    mapped: Sequence[str],
-    metric: str | None,
-    data: float,
-    model: float,
-    then_run: Path | None,
-    as_json: bool,
-) -> None:
-    from ..spaces.boundary.plug_ins import plug_in
-
-    if then_run is not None and then_run.exists():
-        raise click.UsageError(f"--then-run: {then_run} exists already; name another")
-    studies = []
-    for source in sources:
-        _, groups = groups_of(source, mapped, metric, as_json, shown=True)
-        studies += [study for study, _ in groups]
-        if len(groups) > 1:
-            names = ", ".join(group.name for _, group in groups if group)
-            raise click.UsageError(f"--scale: expected one experiment in {masked(source)}, got {names}. Give the runs of one.")
-    plug_in("bsearch.questions", "scale")(studies, data, model, then_run, as_json)
 
 
 def _columns_document(columns: Columns) -> list[dict[str, str]]:

@@ -120,26 +120,6 @@ class _Value(click.ParamType[float]):
         return number
 
 
-class _Scale(click.ParamType[tuple[float, float]]):
-    """How much larger a training is, in data and in model, written data=10x,model=4x."""
-
-    name = "scale"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        if isinstance(value, tuple):
-            return value
-        times = {"data": 1.0, "model": 1.0}
-        for text in value.split(","):
-            name, _, factor = text.strip().partition("=")
-            try:
-                times[name] = float(factor.removesuffix("x")) if name in times else math.nan
-            except ValueError:
-                times[name] = math.nan
-            if not 1 <= times[name] < 1e9:
-                self.fail(f"expected factors of 1 or more, such as data=10x,model=4x; got {cut(value, 60)!r}", param, ctx)
-        return times["data"], times["model"]
-
-
 class _Pick(click.ParamType[dict[str, Any]]):
     """Which trial of a study, as the arguments of a `Choice`."""
 
@@ -162,14 +142,6 @@ class _Pick(click.ParamType[dict[str, Any]]):
 
 _PICKS = "best, within:1%, reaches:.9, cheapest:.9"
 SHARE, VALUE = _Share(), _Value()
-
-# A larger training than any that was tried.
-scale_option = click.option(
-    "--scale",
-    type=_Scale(),
-    metavar="data=10x,model=4x",
-    help="The best settings of a training that is this much larger than the largest tried, in samples and in parameters.",
-)
 
 
 def pick_option(more: str = "") -> Callable[[Any], Any]:

@@ -368,7 +368,6 @@ def test_bad_input_is_told_without_a_traceback(
     ("command", "options"),
     [
         ("ask", ["--until", "0.95", "--metric", "loss:minimize"]),
-        ("ask", ["--scale", "data=2x", "--map", "batch=effective_batch"]),
         ("ask", ["--metric", "loss"]),
         ("check", ["--machine", "--batch", "32"]),
         ("check", ["--serial"]),

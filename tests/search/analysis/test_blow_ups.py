@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from bsearch.extras.scale_up.fit import scale_up
 from bsearch.search.analysis.blow_ups import FEWEST, told_apart
 from bsearch.search.analysis.cliff import Cliff
 from bsearch.search.analysis.pareto import study_front
@@ -159,15 +158,13 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
 @given(seed=st.integers(0, 999), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.2))
 @example(seed=0, share=0.2, cliff=0.3)
 def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, share: float, cliff: float) -> None:
-    """Neither scale-up nor the best rate lies where trials blow up: at the size that trials were made for, below the cliff."""
+    """The best rate does not lie where trials blow up: at the size that trials were made for, below the cliff."""
     records, _ = made(seed, 40 * sizes, share, cliff, sizes)
-    scaled = scale_up("made", records)
     largest = 3.0 ** (sizes - 1)
 
     def away(batch: float, rate: float) -> float:
         return math.log(rate / (0.003 * largest**-0.2 * math.sqrt(batch / 64)))
 
-    assert away(scaled.batch.value, scaled.best.learning_rate.value) < cliff
     of_largest = [record for record in records if record.facts.samples_budget == round(1e6 * largest)]
     for rate in best_rates("made", of_largest).rates:
         assert away(rate.effective_batch, rate.learning_rate.value) < cliff
@@ -185,8 +182,6 @@ def test_failures_of_another_cause_move_no_estimate(seed: int) -> None:
     failed = [replace(one, number=60 + one.number, outcome="diverged", accuracy=None, values=None) for one in others]
     alone, beside = (best_rates("made", some, [64]) for some in (records, [*records, *failed]))
     assert beside.rates[1].learning_rate.value == pytest.approx(alone.rates[1].learning_rate.value, rel=0.05)
-    one, other = (scale_up("made", some).best.learning_rate for some in (records, [*records, *failed]))
-    assert math.log(other.value / one.value) == pytest.approx(0.0, abs=0.5)
 
 
 @given(seed=st.integers(0, 999), cliff=st.floats(-1, 1))

@@ -17,10 +17,7 @@ import pytest
 from bsearch.cli import main
 from bsearch.commands import check as check_commands
 from bsearch.commands import jobs as job_commands
-from bsearch.extras.scale_up.scaled_up import ScaledUp, SettingAt, Size
-from bsearch.extras.scale_up.shown import scale_up_parts
 from bsearch.search.analysis.pareto import front_of
-from bsearch.search.analysis.rates import Estimate
 from bsearch.search.laws.samples_by_batch import SamplesByBatch
 from bsearch.search.laws.verdicts import Verdict
 from bsearch.search.preview.doctor import Finding, finding_line
@@ -263,18 +260,6 @@ def memory() -> Sequence[Any]:
     return [*memory_tables(document)]
 
 
-def scaled() -> Sequence[Any]:
-    of = Estimate(0.0123, 0.0045, 0.0321)
-    settings = tuple(SettingAt(multiple, round(2048 * multiple), of, of, of) for multiple in (0.5, 1, 2))
-    exponents = dict.fromkeys(("batch_by_data", "batch_by_model", "rate_by_data", "rate_by_model"), (of, of))
-    small, large = Size(1e6, 1e7), Size(1e8, 4e7)
-    rest: dict[str, Any] = {"carried": (512.0, 0.01), "adaptive": True, "passes": 1.0, "edges": ("batch",), "next": None}
-    found = ScaledUp(
-        small, large, 80, (small,), Estimate(2048, 1024, 4096), settings, exponents, contradicted=(), effective_draws=5, **rest
-    )
-    return [*scale_up_parts("small, medium", found)]
-
-
 class Taken:
     """A console that keeps what it is to print."""
 
@@ -336,7 +321,6 @@ TABLES: dict[str, Parts] = {
     "ask, names": lambda _: [columns_table(ask_columns())],
     "ask": lambda _: ask_group(),
     "ask --until": lambda _: samples(),
-    "ask --scale": lambda _: scaled(),
     "check": lambda _: plans(),
     "check --batch": lambda _: batch(),
     "check, machine": lambda _: finding(),
