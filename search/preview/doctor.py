@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.text import Text
 
 from ...objectives.machine.gpus import usable_gpus
-from ...objectives.machine.host import bound_cores, container_bytes, container_cores
-from ...objectives.machine.nvidia import nvidia_smi
+from ...objectives.machine.host import bound_cores, container_cores
 from ...spaces.boundary.secrets import masked
 from ...spaces.boundary.storage import is_url
 from ...spaces.distribution import installed_version
@@ -31,17 +29,6 @@ from ..store.url import shown_url
 
 State = Literal["ok", "warning", "problem"]
 
-_REPORTED: tuple[str, ...] = (
-    "torch",
-    "torchvision",
-    "ray",
-    "optuna",
-    "sqlalchemy",
-    "optuna-dashboard",
-    "plotly",
-    "psycopg",
-)
-_REPORTED += ("transformers", "lightning")
 _GIB = 2**30
 
 
@@ -86,10 +73,7 @@ def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[st
     return [
         ("packages", packages),
         ("cpu", lambda: cpu(spec)),
-        ("memory", memory),
         ("gpu", lambda: gpu(spec)),
-        ("files", open_files),
-        ("shared memory", lambda: shared_memory()),
         ("disk", lambda: disks(spec, storage)),
         *([("storage", lambda: storage_findings(storage))] if storage else []),
     ]
@@ -99,10 +83,8 @@ def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[st
 
 
 def packages() -> Iterator[Finding]:
-    """Versions of what is installed, and whether torch's binaries go together; `pip check` compares versions."""
-    installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
-    listed = ", ".join(f"{name} {installed[name]}" for name in _REPORTED if name in installed)
-    yield Finding("packages", "ok", f"Python {sys.version.split()[0]}, bsearch {installed_version()}, {listed}")
+    """Whether torch's binaries go together; `pip check` compares versions."""
+    yield Finding("packages", "ok", f"Python {sys.version.split()[0]}, bsearch {installed_version()}, torch {version('torch')}")
     for module in ("torch", "torchvision"):
         try:
             with warnings.catch_warnings():
@@ -119,7 +101,7 @@ def packages() -> Iterator[Finding]:
 
 
 def cpu(spec: StudySpec | None = None, limits: Sequence[Sequence[str]] | None = None) -> Iterator[Finding]:
-    """Cores, the container's CPU limit, and threads."""
+    """Cores, and the container's limit on them."""
     cores = bound_cores()
     allowed = min([float(cores), *container_cores(limits)])
     each = spec.devices.cores("cpu") if spec is not None else 1
@@ -135,31 +117,6 @@ def cpu(spec: StudySpec | None = None, limits: Sequence[Sequence[str]] | None = 
     if each > allowed:
         advice = f"Set devices.cpus to {max(int(allowed), 1)} or less."
         yield Finding("cpu", "problem", f"devices.cpus: {each} is more than the {allowed:g} cores here", advice)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads and not threads.split(",")[0].strip().isdigit():
-        yield Finding("threads", "warning", f"OMP_NUM_THREADS={threads!r} is not a number", "unset OMP_NUM_THREADS")
-    elif threads and int(threads.split(",")[0]) > cores:
-        found = f"OMP_NUM_THREADS={threads} is more than the {cores} cores here"
-        yield Finding("threads", "warning", found, "unset OMP_NUM_THREADS: each worker gets devices.cpus threads.")
-
-
-def memory(meminfo: Path = Path("/proc/meminfo"), limits: Sequence[Sequence[str]] | None = None) -> Iterator[Finding]:
-    """Main memory, and the container's limit on it."""
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    except OSError:
-        return  # not Linux
-    total, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    room = min([total, *container_bytes(limits)])
-    found = f"{readable_bytes(free)} of {readable_bytes(total)} free"
-    if room < total:
-        found += f"; this container is limited to {readable_bytes(room)}"
-    if min(free, room) < 2 * _GIB:
-        yield Finding(
-            "memory", "warning", found, "Ray and torch alone need over 1 GiB: stop other processes, or provide more memory."
-        )
-    else:
-        yield Finding("memory", "ok", found)
 
 
 def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
@@ -167,12 +124,10 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
     required = spec is not None and spec.devices.kind == "gpu"
     state: State = "problem" if required else "warning"
     usable = usable_gpus(tries=True)
-    driver, machine = _nvidia()
     for index, device in enumerate(usable.gpus):
         description = (
             f"GPU {index}: {device.name}, {readable_bytes(device.free_bytes)} of {readable_bytes(device.total_bytes)} free"
         )
-        description += f", driver {driver}" if driver else ""
         if device.fault:
             of = "sm_{}{}".format(*device.capability) if device.is_cuda else "it"
             advice = f"Leave it out by CUDA_VISIBLE_DEVICES, or install a torch that supports {of}."
@@ -184,58 +139,15 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
             yield Finding("gpu", "ok", f"{description}; it multiplies, also in bf16 and fp16")
     if usable.gpus:
         return
-    there = f"{machine}, driver {driver or 'unknown'}, but " if machine else ""
     if usable.reason and (usable.advice or required):
         advice = usable.advice or "Set devices.kind to auto or cpu."
-        yield Finding("gpu", state, f"{there}torch can use no GPU: {usable.reason}", advice)
+        yield Finding("gpu", state, f"torch can use no GPU: {usable.reason}", advice)
     elif usable.reason:
         yield Finding("gpu", "ok", f"none: {usable.reason}; trials run on the CPU")
     elif required:
         yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
     else:
         yield Finding("gpu", "ok", "none: trials run on the CPU")
-
-
-def _nvidia() -> tuple[str, str]:
-    """The driver's version and the names of the machine's GPUs; empty strings if there are none."""
-    if shutil.which("nvidia-smi"):
-        try:
-            rows = nvidia_smi("driver_version,name")
-        except (OSError, subprocess.SubprocessError):
-            return "", "nvidia-smi is installed but fails"
-        return (rows[0][0], ", ".join(row[-1] for row in rows)) if rows else ("", "")
-    return "", ""
-
-
-def open_files(limits: tuple[int, int] | None = None) -> Iterator[Finding]:
-    """The limit on open files and connections of a process."""
-    try:
-        import resource
-    except ModuleNotFoundError:
-        return  # Windows
-    soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= 4096:
-        yield Finding("files", "ok", f"a process may open {'any number of' if soft < 0 else soft} files")
-        return
-    more = "any number" if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    advice = f"Run `ulimit -n {65536 if more == 'any number' else more}` before `bsearch run`: Ray opens many files per worker."
-    yield Finding("files", "problem" if soft < 512 else "warning", f"a process may open {soft} files", advice)
-
-
-def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108  # read only
-    """The in-memory file system that holds Ray's objects and the batches of data-loader workers."""
-    if not folder.is_dir():
-        return  # not Linux
-    usage = shutil.disk_usage(folder)
-    found = f"{folder}: {readable_bytes(usage.free)} of {readable_bytes(usage.total)} free"
-    if usage.free < _GIB:
-        advice = (
-            "Enlarge it to a few GiB: docker run --shm-size=4g, or an emptyDir of medium Memory on Kubernetes. With less, Ray "
-            "is slow and data-loader workers die with a bus error."
-        )
-        yield Finding("shared memory", "warning", found, advice)
-    else:
-        yield Finding("shared memory", "ok", found)
 
 
 # Disks and storage
@@ -266,26 +178,12 @@ def disks(spec: StudySpec | None, storage: str | None) -> Iterator[Finding]:
 
 def disk(folder: Path, what: str) -> Finding:
     """Free space on the file system of an existing folder."""
-    usage, inodes = shutil.disk_usage(folder), os.statvfs(folder)
+    usage = shutil.disk_usage(folder)
     found = f"{folder}: {readable_bytes(usage.free)} of {readable_bytes(usage.total)} free, for {what}"
-    if inodes.f_files and inodes.f_favail < 1000:
-        return Finding(
-            "disk", "problem", f"{folder}: only {inodes.f_favail} more files can be created, for {what}", "Delete small files."
-        )
-    if usage.free < _GIB:
-        return Finding(
-            "disk", "problem", found, "Free some space: a study ends if its database or checkpoints cannot be written."
-        )
-    if "Ray" in what and usage.free < 0.05 * usage.total:
-        return Finding(
-            "disk",
-            "warning",
-            found,
-            "On a disk over 95 % full, Ray warns continuously and spills no objects: free some space, or set RAY_TMPDIR.",
-        )
-    if usage.free < 5 * _GIB:
-        return Finding("disk", "warning", found, "Checkpoints need space: free some, or set cluster.checkpoints: null.")
-    return Finding("disk", "ok", found)
+    if usage.free >= _GIB:
+        return Finding("disk", "ok", found)
+    advice = "Free some space: a study ends if its database or checkpoints cannot be written."
+    return Finding("disk", "problem", found, advice)
 
 
 def storage_findings(url: str) -> Iterator[Finding]:
