@@ -129,9 +129,8 @@ class TrialFacts:
         >>> facts.learning_rate, facts.betas, facts.seed, facts.extra
         (0.1, (0.9, 0.99), None, {'val_loss': 1.5})
         """
-        now = {_FORMER.get(name, name): value for name, value in attributes.items()}
-        known = {name: _tuples(value) for name, value in now.items() if name in _FACTS}
-        return cls(**known, extra={name: value for name, value in now.items() if name not in _FACTS})
+        known = {name: _tuples(value) for name, value in attributes.items() if name in _FACTS}
+        return cls(**known, extra={name: value for name, value in attributes.items() if name not in _FACTS})
 
     def to_dict(self) -> dict[str, Any]:
         """The facts that are known, by name, as JSON can hold them."""
@@ -152,7 +151,6 @@ class TrialFacts:
 
 
 _FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
-_FORMER = {"planned_epochs": "planned_length"}  # what earlier versions have stored
 
 
 # Facts that tasks may search under the same name: what is searched replaces what is reported.

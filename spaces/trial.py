@@ -18,7 +18,7 @@ from .errors import TaskError, cut, cut_middle
 from .learning_rate import OptimizerSettings, average_decay
 from .plan import BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .study.space import ratio_name
-from .study.training import Training, training_now
+from .study.training import Training
 
 Parameter = bool | int | float | str
 _T = TypeVar("_T")
@@ -49,10 +49,6 @@ class Suggestion:
     parameters: Mapping[str, Parameter]
     notes: Mapping[str, Any] = field(default_factory=dict)
     resumes_from: float = 0.0
-
-
-# Fields of setups that earlier versions have stored, and that change no training.
-FORMER_FIELDS = frozenset({"counts_energy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +216,10 @@ class TrialSetup:
         optimizer["betas"] = tuple(optimizer["betas"])
         return cls(
             **{
-                **{name: value for name, value in values.items() if name not in FORMER_FIELDS},
+                **values,
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
-                "training": Training.model_validate(training_now(values["training"])),
+                "training": Training.model_validate(values["training"]),
                 "parameters": MappingProxyType(dict(values["parameters"])),
             }
         )

@@ -37,8 +37,7 @@ from ...spaces.names import Direction
 from ...spaces.record import TrialFacts, TrialRecord
 from ...spaces.study.goals import Objectives
 from ...spaces.study.spec import StudySpec
-from ...spaces.study.training import training_now
-from ...spaces.trial import FORMER_FIELDS, Measurement, OutcomeKind, Parameter, TrialSetup
+from ...spaces.trial import Measurement, OutcomeKind, Parameter, TrialSetup
 from ..analysis.rates import StoredRates
 from . import schema
 
@@ -233,19 +232,19 @@ def _facts(text: Any, info: ValidationInfo) -> TrialFacts:
 
 
 def _values(values: list[float] | None, info: ValidationInfo) -> tuple[float, ...] | None:
-    """A trial's values: seconds or another measure first, the metric second. Earlier versions had a third, another measure."""
+    """A trial's values: seconds or another measure of speed first, the metric second."""
     outcome, facts, study = info.data.get("outcome"), info.data.get("facts", TrialFacts()), info.context or {}
     if values is None:
         if outcome == "complete":
             raise Unreadable("objectives: expected the values of a complete trial, got none")
         return None
-    if len(values) != study["values"]:
-        raise Unreadable(f"objectives: expected {study['values']} numbers, got {cut(repr(values), 60)}")
+    if len(values) != 2:
+        raise Unreadable(f"objectives: expected 2 numbers, got {cut(repr(values), 60)}")
     for place, value in enumerate(values):
         _number("objectives", value, least=-_LARGEST if place == 1 else 0)
     if outcome == "complete" and study["speed"] == "cost" and facts.price is None:
         raise Unreadable("facts: expected what cost follows from, got none")
-    return tuple(map(float, values[:2]))  # an integer may be too large for NumPy
+    return tuple(map(float, values))  # an integer may be too large for NumPy
 
 
 class _TrialRow(_Row):
@@ -270,19 +269,12 @@ def _unreadable(number: int, why: str) -> TrialRecord:
     return TrialRecord.of(number, "unreadable", {}, TrialFacts(message=why))
 
 
-def _of_now(objectives: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored objectives without what earlier versions had: a second measure of speed, and energy, now seconds."""
-    now = {name: value for name, value in objectives.items() if name != "second_speed"}
-    return {**now, "speed": "train_s"} if now.get("speed") == "energy_j" else now
-
-
-def objectives_of(spec: str | None) -> tuple[Objectives | None, int]:
-    """A stored study's objectives by the text of its spec, None where it cannot be read, and how many values trials have."""
+def objectives_of(spec: str | None) -> Objectives | None:
+    """A stored study's objectives by the text of its spec; None where they cannot be read."""
     try:
-        stored = json.loads(spec or "")["objectives"]
-        return Objectives.model_validate(_of_now(stored)), 2 if stored.get("second_speed") is None else 3
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None, 2
+        return Objectives.model_validate(json.loads(spec or "")["objectives"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def trials_of(
@@ -291,7 +283,6 @@ def trials_of(
     objectives: Objectives | None,
     known: Mapping[int, TrialRecord],
     attempted: Any = None,
-    values: int = 2,
 ) -> list[TrialRecord]:
     """A study's trials by number, from 0 without gaps: one whose row is missing or cannot be read is `unreadable`.
 
@@ -300,14 +291,13 @@ def trials_of(
         objectives: of the study; None where they are not known.
         known: trials as they were read before.
         attempted: the largest number among the study's attempts.
-        values: of each trial.
     """
     found = dict(known)
     direction: Direction = "maximize" if objectives is None else objectives.metric.direction
     numbered = readable(schema.trials, rows, lambda row: (_number("number", row["number"], whole=True), row))
     for number, row in numbered:
         try:
-            found[number] = _TrialRow.of(row, speed=objectives and objectives.speed, values=values).record(direction)
+            found[number] = _TrialRow.of(row, speed=objectives and objectives.speed).record(direction)
         except Unreadable as error:
             found[number] = _unreadable(number, str(error))
     places, count = sorted(found), 0
@@ -350,11 +340,9 @@ class AttemptRow(_Row):
         Raises:
             Unreadable: it cannot be read by this version, or would not be the same here.
         """
-        if unknown := self.setup.keys() - set(TrialSetup.__slots__) - FORMER_FIELDS:
+        if unknown := self.setup.keys() - set(TrialSetup.__slots__):
             raise Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
-        training = self.setup.get("training")
-        now = {**self.setup, "training": training_now(training)} if isinstance(training, dict) else self.setup
-        setup: TrialSetup = _validated("setup", TrialSetup, now)
+        setup: TrialSetup = _validated("setup", TrialSetup, self.setup)
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
         _number("setup.samples_budget", setup.samples_budget, least=setup.effective_batch)
         # Where its model went and by when it had to be over is that attempt's, and nothing that trains the same again.
@@ -485,22 +473,11 @@ class StudyRow:
     @cached_property
     def study(self) -> StudySpec:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
-        # How a study was sent to a cluster is its file's to say; `target` and `budget.sure` were keys, these two sections.
-        stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name not in ("submit", "target")}
-        for name, key in (("stopping", "kind"), ("confirm", "repeats")):
-            if isinstance(section := stored.get(name), dict) and key in section:
-                stored[name] = section[key]
-        if isinstance(budget := stored.get("budget"), dict):
-            stored["budget"] = {name: value for name, value in budget.items() if name != "sure"}
-        if isinstance(training := stored.get("training"), dict):
-            stored["training"] = training_now(training)
+        # How a study was sent to a cluster is its file's to say.
+        stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name != "submit"}
         if isinstance(space := stored.get("space"), dict):  # where what is no key of ours is a parameter of the task
             stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
         said: list[str] = []
-        if isinstance(objectives := stored.get("objectives"), dict):
-            stored["objectives"] = now = _of_now(objectives)
-            gone = [f"{name} {value}" for name, value in objectives.items() if now.get(name) != value]
-            said += [f"spec.objectives: {what} is of an earlier version; the front is of {now['speed']}" for what in gone]
         while True:
             try:
                 spec = StudySpec.model_validate(stored)

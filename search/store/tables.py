@@ -215,10 +215,10 @@ class Tables:
         spec = sa.select(schema.studies.c.spec).where(schema.studies.c.name == study)
         attempted = sa.select(sa.func.max(schema.attempts.c.number)).where(schema.attempts.c.study == study)
         with self._of_trials() as connection:
-            stored, values = objectives_of(connection.execute(spec).scalar())
+            stored = objectives_of(connection.execute(spec).scalar())
             begun = connection.execute(attempted).scalar()  # first: an attempt is written with its trial
             found = connection.execute(sa.select(schema.trials).where(columns.study == study, left)).mappings().all()
-        return trials_of(study, found, objectives or stored, ended, begun, values)
+        return trials_of(study, found, objectives or stored, ended, begun)
 
     # Attempts and measurements
 

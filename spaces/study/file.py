@@ -393,8 +393,6 @@ def _written(key: Key, node: yaml.Node) -> Key:
     return tuple(written)
 
 
-# Keys that were removed, and what to do instead.
-_REMOVED = {"budget.sure": "a trial that is late trains on fewer samples (docs/deadline.md). Remove the key."}
 _SCALARS = {"bool", "int", "float", "str"}
 
 _EXPECTED = {
@@ -432,8 +430,6 @@ def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
         message = "missing required key"
     elif kind == "extra_forbidden":
         known = _known_keys(raw)
-        if (instead := _REMOVED.get(".".join(map(str, key)))) is not None:
-            return Fault(_dotted(key), f"removed: {instead}", file, _line(node, key))
         message = f"unknown key.{near_miss(key[-1], known)} Valid keys: {', '.join(known)}"
     elif kind == "literal_error":
         known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]

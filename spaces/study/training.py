@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
@@ -34,15 +33,6 @@ def _schedule(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(CODE, value):
         return value  # a function of one's own
     return one_of(value, list(SCHEDULES))
-
-
-# Keys of earlier versions with what holds for every training now.
-_FORMER = {"cudnn_benchmark": (False, True), "ema_scaling": ("half_life",)}
-
-
-def training_now(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored `training` without keys of earlier versions, where they say what holds now or change no result."""
-    return {name: value for name, value in stored.items() if value not in _FORMER.get(name, ())}
 
 
 class Training(Section):

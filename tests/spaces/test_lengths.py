@@ -217,8 +217,3 @@ def test_so_many_samples_are_no_clock(study_file: Callable[..., Path]) -> None:
     spec = read_study(studies(study_file, "samples", UNTIMED_SAMPLES))
     setup = trial_setup(spec, "many", Suggestion(0, {**spec.fixed(), "effective_batch": 8, "accumulation": 1}), PROFILE, "cpu")
     assert (setup.samples_budget, setup.is_timed_by_clock) == (UNTIMED_SAMPLES, False)
-
-
-def test_the_planned_length_of_an_earlier_version_is_read() -> None:
-    facts = TrialFacts.of({"planned_epochs": 3.0, "shortened_to": 0.5})
-    assert (facts.planned_length, facts.extra) == (3.0, {})

@@ -225,37 +225,6 @@ def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
         _ = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
 
 
-def test_a_study_of_energy_and_cost_is_shown_by_its_seconds(tmp_path: Path) -> None:
-    """Earlier versions measured power, and had fronts of three objectives."""
-    spec = {"study": "old", "task": "tasks.py:Old", "space": {"effective_batch": 8, "reference_rate": 0.1}}
-    spec |= {"objectives": {"speed": "energy_j", "second_speed": "cost", "metric": {"name": "f1"}}}
-    spec["space"] |= {"ema_scaling": None, "timescale_exponent": None}  # keys of then, without a word
-    spec["training"] = {"ema_scaling": "half_life", "cudnn_benchmark": False}
-    with pytest.warns(LeftOutWarning) as said:
-        read = StudyRow({"name": "old", "spec": json.dumps(spec)}).study
-    assert (read.objectives.speed, read.objectives.metric.name) == ("train_s", "f1")
-    assert not read.space.task_parameters()
-    assert [str(warning.message).partition("spec.objectives: ")[2].partition(" is of")[0] for warning in said] == [
-        "speed energy_j",
-        "second_speed cost",
-    ]
-    tables = Tables(f"sqlite:///{tmp_path}/old.db")
-    tables.save_study("old", "old", {}, spec)
-    Trials(tables, "old").begin({"effective_batch": 8})
-    energy = {"watts": 300.0, "measured_energy_j": 1250.0, "expected_second": 0.1}
-    with tables.engine.begin() as connection:
-        facts = json.dumps({"train_s": 4.0, "device_s": 4.0, **energy})
-        ended = {"outcome": "complete", "objectives": "[1200.0, 0.5, 0.07]", "ended_at": "2026-01-31T12:00:00+00:00"}
-        connection.execute(sa.update(schema.trials).values(facts=facts, **ended))
-    tables.start_attempt(replace(setup(), study="old", number=0))
-    with tables.engine.begin() as connection:
-        stored = json.dumps({**setup().to_dict(), "counts_energy": True})
-        connection.execute(sa.update(schema.attempts).values(setup=stored))
-    (trial,) = tables.trials("old")
-    assert (trial.taken("train_s"), trial.accuracy, trial.values, trial.facts.extra) == (4.0, 0.5, (1200.0, 0.5), energy)
-    assert tables.setups("old")[0].effective_batch == setup().effective_batch
-
-
 @pytest.mark.parametrize("change", ["added", "ended", "other", "told"])
 def test_a_copy_that_others_have_written_is_made_anew_with_their_notes(tmp_path: Path, change: str) -> None:
     notes = pytest.importorskip("optuna_dashboard")
@@ -318,9 +287,9 @@ def dump(commit: str) -> str:
 
 @pytest.fixture
 def old(tmp_path: Path) -> str:
-    """The URL of a database of commit 0d7e093, whose driver was killed beside finished and running trials of digits."""
+    """The URL of a database of commit d3bcd352, whose driver was killed beside finished and running trials of digits."""
     with closing(sqlite3.connect(tmp_path / "digits.db")) as database, database:
-        database.executescript(dump("0d7e093"))
+        database.executescript(dump("d3bcd352"))
     return f"sqlite:///{tmp_path}/digits.db"
 
 
