@@ -85,6 +85,6 @@ def trained_in_parts(parts: ExaminedLoop) -> Iterator[Finding]:
         yield Finding(
             "averaged",
             parts.function.__name__,
-            f"{short.metric} depends on the batch that it is told: {scores[0]:.4g} at {2 * size}, and {scores[1]:.4g} at {size}, "
+            f"{short.metric} depends on the batch that it is told: {scores[0]:.4g} at {2 * size}, {scores[1]:.4g} at {size}, "
             "of the same weights. A loader that evaluates keeps its own batch: divide by what it gives, not by the batch told.",
         )
