@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Steps of a short training, and passes in it.
 _STEPS, _PASSES = 6, 3
+# A rate that leaves weights as they are; and the relative difference of scores, of which statistics of BatchNorm explain less.
+_STILL, _APART = 1e-30, 0.4
 
 # For what holds of whole batches alone.
 _WHOLE = "write splits=False, and batches come whole, up to the largest that fits."
@@ -55,7 +57,10 @@ def in_script_words(examination: Examination) -> Examination:
 
 
 def trained_in_parts(parts: ExaminedLoop) -> Iterator[Finding]:
-    """Run a short training whose batches come in two parts, which raises what a trial would.
+    """Run a short training whose batches come in two parts, which raises what a trial would; and again with half the batch.
+
+    At a rate that leaves the weights as they are, both have the same score: one that is divided by the batch that the script is
+    told has not, since a loader that evaluates keeps its own.
 
     Raises:
         TaskError: the script does once a batch what belongs to a step.
@@ -63,15 +68,23 @@ def trained_in_parts(parts: ExaminedLoop) -> Iterator[Finding]:
     size = parts.setup.smallest_micro_batch
     short = replace(
         parts.setup,
-        plan=BatchPlan(2 * size, 2),
+        optimizer=replace(parts.setup.optimizer, learning_rate=_STILL),
         largest_micro_batch=size,
         samples_budget=_STEPS * 2 * size,
         epochs=_PASSES,
         checkpoint=None,
         model_folder=None,
     )
-    seed_everything(short.seed)
-    with unserved():
-        for _ in parts.function(short):
-            pass
-    yield from ()
+    scores = list[float]()
+    for plan in BatchPlan(2 * size, 2), BatchPlan(size):
+        seed_everything(short.seed)
+        with unserved():
+            *_, last = parts.function(replace(short, plan=plan))
+        scores.append(last.value(short.metric))
+    if abs(scores[0] - scores[1]) > _APART * max(map(abs, scores)):
+        yield Finding(
+            "averaged",
+            parts.function.__name__,
+            f"{short.metric} depends on the batch that it is told: {scores[0]:.4g} at {2 * size}, {scores[1]:.4g} at {size}, "
+            "of the same weights. A loader that evaluates keeps its own batch: divide by what it gives, not by the batch told.",
+        )

@@ -228,7 +228,6 @@ def _looked_at(script: str, arguments: list[str], *, weighs: bool) -> Looked:
         looked.error = error_line(error)
     finally:
         torch.manual_seed = seed
-    looked.loaders = [*dict.fromkeys(looked.loaders)]
     looked.values = flags | _told_by(arguments)
     for text, lines in look.texts.items():
         name = "" if text == path else f"{text.relative_to(here)}:"

@@ -168,24 +168,7 @@ class ScriptLoop(Loop):
         """Whole passes over the training data that so many samples are; the budget's last may be a part of one."""
         return int(samples * self.setup.epochs / self.setup.samples_budget + 1e-9)
 
-    @property
-    def seen(self) -> int:
-        return self._seen
-
-    @property
-    def is_measured(self) -> bool:
-        return self._measured
-
-    @property
-    def is_unmeasured(self) -> bool:
-        """Whether the budget is trained, and the script has measured nothing after its end."""
-        return self._unmeasured and self._seen >= self._time_left.samples
-
-    _unmeasured = False
-
-    def without_measurement(self) -> None:
-        """The script has measured nothing after this pass."""
-        self._measured = self._unmeasured = True
+    _unmeasured = False  # after the last pass
 
 
 class _ScriptRates(Stepped):
@@ -261,7 +244,7 @@ class _Run:
                 f"{self._where}: expected a training loop over a torch DataLoader, with a model in training mode and an "
                 f"optimizer; got none{self._said()}"
             )
-        if loop.is_unmeasured:
+        if loop._unmeasured and loop._seen >= loop._time_left.samples:
             raise TaskError(
                 f"{self._where}: expected a number after {self._metric_text!r} once its training has ended (within a pass, it "
                 f"describes training data); got none{self._said()}"
@@ -273,7 +256,7 @@ class _Run:
             if self._told.epochs or self._told.steps:
                 told = "It stops by itself, such as early: leave that to the study (`stopping:`)."
             samples = self.setup.samples_budget
-            raise TaskError(f"{self._where}: expected to train on {samples} samples, but it ended after {loop.seen}. {told}")
+            raise TaskError(f"{self._where}: expected to train on {samples} samples, but it ended after {loop._seen}. {told}")
 
     def _run_script(self) -> None:
         values, folder = values_of(self._told, self.setup, endless=being_served()), Path(self.setup.folder or ".")
@@ -471,7 +454,7 @@ class _Run:
         if scheduler is not None and self._step is not None and not being_served():
             self._calls[id(scheduler)] += 1
             if 2 * self._calls[id(scheduler)] > self._begun:
-                seen = self._loop.seen  # type: ignore[union-attr]  # it is within a step
+                seen = self._loop._seen  # type: ignore[union-attr]  # it is within a step
                 each = self._batches / self.setup.samples_budget
                 times = int(seen * each + 1e-6) - int((seen - self._step.samples) * each + 1e-6)
                 if self._told.steps:  # it is told a number of parts
@@ -532,10 +515,10 @@ class _Run:
         earlier = {} if self._needs_evaluation else self._earlier
         scores = {} if self._needs_evaluation and not self._evaluates else self._scores or earlier
         loop, self._scores, self._earlier = self._loop, {}, {}
-        if loop is None or loop.current is None or not loop.current.paused or loop.is_measured:
+        if loop is None or loop.current is None or not loop.current.paused or loop._measured:
             return
         if not scores:
-            loop.without_measurement()
+            loop._measured = loop._unmeasured = True
             return
         if len(scores) > 1:
             got = ", ".join(f"{value:.6g} in {line[:80]!r}" for value, line in scores.items())
@@ -550,8 +533,8 @@ class _Run:
         facts = {**measured.facts, "command": self._command()}
         if self._own_rates and self._told.epochs and facts["steps"] != self._batches:
             facts["own_schedule"] = f"of {self._batches:.6g} batches, where its training has {facts['steps']}"
-        if loop.seen == self.setup.samples_budget < self._planned:
-            facts["shortened_to"] = loop.seen / self._planned
+        if loop._seen == self.setup.samples_budget < self._planned:
+            facts["shortened_to"] = loop._seen / self._planned
         self._report(replace(measured, facts=facts))
         self._reported = True
         os.chdir(here)

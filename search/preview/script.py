@@ -193,7 +193,7 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         seed=seed or 0,
         other_rates=others,
         evaluates=evaluates,
-        loaders=[*map(tuple, seen["loaders"])],
+        loaders=[*dict.fromkeys(map(tuple, seen["loaders"]))],
     )
 
 

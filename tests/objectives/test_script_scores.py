@@ -8,10 +8,12 @@ import runpy
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bsearch.objectives.profiling.loop_session import examined_session
 from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.script import run_script
 from bsearch.search.preview.script import found_in
@@ -113,7 +115,8 @@ def test_an_evaluation_that_follows_the_batch_keeps_the_one_that_it_was_seen_wit
     monkeypatch.chdir(tmp_path)
     written(LOADERS["the training batch, drop_last"])
     evaluation = looked_at("train.py", []).loaders
-    assert evaluation == [("RandomSampler of 500", 16, 32), ("SequentialSampler of 70", 16, 4), ("RandomSampler of 500", 0, 0)]
+    trains = "RandomSampler of 500"
+    assert {*evaluation} == {(trains, 16, 32), ("SequentialSampler of 70", 16, 4), (trains, 0, 0)}
     first = trained(16, evaluation=evaluation)
     assert trained(200, evaluation=evaluation) == first
     # Written by hand, without what is of no interest of the one that it trains on.
@@ -154,3 +157,19 @@ def test_what_is_trained_on_may_be_looked_at_before_and_evaluated(tmp_path: Path
     )
     Path("train.py").write_text(text.replace("\nmodel, loss =", "\nnext(iter(train))\nmodel, loss ="))
     assert len(trained(20, evaluation=looked_at("train.py", []).loaders)) == 2
+
+
+@pytest.mark.parametrize(("divisor", "told"), [("size * len(val)", True), ("len(rest)", False)])
+def test_a_score_that_is_divided_by_the_batch_it_is_told_is_told(
+    tmp_path: Path, monkeypatch: Any, divisor: str, told: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(LOADERS["the training batch, drop_last"])
+    text = Path("train.py").read_text()
+    Path("train.py").write_text(text.replace(".item() / batches", f".item() * len(inputs) / ({divisor})"))
+    function = partial(run_script, script="train.py", evaluation=looked_at("train.py", []).loaders, **TOLD)
+    function.__name__ = "train"  # type: ignore[attr-defined]
+    made = setup(24, 1, 1000, 0.1, training={"schedule": "constant", "warmup": 0.0}, folder=".", metric="val_loss")
+    examination = examined_session(function, replace(made, epochs=2, smallest_micro_batch=2))
+    findings = [one.message for one in examination.findings if "val_loss depends on the batch that it is told" in one.message]
+    assert len(findings) == told, examination.findings
