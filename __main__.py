@@ -23,9 +23,10 @@ def main() -> None:
         if why := not_printed():
             print(f"{why}. Everything else was done.", file=sys.stderr)
             end.code = end.code or 1
-        if "ray" not in sys.modules or not isinstance(end.code, int | None):
+        if not sys.modules.keys() & {"ray", "mcp"} or not isinstance(end.code, int | None):
             raise
-        # All is written and Ray is disconnected, but its libraries may crash while the interpreter takes them apart.
+        # All is written and Ray is disconnected, but its libraries may crash while the interpreter takes them apart. That would
+        # also wait for the thread in which the MCP SDK reads stdin until its other end is closed.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result
+from helpers import validated
 from optuna.distributions import FloatDistribution, IntDistribution
 
 EXPONENT = 0.5
@@ -135,6 +136,18 @@ def test_nothing_is_written_where_times_are_unknown(tmp_path: Path) -> None:
     assert "expected the seconds of every complete run" in done.output
     assert [one.name for one in tmp_path.iterdir()] == ["runs.csv"]
     assert "front: unknown: not all runs have their seconds" in typed("ask", str(path)).output
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl"])
+def test_the_answer_about_runs_is_as_published(kind: str, tmp_path: Path) -> None:
+    table, path = written(tmp_path / "runs.csv", 8), tmp_path / f"same.{kind}"
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = {"json": json.dumps(rows), "jsonl": "\n".join(map(json.dumps, rows)), "csv": table.read_text()}
+    path.write_text(texts.get(kind) or texts["csv"].replace(",", "\t"))
+    told = validated(typed("ask", str(path), "--batch", "64", "--json").output)
+    read_as = {one["name"]: one["meaning"] for one in told["columns"]}
+    assert (read_as["bs"], read_as["lr"], read_as["val_acc"]) == ("batch", "learning_rate", "metric")
 
 
 def test_no_secret_of_a_source_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,6 +408,7 @@ def zeus_like(targets: dict[float, float], batches: tuple[int, ...] = (16, 64, 2
 
 def test_runs_to_a_target_say_what_was_the_fastest_and_the_critical_batch(tmp_path: Path) -> None:
     path = str(to_target(tmp_path / "zeus.csv", zeus_like({0.8: 1.0}, (16, 64, 128, 256, 512, 1024))))
+    assert validated(typed("ask", path, "--json").output)["columns"]
     done = typed("ask", path)
     assert done.exit_code == 0, done.output
     for part in (

@@ -61,7 +61,7 @@ class Folder:
             raise StudyFileError(f"{cut(name, 200)}: expected a path in the folder of this server, got another place")
         if not path.is_file():
             raise StudyFileError(f"{cut(name, 200)}: expected a file, got none")
-        return str(path.relative_to(self.root))
+        return f"./{path.relative_to(self.root)}"  # neither an option nor a reader, whatever it is called
 
     def study(self, name: str, settings: Sequence[str] = ()) -> StudySpec:
         """A study of the folder that only names places in it.
@@ -76,8 +76,13 @@ class Folder:
         spec = read_study(self.root / self.path(name), storage=storage_of(os.environ))
         code = {"task": spec.task.rpartition(":")[0], "training.schedule": spec.training.schedule.rpartition(":")[0]}
         places = {key: place for key, place in code.items() if place.endswith(".py")}
-        places |= {"storage": (sqlite_parts(spec.storage or "") or ("",))[0] or "/", "budget.keep": spec.budget.keep or ""}
-        places |= {f"warm_start.{index}": named for index, named in enumerate(spec.warm_start)}
+        places |= {"storage": _file_of(spec), "budget.keep": spec.budget.keep or ""}
+        for index, named in enumerate(spec.warm_start):
+            earlier = spec.folder / Path(named).expanduser()
+            # A reader before a colon reads whatever its library does.
+            places[f"warm_start.{index}"] = "/" if ":" in named and not earlier.exists() else named
+            if earlier.suffix in (".yaml", ".yml"):
+                places[f"warm_start.{index}: storage"] = _file_of(read_study(self.root / self.path(str(earlier))))
         places["cluster.checkpoints"] = (spec.cluster.checkpoints or "").removeprefix("file://")
         for key, place in places.items():
             if not (spec.folder / Path(place).expanduser()).resolve().is_relative_to(self.root):
@@ -193,6 +198,11 @@ _PIPES: dict[str, Any] = {
     "start_new_session": True,
     "limit": 1 << 26,
 }
+
+
+def _file_of(spec: StudySpec) -> str:
+    """The file of a study's database; the root of all where it is none."""
+    return (sqlite_parts(spec.storage or "") or ("/",))[0]
 
 
 def _command(*arguments: str) -> list[str]:

@@ -78,7 +78,10 @@ class Comparison:
     @property
     def same_results(self) -> bool:
         """Whether both sides have the same score, to the last digit, of every setting and seed that both trained."""
-        first, second = ({_trained(one): one.score for one in _finished(study)} for study in self.studies)
+        first, second = (
+            {repr((sorted(one.parameters.items()), one.facts.seed)): one.score for one in _finished(study)}
+            for study in self.studies
+        )
         both = first.keys() & second.keys()
         return len(both) >= _ALIKE and all(first[one] == second[one] for one in both)
 
@@ -204,11 +207,6 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share
 
 def _finished(study: StoredStudy) -> list[TrialRecord]:
     return [one for one in study.records if one.outcome == "complete" and one.score is not None]
-
-
-def _trained(record: TrialRecord) -> str:
-    """The setting and the seed of a trial."""
-    return repr((sorted(record.parameters.items()), record.facts.seed))
 
 
 def _validation_of(study: StoredStudy) -> tuple[int | None, int]:

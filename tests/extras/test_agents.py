@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -145,6 +146,79 @@ def test_what_an_agent_may_not_is_refused_and_leaves_nothing(tmp_path: Path) -> 
 
     as_agent(folder, work)
     assert {path.suffix for path in folder.iterdir() if path.name != "__pycache__"} == {".py", ".yaml"}
+
+
+def test_no_earlier_runs_elsewhere_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a warm start names them: by a reader, a study file with a storage of its own, a link, or the current folder."""
+    from bsearch.extras.agents.folder import Folder
+    from bsearch.search.suggest.priors.warm_start import _source
+    from bsearch.spaces.errors import StudyFileError
+
+    root = tmp_path / "folder"
+    root.mkdir()
+    folder_of(root)
+    (tmp_path / "runs.csv").write_text("a")
+    (root / "own.csv").write_text("a")
+    (root / "link.csv").symlink_to(tmp_path / "runs.csv")
+    stored = small_study(study="stored", task="tasks.py:Points", storage=f"sqlite:///{tmp_path}/elsewhere.db")
+    (root / "stored.yaml").write_text(yaml.safe_dump(stored))
+
+    def named(place: str, study: str = "asks.yaml") -> str:
+        changed = small_study(study="asks", task="tasks.py:Points", warm_start=[place])
+        (root / study).write_text(yaml.safe_dump(changed))
+        return Folder(root).study(study).warm_start[0]
+
+    for place, where in (
+        ("../runs.csv", "warm_start.0"),
+        ("link.csv", "warm_start.0"),
+        (f"tensorboard:{tmp_path}", "warm_start.0"),
+        ("wandb:me/project", "warm_start.0"),
+        (f"optuna:sqlite:///{tmp_path}/other.db#s", "warm_start.0"),
+        ("stored.yaml", "warm_start.0: storage"),
+        ("../stored.yaml", "../stored.yaml"),
+    ):
+        with pytest.raises(StudyFileError, match="expected a path in the folder of this server") as refused:
+            named(place)
+        assert where in str(refused.value), place
+    for place in ("own.csv", "main.yaml", "asks.yaml", "an-earlier-name"):
+        assert named(place) == place
+    monkeypatch.chdir(tmp_path)  # which has a runs.csv
+    assert _source(Folder(root).study("main.yaml"), "runs.csv") == str(root / "runs.csv")
+    (root / "wandb:me").mkdir()
+    (root / "wandb:me" / "--save=x").write_text("a")
+    assert Folder(root).path("wandb:me/--save=x") == "./wandb:me/--save=x"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_server_that_is_stopped_ends_with_what_it_asks(number: int, code: int, tmp_path: Path) -> None:
+    """Though its stdin stays open; a run that it has started goes on."""
+    folder = folder_of(tmp_path)
+    sleeps = "import os, pathlib, time\npathlib.Path(f'pid-{os.getpid()}').touch()\ntime.sleep(600)\n"
+    (folder / "tasks.py").write_text(sleeps + (folder / "tasks.py").read_text())
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    asked = {"name": "check", "arguments": {"study": "main.yaml"}}
+    messages = [
+        {"id": 1, "method": "initialize", "params": hello},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": asked},
+    ]
+    command, pipe = [sys.executable, "-m", "bsearch", "mcp", str(folder)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as server:
+        assert server.stdin is not None
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        server.stdin.flush()
+        ends = time.monotonic() + 120
+        while not (begun := list(folder.glob("pid-*"))):
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        server.send_signal(number)
+        assert server.wait(60) == code
+        pid = int(begun[0].name.removeprefix("pid-"))
+        while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < ends
+            time.sleep(0.1)
 
 
 @pytest.mark.slow

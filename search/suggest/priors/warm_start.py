@@ -115,7 +115,7 @@ def _source(spec: StudySpec, named: str) -> str | None:
     if named.endswith((".yaml", ".yml")):
         return None
     path = spec.folder / Path(named).expanduser()
-    source = str(path) if path.exists() else named
+    source = named if ":" in named and not path.exists() else str(path)
     return source if is_source(source) else None
 
 

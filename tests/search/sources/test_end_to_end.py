@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from helpers import validated
 
 pytestmark = [pytest.mark.long, pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 Setting = tuple[int, float, float, float]
@@ -182,6 +183,7 @@ def test_from_old_runs_to_three_trials(name: str, tmp_path: Path) -> None:
         return done.stdout
 
     print(bsearch("ask", source, *options))
+    assert validated(bsearch("ask", source, *options, "--json"))["columns"]
     print(bsearch("init", str(new), "--from", source, *options))
     rows = [yaml.safe_load(line) for line in (new / "old-runs.jsonl").read_text().splitlines()]
     assert sorted(row["config"]["effective_batch"] for row in rows) == sorted(batches)
