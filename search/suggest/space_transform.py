@@ -80,11 +80,13 @@ class SearchSpace:
         In a space with real numbers, or of very many settings, it is always the wanted one.
         """
         values = [*map(_values, self.searched.values())]
-        tried = [self.whole(trial.parameters) for trial in trials]
-        if self.whole(wanted) not in tried or not 0 < math.prod(map(len, values)) <= _ENUMERATED:
+        if not 0 < math.prod(map(len, values)) <= _ENUMERATED:
+            return wanted
+        tried = {_key(self.whole(trial.parameters)) for trial in trials}
+        if _key(self.whole(wanted)) not in tried:
             return wanted
         every = (self.whole(dict(zip(self.searched, each, strict=True))) for each in product(*values))
-        left = [setting for setting in every if setting not in tried]
+        left = [setting for setting in every if _key(setting) not in tried]
         return self.chosen(Random(len(tried)).choice(left)) if left else None
 
 
@@ -98,6 +100,10 @@ def distribution(domain: Domain) -> BaseDistribution:
         case Choices():
             return CategoricalDistribution(domain.choices)
     raise AssertionError(domain)
+
+
+def _key(setting: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+    return frozenset(setting.items())
 
 
 def _values(distribution: BaseDistribution) -> Sequence[Any]:
