@@ -260,15 +260,9 @@ def test_no_value_of_a_study_passes_check_and_run_but_as_a_message(study: dict[s
         assert os.listdir(path.parent) == ["study.yaml"]
 
 
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, ":5: expected at most 10000 keys and values"),
         ("- a\n" * 250_000, ":10000: expected at most 10000 keys and values"),
         ("a: " + "[" * 500_000, ":1: expected at most 32 levels of nesting"),
         ("study: x\nspace: &a {b: [*a]}\n", ":2: expected no recursive alias, got 'a' inside itself"),

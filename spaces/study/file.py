@@ -36,13 +36,13 @@ Key = tuple[str | int, ...]
 RESERVED = frozenset(RESULTS | set(TrialFacts.__slots__) - SEARCHED_FACTS)
 # Limits far above any real study file: larger input is a mistake or an attack.
 LARGEST_FILE = 1 << 20  # bytes
-MOST_NODES = 10_000  # keys and values, with aliases expanded
+MOST_NODES = 10_000  # keys and values
 DEEPEST = 32  # levels of nesting
 
 
 class _Loader(yaml.SafeLoader):
     """Plain YAML 1.2 values: `1e-3` is a number, and custom tags are rejected, as is `no` without quotes: text in YAML 1.2,
-    false in 1.1. Size and depth are limited, with aliases: they could expand a few lines beyond the memory available.
+    false in 1.1. Size and depth are limited.
     """
 
     def __init__(self, text: str) -> None:
@@ -56,25 +56,14 @@ class _Loader(yaml.SafeLoader):
         if alias and event.anchor in self._open:
             raise _rejected(f"expected no recursive alias, got {event.anchor!r} inside itself", event.start_mark)
         self._open.append(None if alias else event.anchor)
-        self._count(event.start_mark, len(self._open))
-        node = super().compose_node(parent, index)
-        if alias:
-            self._repeat(node, event.start_mark, len(self._open))
-        self._open.pop()
-        return node
-
-    def _count(self, mark: yaml.Mark, depth: int) -> None:
         self._left -= 1
         if self._left < 0:
-            raise _rejected(f"expected at most {MOST_NODES} keys and values", mark)
-        if depth > DEEPEST:
-            raise _rejected(f"expected at most {DEEPEST} levels of nesting", mark)
-
-    def _repeat(self, node: yaml.Node | None, mark: yaml.Mark, depth: int) -> None:
-        for part in node.value if isinstance(node, yaml.CollectionNode) else ():
-            for inner in part if isinstance(part, tuple) else (part,):
-                self._count(mark, depth + 1)
-                self._repeat(inner, mark, depth + 1)
+            raise _rejected(f"expected at most {MOST_NODES} keys and values", event.start_mark)
+        if len(self._open) > DEEPEST:
+            raise _rejected(f"expected at most {DEEPEST} levels of nesting", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
 
 
 class _RejectedError(yaml.MarkedYAMLError):

@@ -438,13 +438,6 @@ def mapping_laughs(levels: int, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def merges(levels: int) -> str:
-    """Keys that are merged twice as many times at each level."""
-    lines = ["a0: &a0 {x: 1}"]
-    lines += [f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}]}}" for level in range(1, levels)]
-    return "\n".join(lines) + "\n"
-
-
 def wide(columns: int, name: str = "column {}", count: int = 3) -> bytes:
     table = rows(count)
     header = [*table[0], *(name.format(place) for place in range(columns))]
@@ -601,8 +594,6 @@ LIMITS: dict[str, Callable[[], tuple[Files, list[str]]]] = {
     "csv: a zip bomb": lambda: ask({"runs.csv": stored(bytes(1 << 28), packed=True)}, "{}/runs.csv"),
     "csv: gzip": lambda: ask({"runs.csv": b"\x1f\x8b\x08" + bytes(100)}, "{}/runs.csv"),
     "csv: gzip, by its ending": lambda: ask({"runs.csv.gz": b"\x1f\x8b\x08" + bytes(100)}, "{}/runs.csv.gz"),
-    "study: yaml aliases": lambda: study(laughs(30, 9)),
-    "study: merged keys": lambda: study(merges(30)),
     "study: 100,000 levels": lambda: study("x: " + "[" * 100_000),
     "study: a mebibyte of keys": lambda: study("".join(f"k{at}: 1\n" for at in range(80_000))),
     "profile: 100,000 levels": lambda: retime_with(deep().decode()),
