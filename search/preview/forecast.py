@@ -14,6 +14,7 @@ from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.bottlenecks import Bottleneck, bottlenecks
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
+from ...spaces.readable import UNLIMITED
 from ...spaces.study.spec import StudySpec
 from ..run.decisions.eta import ClockFactors
 
@@ -146,13 +147,13 @@ def forecast(
     # Searched on log scales, so the geometric mean is the middle one.
     middle = math.exp(sum(map(math.log, one)) / len(one)) * math.sqrt(shortest * longest)
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
-    left_s = time_left_s(spec)
-    trials = spec.budget.trials
-    if left_s is not None:
-        trials = max(min(trials, int(left_s * slots / trial_s)), 0)
-    study_s = trials * trial_s / slots if left_s is None else left_s
+    left_s, budget = time_left_s(spec), spec.budget
     price, counts = spec.devices.price_of(profile.device, profile.kind), spec.devices.counts
     devices = math.sqrt(counts[0] * counts[-1])
+    hourly = (price or 0.0) * devices * slots
+    limits_s = [left_s, (budget.hours or 0.0) * 3600, (budget.cost or 0.0) * 3600 / (hourly or 1.0)]
+    trials = int(min(budget.trials, min(filter(None, limits_s), default=math.inf) * slots / trial_s))
+    study_s = trials * trial_s / slots if left_s is None else left_s
     cost = None if price is None else trials * trial_s * devices * price / 3600
     return Forecast(
         plans=tuple(plans),
@@ -161,7 +162,7 @@ def forecast(
         study_s=study_s,
         trials=trials,
         span=slowest / fastest,
-        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, trials, cost)),
+        advice=tuple(_advice(spec, profile, slowest / fastest, trials)),
         limits=tuple(bottlenecks(profile, int(bounds(spec.space.effective_batch)[1]), evaluation_s / (evaluation_s + middle))),
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
@@ -174,19 +175,15 @@ def _advice(
     spec: StudySpec,
     profile: DeviceProfile,
     span: float,
-    study_s: float,
     trials: int,
-    cost: float | None,
 ) -> list[str]:
     advice = []
-    if spec.budget.cost is not None and cost is not None and cost > spec.budget.cost:
-        advice.append(f"budget.cost {spec.budget.cost:g} will end the study before its {spec.budget.trials} trials")
+    if trials < spec.budget.trials != UNLIMITED:
+        advice.append(f"the time or cost under `budget:` will end the study before its {spec.budget.trials} trials")
     if span < 2.5 and spec.space.length == "epochs" and isinstance(spec.space.epochs, Fixed):
         advice.append(
             f"training times differ by only a factor of {span:.1f}: search `epochs` as well, such as {{low: 2, high: 20}}"
         )
-    if spec.budget.hours is not None and study_s > spec.budget.hours * 3600:
-        advice.append(f"budget.hours {spec.budget.hours:g} will end the study before its {spec.budget.trials} trials")
     if profile.validates_on_training:
         advice.append(
             "the validation data are the training data, so the front will show what trials memorise: hold samples out"

@@ -20,7 +20,7 @@ from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...spaces.errors import InfeasiblePlanError, OutputError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey
-from ...spaces.record import TrialFacts, TrialRecord, TrialResult
+from ...spaces.record import TrialFacts, TrialRecord, TrialResult, taken_per_second
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import COUNTED, NODE_DIED, Measurement, Outcome, Suggestion, TrialSetup
 from ..analysis.confirm import FOR_REPEATS, next_repeat, next_seed
@@ -34,6 +34,7 @@ from .decisions.after import Failed, History, Paused, Retry, after
 from .decisions.attempt import Attempt, result_of, setup_facts, shorten, taken_by
 from .decisions.ended import EndedTrials
 from .decisions.ending import Ending, Stage
+from .decisions.eta import ClockFactors
 from .decisions.planner import Planner
 from .decisions.running import RunningAttempts
 from .decisions.spending import Spending, device_names, prices_of
@@ -175,6 +176,11 @@ class StudyRun:
         # What is left of a budget finishes paused trials.
         new = room >= 1 or not self.ended.paused
         most = math.ceil(room)
+        factors, per_second = (
+            ClockFactors.of(running.spans()),
+            taken_per_second(self.spec.objectives.speed, 1, self._price) or 0.0,
+        )
+        self._suggester.overhead = factors.overhead_s / factors.slowdown * per_second
         if self.finish is not None:
             self._suggester.longest_s = self.finish.longest_s()
             most = most if self.finish.limit is None else min(most, max(free, 1))  # later there is less time

@@ -163,7 +163,7 @@ class Search:
             self._early_stopping.resume(proposal)
             trial = self._trials.resume(proposal)
         else:
-            trial = self._trials.begin(self._space.untried(proposal, self._trials) or proposal)
+            trial = self._trials.begin(proposal)
         resumes_from = trial.facts.rung_fraction or 0.0 if isinstance(proposal, int) else 0.0
         suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict(), resumes_from)
         values = suggestion.parameters

@@ -214,7 +214,7 @@ class FrontSuggester(Suggester):
     def _cost(self, model: FrontModel, known: KnownLogTaken) -> Callable[[Array], Array] | None:
         """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""
         if self._by_time:
-            return lambda points: model.seconds_at(points, known(points)) ** _PER_TIME
+            return lambda points: (model.seconds_at(points, known(points)) + self.overhead) ** _PER_TIME
         return None
 
     def _known(self, longest_s: float = math.inf) -> KnownLogTaken:

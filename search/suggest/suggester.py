@@ -18,9 +18,11 @@ class Suggester(ABC):
 
     Attributes:
         longest_s: no trial that is known to take longer is proposed.
+        overhead: what a trial takes besides training, in the same unit; it counts where time limits the study.
     """
 
     longest_s = math.inf
+    overhead = 0.0
 
     @abstractmethod
     def suggest(

@@ -48,7 +48,7 @@ class Budget(Section):
         20,
         ge=1,
         description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
-        "trial counts as the share of its training that it has completed.",
+        "trial counts as the share of its training that it has completed. With `hours`, `cost` or `by`, no limit unless given.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     cost: Number | None = Field(
@@ -85,7 +85,7 @@ class Budget(Section):
 
     @model_validator(mode="after")
     def _unlimited(self) -> Self:
-        if self.has_deadline and "trials" not in self.model_fields_set:
+        if {self.by, self.hours, self.cost} != {None} and "trials" not in self.model_fields_set:
             object.__setattr__(self, "trials", UNLIMITED)
         if self.by is not None and "profile_s" not in self.model_fields_set and (length := duration_of(self.by)) is not None:
             short_s = max(_TIMING * length.total_seconds(), _LEAST_TIMING_S)

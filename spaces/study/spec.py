@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, Strict
 
 from ..domain import Domain, Fixed, PathText, Scalar, Section, check_all, fault, one_of, searched_of, values_of
 from ..errors import Fault, StudyFileError, near_miss
+from ..readable import UNLIMITED
 from ..record import OURS_OF_SCORES
 from .cluster import Cluster
 from .devices import Devices, Memory
@@ -314,8 +315,8 @@ def _sharding(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _repeats(study: StudySpec) -> Iterator[Disagreement]:
-    if study.confirm >= study.budget.trials:
-        yield "confirm", f"expected fewer than budget.trials, {study.budget.trials}; got {study.confirm}"
+    if study.confirm and not study.confirm < study.budget.trials != UNLIMITED:
+        yield "confirm", f"expected fewer than budget.trials, which has to be given with it; got {study.confirm}"
 
 
 def _deadlines(study: StudySpec) -> Iterator[Disagreement]:

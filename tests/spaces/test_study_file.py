@@ -168,7 +168,11 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "direction: minimize, at_least: 2",
             "metric: expected at_most with direction: minimize, got at_le",
         ),
-        ("storage: ", "confirm: 200\nstorage: ", "confirm: expected fewer than budget.trials, 60; got 200"),
+        (
+            "storage: ",
+            "confirm: 200\nstorage: ",
+            "confirm: expected fewer than budget.trials, which has to be given with it; got 200",
+        ),
         ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
         ("{name: val_loss, direction: minimize}", "gap", "Write metric: {name: gap, direction: minimize}"),
         ("epochs: {low: 2, high: 20}", "epochs: 1e300", "space.epochs: expected a number above 0, at most a million"),

@@ -129,7 +129,7 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
             f"In the {seconds(forecast.left_s)} that are left ({spec.budget.by}), about {forecast.trials} trials fit, {slots} "
             "at once; the best model of all is kept"
         )
-    trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
+    trials, took = f"{forecast.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:
         return f"{trials} train and evaluate for about {took}, {slots} at once"
     return (

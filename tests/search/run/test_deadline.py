@@ -239,6 +239,29 @@ def test_a_deadline_given_in_python_limits_the_study_instead_of_its_trials() -> 
 
 
 @pytest.mark.parametrize(
+    ("budget", "trials"),
+    [
+        ("{hours: 2}", UNLIMITED),
+        ("{cost: 2}", UNLIMITED),
+        ("{hours: 2, trials: 20}", 20),
+        ("{hours: 2, cost: 2, trials: 7}", 7),
+        ("{min_gain: 1%}", 20),
+    ],
+)
+def test_hours_or_cost_alone_are_the_only_limit(budget: str, trials: int) -> None:
+    text = f"study: x\ntask: tasks.py:X\nspace: {{effective_batch: 32, reference_rate: 0.1}}\nbudget: {budget}\n"
+    assert parse_study(f"{text}devices: {{prices: {{cpu: 1.0}}}}\n").budget.trials == trials
+
+
+def test_repeats_in_the_last_part_of_no_number_of_trials_are_refused() -> None:
+    text = "study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\nbudget: {hours: 2}\nconfirm: 2\n"
+    with pytest.raises(
+        StudyFileError, match=r"confirm: expected fewer than budget\.trials, which has to be given with it; got 2"
+    ):
+        parse_study(text)
+
+
+@pytest.mark.parametrize(
     ("now", "text", "moment"),
     [
         ("2026-01-10T12:00-05:00", "2026-07-28 09:00", "2026-07-28T09:00:00-04:00"),
@@ -469,6 +492,15 @@ def test_a_check_says_how_many_trials_fit_before_a_deadline(study_file: Callable
     path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"trials": 12, "profile_s": 0.5})
     said = " ".join(bsearch("check", path, "--set", "budget.by=10m").output.split())
     assert re.search(r"about \d+ trials fit, \d+ at once; the best model of all is kept", said)
+
+
+def test_a_check_says_how_many_trials_fit_into_hours(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"hours": 1e-4, "profile_s": 0.5})
+    said = " ".join(bsearch("check", path).output.split())
+    assert re.search(r"\b\d{1,3} trials train and evaluate for about", said), said
+    assert "will end the study before its" not in said
+    said = " ".join(bsearch("check", path, "--set", "budget.trials=9000").output.split())
+    assert "the time or cost under `budget:` will end the study before its 9000 trials" in said
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import optuna
 import pytest
 from bsearch.search.analysis.confirm import averaged
 from bsearch.search.run import study_run
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import counted
 from bsearch.spaces.study.goals import Objectives
@@ -91,6 +93,18 @@ class TestStudyRun(Studies):
         space = {"effective_batch": {"low": 16, "high": 18}, "reference_rate": 0.1, "rule": ["sqrt", "constant"], "epochs": 1}
         result = go("Points", space=space, training={"evaluations": 10}, budget={"trials": 30, "hours": 1})
         assert [record.outcome for record in result.study.records] == ["complete"] * 6
+
+    def test_the_sampler_is_told_what_trials_take_besides_training(self, go: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen = []
+        suggest = FrontSuggester.suggest
+
+        def spy(self: FrontSuggester, *arguments: Any, **how: Any) -> Any:
+            seen.append(self.overhead)
+            return suggest(self, *arguments, **how)
+
+        monkeypatch.setattr(FrontSuggester, "suggest", spy)
+        go("Points", budget={"trials": 4, "hours": 1})
+        assert seen[0] == 0 < seen[-1]
 
     def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}

@@ -461,3 +461,20 @@ def test_the_untried_settings_of_a_finite_space_are_proposed_once_each() -> None
     real = SearchSpace.of({"rate": Range(low=0.0, high=1.0)})
     begun = trials.begin({"rate": 0.5}).parameters
     assert real.untried(begun, trials) == begun
+
+
+def test_what_a_trial_takes_besides_training_is_in_its_price() -> None:
+    """Where time is the limit and starting a trial takes as long as the longest training, short ones are not cheap."""
+    space: dict[str, BaseDistribution] = {"rate": FloatDistribution(1e-3, 1.0, log=True), "epochs": IntDistribution(1, 50)}
+    lengths = []
+    for overhead in (0.0, 50.0):
+        suggester = FrontSuggester(space, known_seconds=lambda values: float(values["epochs"]), by_time=True)
+        suggester.overhead, trials = overhead, Trials()
+        for number in range(16):
+            (wanted,) = suggester.suggest(trials)
+            assert isinstance(wanted, dict)
+            epochs = float(trials.begin(wanted).parameters["epochs"])
+            score = 1 - 1 / (1 + epochs) - 0.02 * math.log(wanted["rate"] / 0.03) ** 2
+            trials.end(number, TrialResult("complete", TrialFacts(train_s=epochs), (epochs, score)))
+        lengths.append(np.median([trial.train_s for trial in trials if trial.train_s is not None]))
+    assert lengths[1] > 1.5 * lengths[0]
