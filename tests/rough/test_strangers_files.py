@@ -438,6 +438,13 @@ def mapping_laughs(levels: int, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def merges(levels: int) -> str:
+    """Keys that are merged twice as many times at each level."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}]}}" for level in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
 def wide(columns: int, name: str = "column {}", count: int = 3) -> bytes:
     table = rows(count)
     header = [*table[0], *(name.format(place) for place in range(columns))]
