@@ -154,36 +154,24 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
 
 
 def disks(spec: StudySpec | None, storage: str | None) -> Iterator[Finding]:
-    """Free space and permissions for the database, checkpoints, results and Ray's session; one finding per file system."""
+    """Free space and permissions for the database, checkpoints, results and Ray's session."""
     folders: dict[str, Path] = {"results": (spec.folder if spec is not None else Path.cwd()) / "results"}
     if storage and storage.startswith("sqlite") and (database := storage_engine(storage).url.database):
         folders["the database"] = Path(database).parent
     if spec is not None and spec.cluster.checkpoints and not is_url(spec.cluster.checkpoints):
         folders["checkpoints"] = Path(spec.cluster.checkpoints)
     folders["Ray's session"] = Path(os.environ.get("RAY_TMPDIR") or "/tmp")  # noqa: S108  # Ray's default
-    seen: dict[int, list[str]] = {}
-    places: dict[int, Path] = {}
     for what, folder in folders.items():
         existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
         if not os.access(existing, os.W_OK):
-            yield Finding(
-                "disk", "problem", f"{what}: {existing} is not writable", "Choose another folder, or change its permissions."
-            )
-        device = existing.stat().st_dev
-        seen.setdefault(device, []).append(what)
-        places.setdefault(device, existing)
-    for device, names in seen.items():
-        yield disk(places[device], " and ".join((", ".join(names[:-1]), names[-1])).removeprefix(" and "))
-
-
-def disk(folder: Path, what: str) -> Finding:
-    """Free space on the file system of an existing folder."""
-    usage = shutil.disk_usage(folder)
-    found = f"{folder}: {readable_bytes(usage.free)} of {readable_bytes(usage.total)} free, for {what}"
-    if usage.free >= _GIB:
-        return Finding("disk", "ok", found)
-    advice = "Free some space: a study ends if its database or checkpoints cannot be written."
-    return Finding("disk", "problem", found, advice)
+            advice = "Choose another folder, or change its permissions."
+            yield Finding("disk", "problem", f"{what}: {existing} is not writable", advice)
+        elif free < _GIB:
+            advice = "Free some space: a study ends if its database or checkpoints cannot be written."
+            yield Finding("disk", "problem", f"{what}: {readable_bytes(free)} free at {existing}", advice)
+        else:
+            yield Finding("disk", "ok", f"{what}: {readable_bytes(free)} free at {existing}")
 
 
 def storage_findings(url: str) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from bsearch.objectives.machine.host import cgroup_limit
 from bsearch.search.preview.doctor import (
     Finding,
     cpu,
-    disk,
+    disks,
     examined,
     packages,
     storage_findings,
@@ -92,7 +92,8 @@ def test_passwords_are_masked_and_a_server_that_is_not_there_is_told(monkeypatch
 
 
 def test_a_disk_is_looked_at_and_versions_are_told(tmp_path: Path) -> None:
-    assert disk(tmp_path, "results").name == "disk"
+    found = next(disks(None, f"sqlite:///{tmp_path}/none/study.db"))
+    assert (found.name, found.state) == ("disk", "ok")
     assert re.search(r"Python 3\.\d+\.\d+, bsearch .*, torch \d", the(packages(), "packages").found)
 
 
