@@ -79,7 +79,7 @@ class TestStudyRun(Studies):
         }
         results = [
             go("Points", space=space, sampler=sampler, confirm=1, stopping="none", budget={"trials": trials})
-            for trials in (14, 30)
+            for trials in (20, 30)
         ]
         for result in results:
             assert (result.stopped, result.failure) == ("all settings of the space were tried; widen it for more", "")
