@@ -94,6 +94,7 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
         if samples > run.data.training_set:
             break
         run.modes.train(run.model)
+        run.rates.freeze()  # what is asked of this model is asked of a new one
         try:
             loss = LossSum(run.device)
             # The trial's own step, so that the bytes of its first steps are counted.

@@ -81,7 +81,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    profile = _with_facts(profile, run, smallest)
+    profile = replace(_with_facts(profile, run, smallest), untrained=scores[setup.metric])
     unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
     where = location_of(run, "model")
     setup = replace(run.setup, smallest_micro_batch=smallest)

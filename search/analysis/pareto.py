@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from ...spaces.front import ParetoFront
 from ...spaces.names import Direction
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import Objectives, Speed
+from ...spaces.study.goals import Metric, Objectives, Speed
 from .confirm import averaged
 
 
@@ -37,11 +37,22 @@ def front_members(points: Sequence[Sequence[float]]) -> list[int]:
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean.
 
-    What does not reach the study's `at_least` or `at_most` is left out, unless nothing does.
+    What does not reach the study's `at_least` or `at_most` is left out, unless nothing does; and what is worse than an untrained
+    model by more than the best is better: that model's metric is known by a few samples only.
     """
     metric, settings = objectives.metric, averaged(records, objectives)
-    reaching = [one for one in settings if one.score is not None and one.score >= metric.least_score]
+    scored = [(setting, setting.score) for setting in settings if setting.score is not None]
+    best = max((score for setting, score in scored if setting.outcome == "complete"), default=0.0)
+    reaching = [setting for setting, score in scored if score >= max(metric.least_score, _least(setting, metric, best))]
     return front_of(reaching or settings, metric.name, metric.direction, objectives.speed)
+
+
+def _least(setting: TrialRecord, metric: Metric, best: float) -> float:
+    untrained = setting.facts.extra.get("untrained")
+    if not isinstance(untrained, int | float):
+        return -math.inf
+    score = metric.score(untrained)
+    return score - abs(best - score)
 
 
 def front_of(

@@ -411,8 +411,8 @@ def _unmet(study: _OpenStudy, trials: Sequence[TrialRecord]) -> str:
         return f"none of {plural(len(outcomes), 'trial')} completed"
     if kept is None or target is None or kept.score is None or kept.score >= kept.metric.score(target):
         return ""
-    best = kept.metric.score(kept.score)
-    return f"budget.until: {kept.metric.name} {target:g} was not reached; the best, trial {kept.trial}, has {best:.6g}"
+    got = f"the model that was kept, trial {kept.trial}, has {kept.metric.score(kept.score):.6g}"
+    return f"budget.until: {kept.metric.name} {target:g} was not reached; {got}"
 
 
 def identified(

@@ -581,7 +581,9 @@ class StudyRun:
 
     def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price)
+        untrained = self._planner.untrained(attempt)
+        extra = {} if untrained is None else {"untrained": untrained}
+        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, extra=extra)
 
 
 def gain_sentence(gain: float) -> str:

@@ -39,6 +39,7 @@ class DeviceProfile:
         unit, units_per_sample: what samples of several lengths are counted in, such as tokens, and their mean.
         applies_decay, applies_betas: some parameters have the setup's weight decay, its betas; true if unknown.
         batch_statistics: the model has BatchNorm layers, which see the micro-batch and not the whole batch.
+        untrained: the metric of the new model, on a few validation samples; None where that is not known.
         unused_parameters: task parameters in the study's space that the task never read.
         device_bytes: memory of the device.
         limit_bytes: how much of it a trial may use; None: no limit.
@@ -76,6 +77,7 @@ class DeviceProfile:
     units_per_sample: float | None = None
     batch_statistics: bool = False
     model_parameters: int | None = None
+    untrained: float | None = None
     unused_parameters: tuple[str, ...] = ()
     device_bytes: int = 0
     limit_bytes: int | None = None

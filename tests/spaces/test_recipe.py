@@ -110,11 +110,6 @@ def test_an_average_of_weights_is_the_trials_own_and_a_part_of_the_cost() -> Non
     assert made.ema_decay(made.effective_batch) == pytest.approx(0.95**2)
     assert "ema" not in made.parameters
     assert type(made).from_dict(made.to_dict()) == made
-    stored = made.to_dict()  # as earlier versions wrote it
-    former = {"cudnn_benchmark": True, "ema_scaling": "half_life"}
-    assert type(made).from_dict({**stored, "training": {**stored["training"], **former}}) == made
-    with pytest.raises(ValueError, match="ema_scaling"):  # that trained something else
-        type(made).from_dict({**stored, "training": {**stored["training"], "ema_scaling": "constant"}})
     assert training_cost(spec)["ema"] == 0.9
     assert training_cost(study({}))["ema"] is None
     assert study({}, training={"ema": 0.9}).identity() != study({}).identity()

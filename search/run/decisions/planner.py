@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -191,6 +192,11 @@ class Planner:
             )
         )
         of_kind[key] = of_kind[key].updated(now)
+
+    def untrained(self, attempt: Attempt) -> float | None:
+        """The metric of an attempt's model before training, as far as that is known."""
+        value = self._profile(attempt.setup, attempt.kind).untrained
+        return value if value is not None and math.isfinite(value) else None
 
     def _key(self, setup: TrialSetup) -> CostKey:
         return cost_key(self._spec, {**self._spec.fixed(), **setup.cost_parameters})

@@ -19,6 +19,7 @@ from bsearch.search.report.stdio.console import json_text
 from bsearch.search.report.terminal.tables import front_plot
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.names import Direction
 from bsearch.spaces.readable import seconds
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
@@ -158,3 +159,21 @@ def test_small_fronts_are_drawn_without_fuss(records: Iterable[TrialRecord]) -> 
 
 def test_seconds_are_said_as_people_say_them() -> None:
     assert [seconds(value) for value in (None, math.nan, 0.5, 61, 3600)] == ["-", "-", "0.5 s", "1 min 1 s", "1 h 0 min"]
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_front_begins_where_a_model_is_better_than_untrained(direction: Direction, sign: int) -> None:
+    """However the metric is turned and wherever its zero is; what only a few samples tell is not held against a trial."""
+    objectives = Objectives.model_validate({"metric": {"name": "m", "direction": direction}})
+
+    def trial(number: int, loss: float, untrained: float | None = 2.3) -> TrialRecord:
+        of, began = (turned(-(loss * 1.0) + sign, direction), untrained and turned(-untrained + sign, direction))
+        facts = TrialFacts(extra={} if began is None else {"untrained": began})
+        return TrialRecord.of(number, "complete", {}, facts, (1.0 + number, of), direction=direction)
+
+    blown, barely, best = trial(0, 1e22), trial(1, 2.4), trial(2, 0.2)
+    assert [one.number for one in study_front([blown, barely, best], objectives).trials] == [1, 2]
+    assert [one.number for one in study_front([blown], objectives).trials] == [0]  # there is nothing else
+    unknown = [trial(0, 1e22, None), trial(1, 2.4, None), trial(2, 0.2, None)]
+    assert [one.number for one in study_front(unknown, objectives).trials] == [0, 1, 2]

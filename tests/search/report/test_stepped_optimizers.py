@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> StoredStudy:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_record_and_every_export_have_what_stepped(kinds: StoredStudy, kind: str) -> None:
-    names: dict[str, Any] = {}
-    exec(TASKS, names)  # noqa: S102
-    optimizer = names["MADE"][kind]([torch.nn.Parameter(torch.zeros(2))], 0.01)
+def test_the_record_and_every_export_have_what_stepped(kinds: StoredStudy, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "made.py").write_text(TASKS)
+    optimizer = runpy.run_path(str(tmp_path / "made.py"))["MADE"][kind]([torch.nn.Parameter(torch.zeros(2))], 0.01)
     (group,) = optimizer.param_groups
     record = next(one for one in kinds.records if one.parameters["kind"] == kind)
     said = [name for name in ("weight_decay", "betas", "eps", "momentum", "nesterov") if name in group]

@@ -458,7 +458,7 @@ def test_a_value_that_was_not_reached_is_a_failure(
     path = study_file(task=f"{TASKS}:{task}", space=SPACE, budget={"until": until, "trials": 2}, **changes)
     for _ in range(2):  # also of a study whose budget was met before
         result = run(path)
-        assert f" {until} was not reached; the best, trial " in result.failure
+        assert f" {until} was not reached; the model that was kept, trial " in result.failure
     assert bsearch("run", path, "--serial").exit_code == 1
 
 
@@ -627,7 +627,8 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
     assert {path.name for path in kept_in.iterdir()} == {"mine"}
     assert len([*tmp_path.glob(".kept.bsearch-small/0/model.pt")]) == 1
     again = bsearch("run", path, "--serial", "--until", "0.9999", "--set", "budget.trials=3", "--keep", tmp_path / "other")
-    assert again.exit_code == 0, again.output
+    assert again.exit_code == 1  # a model is kept, and no target reached
+    assert "accuracy 0.9999 was not reached; the model that was kept, trial 2, has" in again.output
     assert len([*tmp_path.glob(".kept.bsearch-small/0/model.pt")]) == 1
 
 
