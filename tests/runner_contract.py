@@ -200,6 +200,7 @@ class StudyContract(Studies):
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
         assert sum(record.counts for record in more.study.records) == 30
 
+    @pytest.mark.slow
     def test_trials_are_paused_and_resumed_or_given_up(self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path) -> None:
         changes: dict[str, Any] = {
             "space": {

@@ -353,7 +353,7 @@ def test_a_call_that_times_out_once_sigterm_has_come_is_terminated(
         ({"storage": "sqlite:////sys/study/s.db"}, "expected a writable folder, but /sys/study"),
     ],
 )
-@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("command", ["run", pytest.param("check", marks=pytest.mark.slow)])
 def test_bad_input_is_told_without_a_traceback(
     study_file: Callable[..., Path], command: str, changes: dict[str, object], message: str
 ) -> None:

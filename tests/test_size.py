@@ -1,13 +1,15 @@
 """The product's size has upper bounds, `[tool.bsearch.bounds]` in pyproject.toml, which only go down: whoever adds, deletes.
 
-A change that has to raise one says in its decision (docs/decisions) what it bought.
+They count what is read, tokens, and not how it is set: lines got fewer and longer (docs/decisions/0073-a-bound.md).
 """
 
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,7 @@ from pydantic import BaseModel
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 BOUNDS: dict[str, int] = PYPROJECT["tool"]["bsearch"]["bounds"]
-# What is rarely used and set apart: nothing below imports it.
-APART = ("extras", "verify")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def modules() -> Iterator[Path]:
@@ -32,10 +33,30 @@ def modules() -> Iterator[Path]:
         yield from (ROOT / Path(*package.split(".")[1:])).glob("*.py")
 
 
-def lines(*, apart: bool) -> int:
-    """Physical lines of the product, blank ones and docstrings included."""
-    chosen = [path for path in modules() if (path.relative_to(ROOT).parts[0] in APART) <= apart]
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in chosen)
+def tokens(paths: Iterable[Path]) -> int:
+    """Python tokens without comments, docstrings and line ends: what is read, however it is set."""
+    return sum(tokens_of(path.read_text(encoding="utf-8")) for path in paths)
+
+
+def tokens_of(text: str) -> int:
+    documented = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)))
+    docstrings = {node.body[0].lineno for node in documented if ast.get_docstring(node) is not None}
+    read = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(not (each.type in UNREAD or (each.type == tokenize.STRING and each.start[0] in docstrings)) for each in read)
+
+
+UNREAD = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER")}
+
+
+def of_core() -> Iterator[Path]:
+    return (path for path in modules() if path.relative_to(ROOT).parts[0] != "extras")
+
+
+def bytes_beside() -> int:
+    """What else the wheel holds: templates, scripts, styles, schemas, data."""
+    data: dict[str, list[str]] = PYPROJECT["tool"]["setuptools"]["package-data"]
+    folders = ((ROOT / Path(*package.split(".")[1:]), patterns) for package, patterns in data.items())
+    return sum(path.stat().st_size for folder, patterns in folders for pattern in patterns for path in folder.glob(pattern))
 
 
 def nodes(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -52,9 +73,6 @@ def longest_function() -> tuple[int, str]:
 
 def statements(function: Any) -> list[ast.stmt]:
     return function.body[1:] if ast.get_docstring(function) is not None else function.body
-
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def largest_class() -> tuple[int, str]:
@@ -102,8 +120,10 @@ def sections(annotation: Any) -> set[type[BaseModel]]:
 
 
 MEASURED = {
-    "lines": lambda: (lines(apart=False), ""),
-    "lines_with_what_is_set_apart": lambda: (lines(apart=True), ""),
+    "tokens": lambda: (tokens(modules()), ""),
+    "tokens_of_core": lambda: (tokens(of_core()), ""),
+    "tokens_of_tests": lambda: (tokens((ROOT / "tests").rglob("*.py")), ""),
+    "bytes_beside": lambda: (bytes_beside(), ""),
     "commands": lambda: (
         sum(map(len, SECTIONS.values())),
         ", ".join(name for some in SECTIONS.values() for name in some),
@@ -130,3 +150,7 @@ def test_the_product_keeps_within_its_bounds(name: str) -> None:
 
 def test_every_bound_is_measured() -> None:
     assert set(BOUNDS) == set(MEASURED)
+
+
+def test_a_token_is_what_is_read() -> None:
+    assert tokens_of('"""A module."""\nx = f(1)  # a comment\n\n\n') == len(("x", "=", "f", "(", "1", ")"))

@@ -68,7 +68,7 @@ def trained(batch: int, epochs: float, parts: int = 1, most: int = 99, **changes
     return list(islice(run_script(made, "train.py", **told), most))
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("batch", "drops"), LENGTHS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_schedule_of_batches_ends_with_the_training(scheduler: str, batch: int, drops: bool, parts: int) -> None:

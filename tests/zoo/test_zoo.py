@@ -39,10 +39,12 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("bsearch.objectives.examination.scores._BUDGET_S", 60.0)
 
 
-def entries(chosen: Callable[[Entry], Any]) -> list[Any]:
+def entries(chosen: Callable[[Entry], Any], *marks: Any) -> list[Any]:
     """Parameters of a test: the entries that it is about, those of adapters with their marker."""
     return [
-        pytest.param(entry, id=entry.reference.removeprefix("zoo."), marks=[pytest.mark.frameworks] * bool(entry.framework))
+        pytest.param(
+            entry, id=entry.reference.removeprefix("zoo."), marks=[*marks, *[pytest.mark.frameworks] * bool(entry.framework)]
+        )
         for entry in ENTRIES
         if chosen(entry)
     ]
@@ -70,7 +72,11 @@ def told(entry: Entry, **changes: Any) -> tuple[str, str]:
     return examination.verdict, "\n".join([*findings, getattr(examination, "note", "")])
 
 
-@pytest.mark.parametrize("entry", entries(lambda entry: True))
+# Every other entry in the quick tier.
+@pytest.mark.parametrize(
+    "entry",
+    [*entries(lambda entry: ENTRIES.index(entry) % 2), *entries(lambda entry: not ENTRIES.index(entry) % 2, pytest.mark.slow)],
+)
 def test_every_training_is_told_what_it_is(entry: Entry) -> None:
     if not has("examination"):
         pytest.skip("this bsearch examines no step before the first trial")

@@ -160,6 +160,7 @@ def test_two_groups_are_recorded_apart_and_told_where_a_format_has_one(tmp_path:
     assert [group["weight_decay"] for group in yaml.safe_load(FRAMEWORKS["yaml"](settings).text)["groups"]] == [0.1, 0.0]
 
 
+@pytest.mark.slow
 def test_a_setting_that_changes_in_training_is_told(tmp_path: Path) -> None:
     path = study(tmp_path, "Changes", training={"evaluations": 8, "accept_inexact": True})
     assert not run(path).failure
@@ -180,6 +181,7 @@ def test_a_loop_of_ones_own_is_read_alike(tmp_path: Path) -> None:
     assert facts.groups[0]["lr"] == facts.learning_rate
 
 
+@pytest.mark.slow
 def test_check_tells_where_the_optimizer_differs_from_the_setup(tmp_path: Path) -> None:
     space = {"effective_batch": 32, "reference_rate": 0.01, "epochs": 1, "kind": "adamw"}
     said = CliRunner().invoke(main, ["check", str(study(tmp_path, "Kinds", space=space))]).output

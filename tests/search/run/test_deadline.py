@@ -494,6 +494,7 @@ def test_a_check_says_how_many_trials_fit_before_a_deadline(study_file: Callable
     assert re.search(r"about \d+ trials fit, \d+ at once; the best model of all is kept", said)
 
 
+@pytest.mark.slow
 def test_a_check_says_how_many_trials_fit_into_hours(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"hours": 1e-4, "profile_s": 0.5})
     said = " ".join(bsearch("check", path).output.split())

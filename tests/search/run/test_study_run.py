@@ -69,7 +69,7 @@ class TestStudyRun(Studies):
         with pytest.raises(StudyFileError, match=r"budget\.min_gain: expected sampler: front"):
             go("Points", budget=budget, sampler="tpe")
 
-    @pytest.mark.parametrize("sampler", ["front", "tpe", "random"])
+    @pytest.mark.parametrize("sampler", ["front", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tpe", "random"))])
     def test_no_setting_is_trained_twice_and_a_space_that_was_tried_ends_it(self, go: Run, sampler: str) -> None:
         space = {
             "effective_batch": {"low": 32, "high": 33},
