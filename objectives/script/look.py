@@ -175,6 +175,9 @@ class _Look:
         with suppress(TypeError):
             self.looked.samples = len(loader.dataset)  # type: ignore[arg-type]
 
+    def told_length(self) -> None:
+        """Of no interest."""
+
     def schedules(self, scheduler: Any, step: Any) -> None:
         step()
 

@@ -39,6 +39,8 @@ from .told import Told, as_main, flags_of, kind_of, script_file
 _ENDLESS, _ENDLESS_EPOCHS = 1_000_000, 1000
 # What is kept of a script's output for messages, and how many lines of it they have.
 _LAST_CHARACTERS, _LAST_LINES = 2000, 5
+# What torch's schedulers call the number of their steps.
+_LENGTHS = ("total_steps", "T_max", "total_iters")
 # What is seen of a loader, see `seen_of`.
 Seen = tuple[str, int, int]
 
@@ -366,7 +368,7 @@ class _Run:
                     f"{self.setup.effective_batch}"
                 )
             # In proportion to the budget, which is a few steps where it is examined.
-            told = math.ceil(self.setup.epochs) / self.setup.epochs
+            self._had_length, told = self._knows_length, math.ceil(self.setup.epochs) / self.setup.epochs
             self._batches = len(loader) * self.setup.samples_budget * told / samples
             if loader.drop_last:
                 self.setup = _in_whole_steps(self.setup)
@@ -391,6 +393,7 @@ class _Run:
         self._begins_pass = True
 
     _begun = 0  # steps of this attempt
+    _knows_length = _had_length = False
     _batches = 0.0  # that the script expects of its training
     _reported = _own_rates = _begins_pass = _has_stepped = _has_left = _waits = _evaluates = False
     _rates: Sequence[float] = ()
@@ -448,20 +451,33 @@ class _Run:
 
     def schedules(self, scheduler: Any, step: Any) -> None:
         """Let a scheduler that counts batches come to its end with the training: steps go over the ends of epochs, so there are
-        fewer than epochs * len(loader). One that was stepped after every batch so far takes its share of those.
+        fewer than epochs * len(loader). One that was stepped after every batch so far takes its share of those, unless the
+        script has made it without len(loader), or of as many steps as there are.
         """
         times = 1
         if scheduler is not None and self._step is not None and not being_served():
             self._calls[id(scheduler)] += 1
-            if 2 * self._calls[id(scheduler)] > self._begun:
+            if 2 * self._calls[id(scheduler)] > self._begun and self._counts_batches(scheduler):
                 seen = self._loop._seen  # type: ignore[union-attr]  # it is within a step
                 each = self._batches / self.setup.samples_budget
                 times = int(seen * each + 1e-6) - int((seen - self._step.samples) * each + 1e-6)
                 if self._told.steps:  # it is told a number of parts
                     times = len(self._step.sizes)
         for _ in range(times):
-            step()
+            try:
+                step()
+            except ValueError as error:
+                if "Tried to step" not in str(error):
+                    raise  # else it holds its last rate: the script has rounded down what it is made of
         self._rates = self._rates_now()
+
+    def told_length(self) -> None:
+        self._knows_length = True
+
+    def _counts_batches(self, scheduler: Any) -> bool:
+        """Whether a scheduler's length is of len(loader), which the script had asked for before its first step."""
+        length = next((length for name in _LENGTHS if (length := getattr(scheduler, name, None))), None)
+        return self._had_length and length != sum(steps.count for steps in self.setup.steps())
 
     def _rates_now(self) -> list[float]:
         return [float(group["lr"]) for one in self._made.of(Optimizer) for group in one.param_groups]
@@ -560,7 +576,9 @@ def batch_of(loader: DataLoader[Any]) -> Any:
 def seen_of(loader: DataLoader[Any]) -> Seen:
     """The sampler of a loader and what it draws in a pass; its batch, and how many of them: -1 where nobody knows."""
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    return f"{type(sampler).__name__} of {length_hint(sampler, -1)}", batch_of(loader) or -1, length_hint(loader, -1)
+    with aside():
+        batches = length_hint(loader, -1)
+    return f"{type(sampler).__name__} of {length_hint(sampler, -1)}", batch_of(loader) or -1, batches
 
 
 class _Pass(Iterator[Any]):

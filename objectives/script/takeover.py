@@ -79,6 +79,9 @@ class Driver(Protocol):
     def wrote(self, text: str) -> None:
         """The script has written to its output, or reported a metric."""
 
+    def told_length(self) -> None:
+        """The script has asked a loader for its number of batches."""
+
     def schedules(self, scheduler: Any, step: Any) -> None:
         """A scheduler is to take a step; None where it is told to which."""
 
@@ -166,6 +169,7 @@ def _take_over() -> None:
     _replace(nn.Module, "__setstate__", _noted)  # of a copy
     _replace(Optimizer, "__init__", _optimizer_made)
     _replace(DataLoader, "__iter__", _iterated)
+    _replace(DataLoader, "__len__", _length)
     _replace(Tensor, "backward", _back_propagated)
     _replace(Optimizer, "zero_grad", _cleared)
     _replace(nn.Module, "zero_grad", _cleared)
@@ -233,7 +237,13 @@ def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any
     made.add(self)
     original(self, *arguments, **named)
     if isinstance(self, DataLoader):
-        driver.loader_made(self)
+        with aside():
+            driver.loader_made(self)
+
+
+def _length(original: Any, driver: Driver, made: Made, self: Any) -> Any:
+    driver.told_length()
+    return original(self)
 
 
 def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:

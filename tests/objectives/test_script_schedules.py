@@ -76,6 +76,17 @@ def test_a_schedule_of_batches_ends_with_the_training(scheduler: str, batch: int
     assert trained(batch, 10, parts)[-1].accuracy == 10 * LENGTHS[batch, drops]
 
 
+@pytest.mark.parametrize("scheduler", ["OneCycleLR(optimizer, LR, total_steps=total)", "CosineAnnealingLR(optimizer, total)"])
+@pytest.mark.parametrize(("batch", "steps"), [(400, 12), (64, 80)])
+def test_a_schedule_of_the_scripts_own_arithmetic_stays(scheduler: str, batch: int, steps: int) -> None:
+    """It knows that steps go over the ends of epochs, or rounds down; a step more than it has is not taken."""
+    written(f"lr_scheduler.{scheduler}", drops=False)
+    text = Path("train.py").read_text().replace("EPOCHS * len(loader)", "512 * EPOCHS // BATCH")
+    Path("train.py").write_text(text)
+    assert 512 * 10 // batch == steps
+    assert trained(batch, 10)[-1].accuracy in (steps, steps + 1)
+
+
 def test_one_that_is_interrupted_goes_on_with_its_schedule(tmp_path: Path) -> None:
     written(SCHEDULERS["OneCycleLR"], drops=False)
     whole = [one.accuracy for one in trained(400, 10)]
