@@ -8,7 +8,9 @@ import inspect
 import logging
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -143,11 +145,14 @@ def main_first(groups: Sequence[Mapping[str, Any]], decay: float) -> list[Mappin
 def _plain(value: Any) -> Any:
     """A setting as JSON has it; None where it is no number, no flag and no sequence of them."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
+        with suppress(RuntimeError):  # one that is traced has no value
+            return value.item()
+    if isinstance(value, Real) and not isinstance(value, int):
+        return float(value)  # NumPy's too
     if isinstance(value, tuple | list):
         each = [_plain(part) for part in value]
         return each if each and all(isinstance(part, int | float) for part in each) else None
-    return value if isinstance(value, int | float) else None
+    return value if isinstance(value, int) else None
 
 
 # What rules and sharding have to know of any optimizer

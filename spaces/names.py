@@ -73,20 +73,29 @@ LOWER = frozenset(
     | {"chamfer", "bpb", "bpc", "bpd", "regret"}
 )
 HIGHER = frozenset(
-    {"accuracy", "acc", "precision", "prec", "recall", "f1", "auc", "auroc", "ap", "map", "iou", "miou", "dice", "mcc", "r2"}
-    | {"likelihood", "bleu", "rouge", "psnr", "ssim", "ndcg", "mrr", "reward"}
+    {"accuracy", "acc", "precision", "prec", "recall", "tpr", "f1", "auc", "auroc", "ap", "map", "iou", "miou", "dice", "mcc"}
+    | {"r2", "likelihood", "bleu", "rouge", "rougel", "rougelsum", "psnr", "ssim", "ndcg", "mrr", "reward"}
 )
 # Of tables: no column of these names is a setting.
 METRICS = (LOWER | HIGHER | {"acc1", "top1", "value", "score"}) - {"precision", "prec", "ce"}
 # What a name ends with that says what it took to reach a level of a metric.
 TO_GOAL = "_to_(the_)?(target|(target_)?(accuracy|acc|loss|metric|quality)|converge|convergence|threshold)"
-_LOWER_PHRASES = re.compile(rf"({TO_GOAL}|(^|_)(bits_per_[a-z]+|cross_entropy))$")
-# Words that change nothing: of means, classes and data.
-_NEUTRAL = frozenset({"mean", "avg", "average", "macro", "micro", "weighted", "rate", "at", "roc", "pr"})
-_NEUTRAL |= {*VALIDATION, *TEST, *TRAINING}
-_GLUED = (*VALIDATION, "test", "train")  # as in `valacc`
+_EFFORT = "time|steps|epochs|iterations|iters|updates|samples|tokens|hours|minutes|seconds"
+_LOWER_PHRASES = re.compile(rf"({TO_GOAL}|(^|_)(bits_per_[a-z]+|cross_entropy))$|(^|_)({_EFFORT})_to_")
+# Words that change nothing: of means, classes, data, and how often it is logged.
+_NEUTRAL = {"mean", "avg", "average", "macro", "micro", "weighted", "rate", "roc", "pr", "score", "pct", "percent"}
+_NEUTRAL |= {"epoch", "step", "metrics", "dataloader", "idx", *VALIDATION, *TEST, *TRAINING}
+# Before these stands what is measured; behind them, where or for what.
+_BOUNDARY = frozenset({"at", "per", "to"})
+# With one of these it is no value of the metric.
+_SPREAD = frozenset(
+    {"std", "stdev", "var", "variance", "delta", "diff", "difference", "gap", "drop", "lost", "change", "in", "of"}
+)
 _NEGATED = frozenset({"neg", "negative", "minus"})
+# scikit-learn's; other `neg_loss` may be of negative samples.
+_TURNED = re.compile("neg_(mean|root|median|max|log|brier)_")
 _FORMULA = re.compile(r"^\s*([\d.]+\s*[-/]|-)|=|(exp|log)\(|^(inv|one_?minus|negated)")
+_GLUED = (*VALIDATION, "test", "train")  # as in `valacc`
 
 
 def words_of(name: str) -> list[str]:
@@ -100,38 +109,41 @@ def words_of(name: str) -> list[str]:
 
 @lru_cache(1 << 14)  # tables ask for each cell
 def _words(name: str) -> tuple[str, ...]:
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[:300])
     found: list[str] = []
-    for word in re.split(r"[\W_]+", apart.lower()):  # letters of any script stay
-        data = next((data for data in _GLUED if word.startswith(data) and word[len(data) :] in METRICS), "")
-        found += [part for part in (data, word[len(data) :]) if part]
+    for chunk in re.split(r"[\W_]+", name[:300]):  # letters of any script stay
+        known = chunk.lower().rstrip("0123456789") in METRICS  # such as mIoU
+        for word in [chunk.lower()] if known else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", chunk).lower().split("_"):
+            data = next((data for data in _GLUED if word.startswith(data) and word[len(data) :] in METRICS), "")
+            found += [part for part in (data, word[len(data) :]) if part]
     return tuple(found or ["?"])
 
 
 def direction_of(metric: str) -> Direction | None:
     """Whether a lower or a higher metric is better; None where its name does not say so.
 
-    >>> [direction_of(name) for name in ("val_loss (lowest)", "neg_mean_squared_error", "acc@1", "error_rate/val")]
-    ['minimize', 'maximize', 'maximize', 'minimize']
-    >>> {direction_of(name) for name in ("score", "generalization_gap", "val_acc_drop", "1 - acc", "negative_recall")}
+    >>> [direction_of(name) for name in ("val_loss (lowest)", "neg_mean_squared_error", "acc@1", "error_rate/val", "TPR@FPR")]
+    ['minimize', 'maximize', 'maximize', 'minimize', 'maximize']
+    >>> {direction_of(name) for name in ("score", "generalization_gap", "val_acc_drop", "1 - acc", "neg_recall", "std_acc")}
     {None}
     """
-    words = words_of(re.sub(r" \((lowest|highest)\)$", "", metric))  # of a curve
     if _FORMULA.search(metric.lower()):
         return None
+    words = words_of(re.sub(r" \((lowest|highest)\)$|\([A-Z]\)$", "", metric).replace("@", "_at_"))  # of a curve; of boxes
     if _LOWER_PHRASES.search("_".join(words)):
         return "minimize"
-    named = [word for word in words if word not in _NEUTRAL and not re.fullmatch(r"(top)?\d*", word)]
-    last = named[-1] if named else "accuracy" if any(word.startswith("top") for word in words) else ""
+    end = next((place for place, word in enumerate(words) if word in _BOUNDARY), len(words))
+    said = [word for word in words[:end] if word not in {*VALIDATION, *TEST, *TRAINING}]
+    named = [word for word in said if word not in _NEUTRAL and not re.fullmatch(r"(top)?\d*", word)]
+    last = named[-1] if named else "accuracy" if any(word.startswith("top") for word in said) else ""
     lower, higher = ({last, last.rstrip("0123456789")} & some for some in (LOWER, HIGHER))
-    if not lower and not higher:
+    if not (lower or higher) or _SPREAD & {*words}:
         return None
     if not _NEGATED & {*words}:
         return "minimize" if lower else "maximize"
-    # `negative` may be a class, and its recall is no score to be turned.
-    if named[0] not in _NEGATED or not (lower or last == "likelihood"):
-        return None
-    return "maximize" if lower else "minimize"
+    text = "_".join(said)
+    if text in ("neg_log_likelihood", "negative_log_likelihood"):
+        return "minimize"
+    return "maximize" if lower and _TURNED.match(text) else None
 
 
 def is_unit(word: str) -> bool:

@@ -142,7 +142,7 @@ class TrialFacts:
         """What the optimizer's groups stepped with, the one first that speaks for all; empty where nothing reported it."""
         with suppress(LookupError, ValueError, TypeError):
             first, *others = json.loads(self.extra["optimizer_groups"])
-            return tuple({**first, **other} for other in ({}, *others))
+            return tuple(other if "optimizer" in other else {**first, **other} for other in (first, *others))
         return ()
 
     def __or__(self, other: TrialFacts) -> TrialFacts:
@@ -153,6 +153,7 @@ class TrialFacts:
 _FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
 
 
+_OPTIMIZERS = frozenset({"weight_decay", "betas", "eps", "momentum"})
 # Facts that tasks may search under the same name: what is searched replaces what is reported.
 SEARCHED_FACTS = frozenset(
     (
@@ -385,7 +386,9 @@ class TrialRecord:
         """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
         derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay", "train_s") if name in facts}
-        return {**facts, **self.parameters, **derived}
+        main = next(iter(self.facts.groups), {})
+        changed = {name for name in _OPTIMIZERS if isinstance(main.get(name), str)}
+        return {name: value for name, value in {**facts, **self.parameters, **derived}.items() if name not in changed}
 
     def taken(self, speed: Speed) -> float | None:
         """What its training takes by a measure of speed; None if that is unknown."""

@@ -33,6 +33,7 @@ def test_an_edit_called_better_is_committed_and_one_called_worse_is_reset(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_edit_that_does_not_train_is_reset_with_the_reason(tmp_path: Path) -> None:
     example, folder = tmp_path / "example", tmp_path / "work"
     shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("__pycache__"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -86,15 +86,21 @@ def on_cpu(setup: TrialSetup) -> TrialSetup:
     return replace(setup, device="cpu", training=training, memory_limit_bytes=None)
 
 
-def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
-    """The smallest micro-batch: 1, or 2 where the model rejects a single sample (batch statistics need two values)."""
+def smallest_workable(
+    task: Task, setup: TrialSetup, look: Callable[[TrainingRun], None] = lambda run: None
+) -> tuple[int, TrainingRun]:
+    """The smallest micro-batch: 1, or 2 where the model rejects a single sample (batch statistics need two values).
+
+    Args:
+        look: called with the new model, before its first step.
+    """
     first_error: Exception | None = None
     for samples in (1, 2):
         run = TrainingRun(task, setup)
         if samples > run.data.training_set:
             break
         run.modes.train(run.model)
-        run.rates.freeze()  # what is asked of this model is asked of a new one
+        look(run)
         try:
             loss = LossSum(run.device)
             # The trial's own step, so that the bytes of its first steps are counted.

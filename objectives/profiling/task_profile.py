@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -70,7 +70,13 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
         started = time.process_time()
-        smallest, run = _first_run(training, setup, request)
+        untrained: list[float] = []
+
+        def look(run: TrainingRun) -> None:
+            with suppress(Exception):  # it is asked for again after the step
+                untrained[:] = [first_scores(run)[setup.metric]]
+
+        smallest, run = _first_run(training, setup, request, look)
         first_s = time.process_time() - started
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
@@ -81,7 +87,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    profile = replace(_with_facts(profile, run, smallest), untrained=scores[setup.metric])
+    profile = replace(_with_facts(profile, run, smallest), untrained=next(iter(untrained), None))
     unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
     where = location_of(run, "model")
     setup = replace(run.setup, smallest_micro_batch=smallest)
@@ -133,7 +139,9 @@ def _digest_of(run: TrainingRun, size: int) -> int:
     return digest_of(run.validation_fetcher.fetch(SampleKeys(places, np.zeros_like(places), 0)))
 
 
-def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
+def _first_run(
+    task: Task, setup: TrialSetup, request: ProfileRequest, look: Callable[[TrainingRun], None]
+) -> tuple[int, TrainingRun]:
     """The smallest micro-batch that works and its run, with more activation checkpointing where memory runs out without.
 
     What several GPUs share out may be too large for one: then it runs on the CPU.
@@ -141,7 +149,7 @@ def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[
     more = [mode for mode in request.memory.activation_checkpointing if mode != "none"]
     for mode in more:
         try:
-            return smallest_workable(task, setup)
+            return smallest_workable(task, setup, look)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -152,14 +160,14 @@ def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[
         release_memory(setup.device)
         setup = replace(setup, plan=replace(setup.plan, activation_checkpointing=mode))
     try:
-        return smallest_workable(task, setup)
+        return smallest_workable(task, setup, look)
     except Exception as error:
         if not is_out_of_memory(error) or setup.device == "cpu":
             raise
         if setup.sharding != "fsdp2":
             raise
     release_memory(setup.device)
-    return smallest_workable(task, on_cpu(setup))
+    return smallest_workable(task, on_cpu(setup), look)
 
 
 @contextmanager

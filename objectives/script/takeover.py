@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import bz2
+import glob
 import io
 import multiprocessing
 import os
@@ -314,10 +315,14 @@ _CHANGES = {
     "os.truncate": 1,
     "os.remove": 1,
     "os.rename": 2,
+    "os.chmod": 1,
     "sqlite3.connect": 1,
     "os.system": 1,
     "subprocess.Popen": 2,
+    "os.posix_spawn": 2,
+    "os.exec": 2,
 }
+_PROGRAMS = ("os.system", "subprocess.Popen", "os.posix_spawn", "os.exec")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -335,10 +340,12 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
     ):
         return
     files = arguments[: _CHANGES[event]]
-    if event in ("os.system", "subprocess.Popen"):
-        words = [os.fsdecode(word) for word in (files[-1] if isinstance(files[-1], list | tuple) else files[-1:])]
-        files = *words[1:], *re.findall(r"[^\s=;|&<>'\"]+", " ".join(words))[1:]  # the first is the program
     with aside():
+        if event in _PROGRAMS:
+            words = [os.fsdecode(word) for word in (files[-1] if isinstance(files[-1], list | tuple) else files[-1:])]
+            first, *found = re.findall(r"[^\s=;|&<>'\"]+", " ".join(words)) or [""]  # the first is the program
+            named = [] if first == "mkdir" and not found[2:] else [*words[1:], *found]
+            files = (*named, *chain.from_iterable(map(glob.glob, named)))
         for file in files:
             script[0].files.check(file)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -28,18 +28,25 @@ class Stepped:
     def __init__(self, optimizers: Sequence[Optimizer], peaks: Sequence[Sequence[float]]) -> None:
         self._optimizers, self._peaks = optimizers, peaks
         self._seen: list[dict[str, list[Any]]] = []  # of each group's settings the value, or the lowest and highest
+        self._checked = 0
 
     def check(self) -> None:
-        """Before each step."""
-        if not self._seen:
+        """Before each step; it looks at the 1st, 2nd, 4th, 8th, ..."""
+        self._checked += 1
+        if self._checked & (self._checked - 1) == 0:
             self._look()
 
     def _look(self) -> None:
-        groups = [group for optimizer in self._optimizers for group in group_settings(optimizer)]
+        groups = []
+        for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
+            for place, (group, plain) in enumerate(zip(optimizer.param_groups, group_settings(optimizer), strict=True)):
+                # One that was added later has the rate that it was added with.
+                peak = peaks[place] if place < len(peaks) else float(group.get("initial_lr", group["lr"]))
+                groups.append({**plain, "lr": peak})
         if len(groups) != len(self._seen):
             self._seen = [{} for _ in groups]
-        for seen, group, peak in zip(self._seen, groups, [peak for each in self._peaks for peak in each], strict=False):
-            for name, value in {**group, "lr": peak}.items():
+        for seen, settings in zip(self._seen, groups, strict=True):
+            for name, value in settings.items():
                 values = [value, *(seen.get(name, ()) if name != "parameters" else ())]
                 seen[name] = [value] if min(values) == max(values) else [min(values), max(values)]
 
@@ -61,12 +68,18 @@ class Stepped:
             else:
                 same["parameters"] += group["parameters"]
         first, *others = main_first(found, decay)
-        groups = [first, *({name: each[name] for name in each if first.get(name) != each[name]} for each in others)]
+        groups = [first, *(_difference(each, first) for each in others)]
         more: list[dict[str, int]] = []
-        while len(text := json.dumps([*groups, *more])) > _LONGEST:
+        while len(text := json.dumps([*groups, *more])) > _LONGEST and len(groups) > 1:
             groups.pop()
             more = [{"more_groups": len(found) - len(groups)}]
         return {"optimizer": shown_kind(*self._optimizers), "optimizer_groups": text}
+
+
+def _difference(group: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group has otherwise than the first; all of it where another optimizer steps it."""
+    alike = group["optimizer"] == first["optimizer"]
+    return {name: value for name, value in group.items() if not alike or first.get(name) != value}
 
 
 class Rates(Stepped):

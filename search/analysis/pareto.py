@@ -37,8 +37,8 @@ def front_members(points: Sequence[Sequence[float]]) -> list[int]:
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean.
 
-    What does not reach the study's `at_least` or `at_most` is left out, unless nothing does. So is what is worse than an
-    untrained model by more than the best is better: that model's metric is known by a few samples only.
+    What does not reach the study's `at_least` or `at_most` is left out, unless nothing does. So is what is much worse than an
+    untrained model, whose metric is known by a few samples only: by more than its own size, and than the best is better.
     """
     metric, settings = objectives.metric, averaged(records, objectives)
     scored = [(setting, setting.score) for setting in settings if setting.score is not None]
@@ -52,7 +52,7 @@ def _least(setting: TrialRecord, metric: Metric, best: float) -> float:
     if not isinstance(untrained, int | float):
         return -math.inf
     score = metric.score(untrained)
-    return score - abs(best - score)
+    return score - max(best - score, abs(score))
 
 
 def front_of(

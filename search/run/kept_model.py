@@ -105,7 +105,9 @@ class KeptModel:
                 got = ", ".join(others) or "files"
                 raise OutputError(f"{self.folder}: holds something else by now ({got}); the model is in {own}")
             # The old one goes only once the new one is whole.
-            if self.folder.exists():
+            if _is_empty(self.folder):
+                self.folder.rmdir()
+            elif self.folder.exists():
                 self.folder.rename(self._before)
             own.rename(self.folder)
         except OSError as error:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -75,19 +74,34 @@ class SearchSpace:
         return {name: value for name, value in parameters.items() if name in self.searched}
 
     def untried(self, wanted: Mapping[str, Any], trials: Iterable[TrialRecord]) -> Mapping[str, Any] | None:
-        """The wanted setting, or where trials have trained the same, any that none has; None where all were tried.
+        """The wanted setting, or where trials have trained the same, the nearest that none has; None where all were tried.
 
         In a space with real numbers, or of very many settings, it is always the wanted one.
         """
         values = [*map(_values, self.searched.values())]
         if not 0 < math.prod(map(len, values)) <= _ENUMERATED:
             return wanted
-        tried = {_key(self.whole(trial.parameters)) for trial in trials}
+        tried = {_key(self.whole(trial.parameters)) for trial in trials if trial.outcome != "interrupted"}
         if _key(self.whole(wanted)) not in tried:
             return wanted
         every = (self.whole(dict(zip(self.searched, each, strict=True))) for each in product(*values))
         left = [setting for setting in every if _key(setting) not in tried]
-        return self.chosen(Random(len(tried)).choice(left)) if left else None
+        if not left:
+            return None
+        places = {
+            name: {value: place for place, value in enumerate(each)} for name, each in zip(self.searched, values, strict=True)
+        }
+
+        def distance(setting: Mapping[str, Any]) -> float:
+            apart = 0.0
+            for name, of in places.items():
+                one, other = of.get(setting.get(name)), of.get(wanted.get(name))
+                if one != other:
+                    ordered = isinstance(self.searched[name], IntDistribution) and None not in (one, other)
+                    apart += abs(one - other) / len(of) if ordered else 1.0  # type: ignore[operator]
+            return apart
+
+        return self.chosen(min(left, key=distance))
 
 
 def distribution(domain: Domain) -> BaseDistribution:

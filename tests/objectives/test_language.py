@@ -357,6 +357,7 @@ def test_text_may_be_what_datasets_saved_or_a_folder_of_files(language: dict[str
 
 @pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft reads there
+@pytest.mark.long
 def test_a_study_ends_with_adapters_that_load_elsewhere(language: dict[str, Any], tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
 

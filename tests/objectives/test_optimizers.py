@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from bsearch.objectives.optimizers import OPTIMIZERS, MuonAdamW, hidden_matrices, named_optimizer
 from bsearch.objectives.profiling.task_profile import profile_task
+from bsearch.objectives.steps.rates import Stepped
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.record import TrialFacts
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import TrialSetup
 from helpers import Net, setup
@@ -183,3 +188,49 @@ def test_frozen_parameters_are_left_out_and_keep_their_values() -> None:
 def test_a_model_without_hidden_matrices_is_told() -> None:
     with pytest.raises(TaskError, match=r"expected a model with matrices in hidden layers for muon, got Linear"):
         named_optimizer(nn.Linear(3, 4), setup(parameters={"optimizer": "muon"}))
+
+
+def recorded(optimizers: list[torch.optim.Optimizer], rates: list[list[float]]) -> tuple[Mapping[str, Any], ...]:
+    """What is recorded of optimizers after some steps."""
+    seen = Stepped(optimizers, rates)
+    for _ in range(3):
+        seen.check()
+    return TrialFacts(extra=seen.facts(0.0)).groups
+
+
+def parameter(size: int = 1) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(size))]
+
+
+def test_a_group_that_is_added_later_is_read_with_the_rate_it_came_with() -> None:
+    optimizer = torch.optim.SGD(parameter(5), lr=0.1, momentum=0.9)
+    seen = Stepped([optimizer], [[0.1]])
+    seen.check()
+    optimizer.add_param_group({"params": parameter(2), "lr": 0.01})
+    first, second = TrialFacts(extra=seen.facts(0.0)).groups
+    assert (first["lr"], first["parameters"], second["lr"], second["parameters"]) == (0.1, 5, 0.01, 2)
+
+
+def test_a_group_of_another_optimizer_has_its_own_settings_alone() -> None:
+    adam, sgd = torch.optim.AdamW(parameter(5), lr=0.1), torch.optim.SGD(parameter(), lr=0.2, momentum=0.8)
+    first, second = recorded([adam, sgd], [[0.1], [0.2]])
+    assert (first["optimizer"], second["optimizer"], second["momentum"]) == ("AdamW", "SGD", 0.8)
+    assert "betas" in first and "betas" not in second
+
+
+def test_settings_of_numpy_and_tensors_are_numbers() -> None:
+    optimizer = torch.optim.AdamW(parameter(), lr=torch.tensor(0.1), weight_decay=np.float32(0.25), foreach=False)
+    (group,) = recorded([optimizer], [[0.1]])
+    assert group["weight_decay"] == 0.25
+
+
+def test_a_setting_that_a_schedule_turns_back_is_a_range() -> None:
+    optimizer = torch.optim.SGD(parameter(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+    seen = Stepped([optimizer], [[0.1]])
+    for step in range(20):
+        seen.check()
+        optimizer.step()
+        if step < 19:
+            schedule.step()
+    assert TrialFacts(extra=seen.facts(0.0)).groups[0]["momentum"].startswith("0.8")

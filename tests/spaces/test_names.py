@@ -18,14 +18,25 @@ MINIMIZED = (
     *("err", "ppl", "mse", "rmse", "mae", "wer", "cer", "nll", "bpb", "bits_per_byte", "val_rmse", "val_mse", "test_mae"),
     *("top1_err", "err_top1", "fid", "ece", "mape", "eer", "regret", "val_loss", "Perplexity", "error_rate/val", "fpr95"),
     *("cross_entropy", "negative_log_likelihood", "epochs_to_accuracy", "testLoss"),
+    *(
+        "val_loss_at_best_acc",
+        "time_to_acc90",
+        "steps_to_93_accuracy",
+        "loss_per_token",
+        "val_loss/dataloader_idx_0",
+        "brier_score",
+    ),
 )
 MAXIMIZED = (
     *("accuracy", "val_acc", "acc@1", "val_top1", "top5", "f1_macro", "roc_auc", "bleu", "miou", "mAP", "dice_val", "r2"),
     *("neg_log_loss", "neg_mean_squared_error", "log_likelihood", "psnr", "reward", "average_precision"),
+    *("TPR@FPR", "recall_at_fpr", "acc_at_best_loss", "f1_score", "MulticlassF1Score", "roc_auc_score", "mIoU", "nDCG@10"),
+    *("metrics/mAP50(B)", "test_acc_epoch", "accuracy_percent", "neg_root_mean_squared_error"),
 )
 ASKED = (
     *("score", "gap", "value", "val_acc_drop", "1 - acc", "-val_loss", "negative_recall", "neg_accuracy", "loss_reduction"),
-    *("latency", "inverse_loss", "learning_rate", "val", "true_negative_accuracy", "accuracy_std"),
+    *("latency", "inverse_loss", "learning_rate", "val", "true_negative_accuracy", "accuracy_std", "std_acc"),
+    *("drop_in_accuracy", "loss_of_accuracy", "negative_sampling_loss", "neg_loss", "energy_per_acc", "latency_at_recall"),
 )
 STUDY = "study: s\ntask: tasks.py:train\nobjectives: {metric: %s}\nspace:\n  effective_batch: 8\n  reference_rate: 0.1\n"
 

@@ -187,6 +187,8 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
     # What the task sets itself is the same at every batch.
     own = {name: value for name in ("weight_decay", "betas", "eps") if (value := getattr(facts, name)) is not None}
     own = {name: value for name, value in own.items() if value != getattr(setup.optimizer, name)}
+    peak = next((group["lr"] for group in facts.groups[:1] if isinstance(group.get("lr"), float)), setup.learning_rate)
+    share = peak / setup.learning_rate if setup.learning_rate else 1.0  # of its largest group
     return ChosenSettings(
         study=study.name,
         trial=record.number,
@@ -196,11 +198,11 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         train_s=record.train_s,
         setup=setup,
         optimizer=None if facts.optimizer is None else str(facts.optimizer),
-        settings=replace(setup.optimizer, **own),
+        settings=replace(setup.optimizer, learning_rate=share * setup.learning_rate, **own),
         groups=facts.groups or ({"momentum": facts.momentum, "nesterov": bool(facts.nesterov)},) * (facts.momentum is not None),
         batch_norm=record.facts.ghost_batch is not None,
         even=even,
-        even_settings=replace(even_settings, **own),
+        even_settings=replace(even_settings, learning_rate=share * even_settings.learning_rate, **own),
         even_notes=notes,
         runs=record.facts.runs or 1,
         task=study.spec.task,

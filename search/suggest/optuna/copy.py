@@ -29,6 +29,10 @@ _LATE_S = 10.0
 _MESSAGE_CHARACTERS = 60
 
 
+class Disagrees(Exception):
+    """A study of Optuna's has trials that are not copies of ours."""
+
+
 class OptunaCopy:
     """A study of Optuna's that follows a study's trials: same numbers, parameters, states, values and dates.
 
@@ -57,10 +61,10 @@ class OptunaCopy:
         """Copy what is new or has changed; returns those trials.
 
         Raises:
-            ValueError: the study there has trials that are not copies of these.
+            Disagrees: the study there has trials that are not copies of these.
         """
         if len(self._copies) > len(records):
-            raise ValueError(len(self._copies))
+            raise Disagrees
         changed = []
         for record in records:
             if record.number == len(self._copies):
@@ -116,7 +120,7 @@ class OptunaCopy:
         if isinstance(before, FrozenTrial):
             ended, there = before.state.is_finished(), (before.state, before.values and tuple(before.values))
             if before.params not in ({}, self._known(record)) or (ended and there != (state, values)):
-                raise ValueError(record.number)
+                raise Disagrees
         else:
             ended = before.has_ended
         if ended:

@@ -26,7 +26,7 @@ from ...store.database import (
 )
 from ...store.url import shown_url
 from ..space_transform import SearchSpace
-from .copy import OptunaCopy
+from .copy import Disagrees, OptunaCopy
 
 _Kind = TypeVar("_Kind", bound=RDBStorage)
 
@@ -94,12 +94,12 @@ class OptunaDatabase:
         with _optuna_errors(self.url):
             try:
                 return self._copy.update(records)
-            except (LookupError, ValueError, RuntimeError):
+            except (Disagrees, LookupError):
                 return self._made_anew(records)
 
     def _made_anew(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         trials = self.storage.get_all_trials(self.id, deepcopy=False)
-        if not any("outcome" in trial.user_attrs for trial in trials):
+        if not any("outcome" in trial.user_attrs and "constraints" in trial.system_attrs for trial in trials):
             raise StorageError(f"it holds another study named {self.name}, whose trials are none of bsearch's")
         numbers = {str(trial._trial_id): trial.number for trial in trials if trial.number < len(records)}
         attributes = self.storage.get_study_system_attrs(self.id)

@@ -24,6 +24,7 @@ from bsearch.cli import main
 from bsearch.search.report.notes import code, code_block, escaped, trial_note
 from bsearch.search.report.optuna_view import copy_now
 from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from click.testing import CliRunner
@@ -373,6 +374,14 @@ STATES: dict[str, dict[str, Any]] = {
 }
 
 
+def is_between(path: Path) -> bool:
+    """Whether a trial is complete and another trains."""
+    with suppress(BsearchError):  # until it is there
+        records = StoredStudy.open(str(path)).records
+        return any(record.outcome == "complete" for record in records) and any(not record.has_ended for record in records)
+    return False
+
+
 def run_until(state: str, path: Path) -> None:
     """Run the study of a state; that of a kill until it is killed in the middle of its second trial."""
     if state != "kill":
@@ -381,7 +390,7 @@ def run_until(state: str, path: Path) -> None:
     command = [sys.executable, "-m", "bsearch", "run", path, "--serial"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         limit = time.monotonic() + 120
-        while not finished(path.parent / "small.db"):
+        while not is_between(path):
             assert running.poll() is None and time.monotonic() < limit
             time.sleep(0.1)
         running.kill()
@@ -419,7 +428,9 @@ def test_the_copy_that_a_run_has_kept_is_opened_after_a_blow_up(study_file: Call
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "state", [pytest.param(state, marks=[pytest.mark.long] * (state in ("pause", "retry", "seeds"))) for state in STATES]
+)
 def test_the_dashboard_opens_in_every_state(state: str, study_file: Callable[..., Path], tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium")

@@ -185,6 +185,7 @@ Trainer(
 @pytest.mark.parametrize(
     "framework", [pytest.param(one, marks=pytest.mark.long) if one == "accelerate" else one for one in TWO_DEVICES]
 )
+@pytest.mark.long
 def test_on_two_devices_each_sees_half_of_the_batch(framework: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers" if framework == "hf" else "accelerate")
     settings = chosen(BatchPlan(32, 2, 2), budget=260)

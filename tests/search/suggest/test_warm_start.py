@@ -90,6 +90,7 @@ class OnADevice(Points):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_equal_seconds_of_another_device_are_another_training(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
