@@ -105,7 +105,7 @@ class KeptModel:
                 got = ", ".join(others) or "files"
                 raise OutputError(f"{self.folder}: holds something else by now ({got}); the model is in {own}")
             # The old one goes only once the new one is whole.
-            if _is_empty(self.folder):
+            if self.folder.exists() and _is_empty(self.folder):
                 self.folder.rmdir()
             elif self.folder.exists():
                 self.folder.rename(self._before)
