@@ -70,13 +70,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
         started = time.process_time()
-        untrained: list[float] = []
-
-        def look(run: TrainingRun) -> None:
-            with suppress(Exception):  # it is asked for again after the step
-                untrained[:] = [first_scores(run)[setup.metric]]
-
-        smallest, run = _first_run(training, setup, request, look)
+        untrained: dict[str, float] = {}
+        smallest, run = _first_run(training, setup, request, partial(_score, untrained))
         first_s = time.process_time() - started
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
@@ -87,7 +82,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    profile = replace(_with_facts(profile, run, smallest), untrained=next(iter(untrained), None))
+    profile = replace(_with_facts(profile, run, smallest), untrained=untrained.get(setup.metric))
     unused = tuple(sorted(set(parameters.keys()) - parameters.read))  # before anything reads them all
     where = location_of(run, "model")
     setup = replace(run.setup, smallest_micro_batch=smallest)
@@ -137,6 +132,11 @@ def _digest_of(run: TrainingRun, size: int) -> int:
     """Of some validation samples, spread over them, as a trial reads them."""
     places = np.unique(np.linspace(0, size - 1, min(size, _DIGESTED)).astype(np.int64))
     return digest_of(run.validation_fetcher.fetch(SampleKeys(places, np.zeros_like(places), 0)))
+
+
+def _score(scores: dict[str, float], run: TrainingRun) -> None:
+    with suppress(Exception):  # it is asked for again after the step
+        scores |= first_scores(run)
 
 
 def _first_run(
