@@ -94,7 +94,7 @@ class OptunaDatabase:
         with _optuna_errors(self.url):
             try:
                 return self._copy.update(records)
-            except (Disagrees, LookupError):
+            except (Disagrees, LookupError, RuntimeError):
                 return self._made_anew(records)
 
     def _made_anew(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
