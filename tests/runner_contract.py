@@ -71,6 +71,7 @@ class RunnerContract(Studies):
         assert (result.stopped, result.failure) == ("", "")
         assert all(trial.user_attrs["samples_budget"] == 800 for trial in trials)
 
+    @pytest.mark.slow
     def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(
         self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
     ) -> None:
@@ -98,6 +99,7 @@ class RunnerContract(Studies):
         assert [seen for seen, _ in curve] == list(range(40, 401, 40))
         assert not folder.exists()
 
+    @pytest.mark.slow
     def test_one_that_is_asked_to_leave_writes_its_checkpoint_first(
         self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
     ) -> None:

@@ -10,6 +10,7 @@ import io
 import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def tokens(paths: Iterable[Path]) -> int:
     return sum(tokens_of(path.read_text(encoding="utf-8")) for path in paths)
 
 
+@cache
 def tokens_of(text: str) -> int:
     documented = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)))
     docstrings = {node.body[0].lineno for node in documented if ast.get_docstring(node) is not None}

@@ -165,6 +165,7 @@ def test_too_many_combinations_are_refused_where_the_file_is_read() -> None:
         study({"depth": {"low": 0.5, "high": 1.5, "changes_cost": True}})
 
 
+@pytest.mark.slow
 def test_a_study_searches_its_recipe(study_file: Callable[..., Path]) -> None:
     space = {
         "effective_batch": {"low": 20, "high": 80},

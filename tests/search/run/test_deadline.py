@@ -488,6 +488,7 @@ def test_until_when_it_searches_is_said(ends_s: float | None, paid_s: float | No
     assert deadline_line(StoredDeadline("18:00", ends, NOON, paid), NOON) == words
 
 
+@pytest.mark.slow
 def test_a_check_says_how_many_trials_fit_before_a_deadline(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"trials": 12, "profile_s": 0.5})
     said = " ".join(bsearch("check", path, "--set", "budget.by=10m").output.split())

@@ -131,6 +131,7 @@ def test_so_it_is_by_every_sampler(study_file: Callable[..., Path], changes: dic
 
 
 @pytest.mark.parametrize("metric", SIGNS)
+@pytest.mark.slow
 def test_the_model_that_is_kept_is_the_best_by_either_direction(study_file: Callable[..., Path], metric: str) -> None:
     """The best is neither the first nor the last trial, and its value ends a study of which it is the target."""
     made = study(metric, 0.01, 1.0, task=f"{TASKS}:Mirrored", sampler="random", stopping="none", study=metric)

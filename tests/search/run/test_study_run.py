@@ -34,6 +34,7 @@ class TestStudyRun(Studies):
         assert kept().trials[0].user_attrs["baseline"] == 0
         assert kept().trials[0].user_attrs["learning_rate"] == pytest.approx(0.1 * 77 / 64)
 
+    @pytest.mark.slow
     def test_the_storage_holds_the_same_front_as_ours(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go(budget={"trials": 8})
         optunas = {trial.number for trial in kept().best_trials}
@@ -89,6 +90,7 @@ class TestStudyRun(Studies):
                 record.facts.repeats for record in result.study.records
             }
 
+    @pytest.mark.slow
     def test_what_was_paused_is_trained_once_the_space_was_tried(self, go: Run) -> None:
         space = {"effective_batch": {"low": 16, "high": 18}, "reference_rate": 0.1, "rule": ["sqrt", "constant"], "epochs": 1}
         result = go("Points", space=space, training={"evaluations": 10}, budget={"trials": 30, "hours": 1})

@@ -435,6 +435,7 @@ def test_what_is_no_source_is_refused_by_name(tmp_path: Path) -> None:
     assert not is_source("study.yaml") and is_source("runs.csv") and is_source("mlflow:digits")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_runs(tmp_path: Path) -> None:
     path, told = tmp_path / "many.csv", list[str]()
     path.write_text("bs,lr,val_acc\n" + "".join(f"{8 + place % 90},0.1,0.{place % 10}\n" for place in range(120_000)))
