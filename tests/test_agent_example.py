@@ -14,6 +14,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "agent"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_edit_called_better_is_committed_and_one_called_worse_is_reset(tmp_path: Path) -> None:
     example, folder = tmp_path / "example", tmp_path / "work"
     shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("__pycache__"))

@@ -536,6 +536,7 @@ def test_check_forecasts_the_study(study_file: Callable[..., Path]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_step_of_one_batch_is_told_with_its_weights(study_file: Callable[..., Path]) -> None:
     space = {"effective_batch": {"low": 1, "high": 400}, "reference_rate": {"low": 0.1, "high": 0.2, "at_batch": 64}}
     space |= {"rule": ["linear", "sqrt"], "epochs": 1}

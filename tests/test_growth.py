@@ -133,6 +133,7 @@ READS = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_reads_all_trials_grows_no_faster_than_they_do(study_file: Callable[..., Path], tmp_path: Path) -> None:
     counts = {}
     for count in (10, 60, 240):  # the first imports

@@ -262,6 +262,7 @@ def test_a_text_to_paste_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_a_task_prints_is_no_answer(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     said = [{"answer": name, "version": 1, "error": {"kind": "study", "message": "not ours"}} for name in ("show", "error")]

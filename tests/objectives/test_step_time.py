@@ -261,6 +261,7 @@ def profiled(name: str, **request: object) -> DeviceProfile:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_profile_holds_a_law_for_each_number_of_devices() -> None:
     profile = profiled("Points", devices=(1, 2))
     assert [law.devices for law in profile.step_times] == [1, 2]

@@ -203,6 +203,7 @@ def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 10})
     with driven(path) as driver:

@@ -54,6 +54,7 @@ def test_memory_that_was_not_used_is_no_fault() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_file: Callable[..., Path]) -> None:
     """Slower sleeps while it trains and not while it is timed, so that no prediction comes within."""
     path = study_file(

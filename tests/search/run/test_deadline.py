@@ -354,6 +354,7 @@ def deadline(path: Path) -> StoredDeadline:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_that_was_killed_ends_by_the_same_moment(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path, database = study_file(**LONG), tmp_path / "small.db"
     command = [BSEARCH, "run", path, "--serial", "--within", "45s", "--keep", tmp_path / "kept"]
