@@ -112,6 +112,7 @@ def study_of(study_file: Callable[..., Path], count: int, **changes: Any) -> Pat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_an_event_costs_does_not_grow(study_file: Callable[..., Path]) -> None:
     counts = {}
     for count in (320, 960):

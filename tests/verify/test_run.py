@@ -189,6 +189,7 @@ def test_stages_run_without_what_linux_alone_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stage_that_hangs_is_killed_with_everything_it_started(tmp_path: Path) -> None:
     child = tmp_path / "child"
     report = ran(planned("hangs", CHILD_ID=str(child)), {**TOLD, "seconds": 5}, grace_s=10.0)

@@ -74,6 +74,7 @@ def test_the_first_crossing_is_found(rows: list[list[float]], level: float) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) -> None:
     path = study_file(space=SPACE | {"epochs": {"low": 1, "high": 4}}, budget={"trials": 12, "profile_s": 0.3}, stopping="none")
     assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0

@@ -329,6 +329,7 @@ def loaded(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_is_done_in_time_with_its_model(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(**LONG)
     result = bsearch("run", path, "--serial", "--within", "25s", "--keep", tmp_path / "kept")

@@ -68,6 +68,7 @@ def test_a_loss_that_compares_samples_is_refused_with_the_way_out(study_file: Ca
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
