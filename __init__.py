@@ -98,7 +98,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from .spaces.distribution import installed_version
+        from .spaces.boundary.distribution import installed_version
 
         value: Any = installed_version()
     elif name in _MODULES:

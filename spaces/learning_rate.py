@@ -23,6 +23,10 @@ class OptimizerSettings:
     weight_decay: float = 0.0
 
 
+# What a setup has of an optimizer beside its rate.
+BESIDE_RATE = ("weight_decay", "betas", "eps")
+
+
 @dataclass(frozen=True, slots=True)
 class RuleConstants:
     """Constants that some rules need besides kappa; None if the study does not set them.

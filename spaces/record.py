@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from .boundary.given import shown
+from .learning_rate import BESIDE_RATE
 from .names import Direction
 from .plan import ActivationCheckpointing
 from .readable import number
@@ -153,7 +154,6 @@ class TrialFacts:
 _FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
 
 
-_OPTIMIZERS = frozenset({"weight_decay", "betas", "eps", "momentum"})
 # Facts that tasks may search under the same name: what is searched replaces what is reported.
 SEARCHED_FACTS = frozenset(
     (
@@ -387,7 +387,7 @@ class TrialRecord:
         facts = self.facts.to_dict()
         derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay", "train_s") if name in facts}
         main = next(iter(self.facts.groups), {})
-        changed = {name for name in _OPTIMIZERS if isinstance(main.get(name), str)}
+        changed = {name for name in (*BESIDE_RATE, "momentum") if isinstance(main.get(name), str)}
         return {name: value for name, value in {**facts, **self.parameters, **derived}.items() if name not in changed}
 
     def taken(self, speed: Speed) -> float | None:

@@ -19,7 +19,7 @@ import click
 import pytest
 from bsearch import __version__
 from bsearch.cli import main
-from bsearch.spaces.distribution import DISTRIBUTION
+from bsearch.spaces.boundary.distribution import DISTRIBUTION
 from bsearch.spaces.learning_rate import RATE_RULES
 from bsearch.spaces.study.spec import StudySpec
 from conftest import BSEARCH

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
-from ...spaces.distribution import DISTRIBUTION
+from ...spaces.boundary.distribution import DISTRIBUTION
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import readable_bytes
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...spaces.errors import BsearchError, TaskError
 from ...spaces.laws.device import DeviceProfile
+from ...spaces.learning_rate import BESIDE_RATE
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..loading import contained, described, user_code_location
@@ -21,9 +22,6 @@ from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
-
-# What a setup has of an optimizer beside its rate.
-_SETTINGS = ("weight_decay", "betas", "eps")
 
 
 class ParameterNotFound(KeyError):
@@ -123,7 +121,7 @@ def smallest_workable(
 def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
     """The profile with what its run shows of the data, the optimizer and the model."""
     main, ours = main_first(group_settings(run.optimizer), run.setup.weight_decay)[0], asdict(run.setup.optimizer)
-    others = [name for name in _SETTINGS if name in main and not _alike(main[name], ours[name])]
+    others = [name for name in BESIDE_RATE if name in main and not _alike(main[name], ours[name])]
     return replace(
         profile,
         training_set=run.data.training_set,

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from ...objectives.machine.gpus import usable_gpus
 from ...objectives.machine.host import bound_cores, container_cores
+from ...spaces.boundary.distribution import installed_version
 from ...spaces.boundary.secrets import masked
 from ...spaces.boundary.storage import is_url
-from ...spaces.distribution import installed_version
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
 from ...spaces.study.spec import StudySpec

@@ -176,10 +176,8 @@ class StudyRun:
         # What is left of a budget finishes paused trials.
         new = room >= 1 or not self.ended.paused
         most = math.ceil(room)
-        factors, per_second = (
-            ClockFactors.of(running.spans()),
-            taken_per_second(self.spec.objectives.speed, 1, self._price) or 0.0,
-        )
+        factors = ClockFactors.of(running.spans())
+        per_second = taken_per_second(self.spec.objectives.speed, 1, self._price) or 0.0
         self._suggester.overhead = factors.overhead_s / factors.slowdown * per_second
         if self.finish is not None:
             self._suggester.longest_s = self.finish.longest_s()

@@ -78,19 +78,17 @@ class SearchSpace:
 
         In a space with real numbers, or of very many settings, it is always the wanted one.
         """
-        values = [*map(_values, self.searched.values())]
-        if not 0 < math.prod(map(len, values)) <= _ENUMERATED:
+        values = {name: _values(domain) for name, domain in self.searched.items()}
+        if not 0 < math.prod(map(len, values.values())) <= _ENUMERATED:
             return wanted
-        tried = {_key(self.whole(trial.parameters)) for trial in trials if trial.outcome != "interrupted"}
-        if _key(self.whole(wanted)) not in tried:
+        tried = {frozenset(self.whole(trial.parameters).items()) for trial in trials if trial.outcome != "interrupted"}
+        if frozenset(self.whole(wanted).items()) not in tried:
             return wanted
-        every = (self.whole(dict(zip(self.searched, each, strict=True))) for each in product(*values))
-        left = [setting for setting in every if _key(setting) not in tried]
+        every = (self.whole(dict(zip(values, each, strict=True))) for each in product(*values.values()))
+        left = [setting for setting in every if frozenset(setting.items()) not in tried]
         if not left:
             return None
-        places = {
-            name: {value: place for place, value in enumerate(each)} for name, each in zip(self.searched, values, strict=True)
-        }
+        places = {name: {value: place for place, value in enumerate(each)} for name, each in values.items()}
 
         def distance(setting: Mapping[str, Any]) -> float:
             apart = 0.0
@@ -114,10 +112,6 @@ def distribution(domain: Domain) -> BaseDistribution:
         case Choices():
             return CategoricalDistribution(domain.choices)
     raise AssertionError(domain)
-
-
-def _key(setting: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
-    return frozenset(setting.items())
 
 
 def _values(distribution: BaseDistribution) -> Sequence[Any]:

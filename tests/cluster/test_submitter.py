@@ -14,7 +14,7 @@ from bsearch.cli import main
 from bsearch.cluster.submit import submitter as registry
 from bsearch.cluster.submit.files import copy_package
 from bsearch.cluster.submit.submitter import GROUP, OURS, Job, Plan, Submission, open_submitter
-from bsearch.spaces.distribution import DISTRIBUTION
+from bsearch.spaces.boundary.distribution import DISTRIBUTION
 from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study.file import parse_study, read_study
 from bsearch.spaces.study.submit import Submit

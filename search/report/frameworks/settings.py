@@ -10,7 +10,7 @@ from typing import Any
 
 from ....objectives.task_code import task_kind
 from ....spaces.errors import InfeasiblePlanError
-from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.learning_rate import BESIDE_RATE, OptimizerSettings
 from ....spaces.plan import BatchPlan, step_plans
 from ....spaces.planning import optimizer_settings
 from ....spaces.readable import seconds
@@ -184,8 +184,11 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
     else:
         even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
+    groups = facts.groups
+    if not groups and facts.momentum is not None:  # a loop of one's own has said so
+        groups = ({"momentum": facts.momentum, "nesterov": bool(facts.nesterov)},)
     # What the task sets itself is the same at every batch.
-    own = {name: value for name in ("weight_decay", "betas", "eps") if (value := getattr(facts, name)) is not None}
+    own = {name: value for name in BESIDE_RATE if (value := getattr(facts, name)) is not None}
     own = {name: value for name, value in own.items() if value != getattr(setup.optimizer, name)}
     peak = next((group["lr"] for group in facts.groups[:1] if isinstance(group.get("lr"), float)), setup.learning_rate)
     share = peak / setup.learning_rate if setup.learning_rate else 1.0  # of its largest group
@@ -199,7 +202,7 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         setup=setup,
         optimizer=None if facts.optimizer is None else str(facts.optimizer),
         settings=replace(setup.optimizer, learning_rate=share * setup.learning_rate, **own),
-        groups=facts.groups or ({"momentum": facts.momentum, "nesterov": bool(facts.nesterov)},) * (facts.momentum is not None),
+        groups=groups,
         batch_norm=record.facts.ghost_batch is not None,
         even=even,
         even_settings=replace(even_settings, learning_rate=share * even_settings.learning_rate, **own),

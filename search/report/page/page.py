@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ....spaces.distribution import installed_version
+from ....spaces.boundary.distribution import installed_version
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.front import ParetoFront

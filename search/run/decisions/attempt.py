@@ -10,7 +10,7 @@ from typing import Any
 
 from ....objectives.machine.processor import OtherPrograms
 from ....spaces.boundary.given import LARGEST
-from ....spaces.learning_rate import RULES_FOR_ADAM
+from ....spaces.learning_rate import BESIDE_RATE, RULES_FOR_ADAM
 from ....spaces.plan import ActivationCheckpointing
 from ....spaces.record import TrialFacts, TrialResult, reported_name, taken_per_second
 from ....spaces.study.goals import Speed
@@ -146,7 +146,7 @@ def result_of(
 
 def _as_stepped(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What facts have of an optimizer, by its first group; nothing of a setting that changed in training."""
-    names = ("weight_decay", "betas", "eps", "momentum", "nesterov")
+    names = (*BESIDE_RATE, "momentum", "nesterov")
     return {name: each for group in groups[:1] for name in names if not isinstance(each := group.get(name), str | None)}
 
 
