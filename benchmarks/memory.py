@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/memory.py [--trials 40]
 
-The first table traces each model, then runs the same steps on real tensors. The second traces the models of `bsearch verify` as
+The first table traces each model, then runs the same steps on real tensors. The second traces `verify`'s models as
 a CPU and as CUDA would run them, and replays CUDA's allocator with and without expandable segments: no GPU is needed. The third
 runs one study three ways on the same virtual device: bsearch, plain Optuna with an objective that fails on out-of-memory
 errors, and plain Optuna with an objective that halves the batch until it fits, as many tools do. The last gives bsearch a law
@@ -27,6 +27,7 @@ import yaml
 
 sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives"))  # for their models
 
+from bsearch.benchmarks.verify.stages.tasks import GPU_MODELS, setup_of, task_of
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import limit, tracing
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe, memory_law
@@ -39,7 +40,6 @@ from bsearch.search.store.tables import Tables
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study.file import read_study
-from bsearch.verify.stages.tasks import GPU_MODELS, setup_of, task_of
 from helpers import setup
 from test_memory import Checkpointed, Images, Tokens
 

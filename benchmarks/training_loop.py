@@ -17,15 +17,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from bsearch.benchmarks.verify.claims import of_repeats
+from bsearch.benchmarks.verify.measured import medians
+from bsearch.benchmarks.verify.stages.speed import compared, our_loop, plain_loop
+from bsearch.benchmarks.verify.stages.tasks import setup_of
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.task import Data, Task
 from bsearch.objectives.vision import small_cnn
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import TrialSetup
-from bsearch.verify.claims import of_repeats
-from bsearch.verify.measured import medians
-from bsearch.verify.stages.speed import compared, our_loop, plain_loop
-from bsearch.verify.stages.tasks import setup_of
 from torch import nn
 from torch.utils.data import TensorDataset
 

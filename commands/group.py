@@ -51,7 +51,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Measure": {
         "profile": ("measure", "Predict memory and step time; time batch sizes."),
-        "verify": ("check", "Measure here what bsearch claims."),
     },
     "Your agents": {
         "mcp": ("agents", "Serve a folder's studies over MCP."),

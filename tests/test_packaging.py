@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.packaging]
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("spaces", "objectives", "search", "cluster", "commands", "extras", "verify")
+PACKAGES = ("spaces", "objectives", "search", "cluster", "commands", "extras")
 
 
 @pytest.fixture(scope="module")

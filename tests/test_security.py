@@ -286,7 +286,7 @@ NEVER = {
 
 
 def _sources() -> Iterator[Path]:
-    packages = ("spaces", "objectives", "search", "cluster", "commands", "verify")
+    packages = ("spaces", "objectives", "search", "cluster", "commands")
     for package in ("", *packages, "benchmarks", "tests", "examples", "docs"):
         yield from sorted((ROOT / package).rglob("*.py") if package else ROOT.glob("*.py"))
 

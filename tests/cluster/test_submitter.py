@@ -200,7 +200,7 @@ def test_the_package_that_travels_is_the_wheel_unpacked(tmp_path: Path) -> None:
     package, metadata = copy_package(tmp_path)
     sent = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
     tree = {"__init__.py", "__main__.py", "cli.py", "py.typed"}
-    for name in ("spaces", "objectives", "search", "cluster", "commands", "extras", "verify"):
+    for name in ("spaces", "objectives", "search", "cluster", "commands", "extras"):
         files = [path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         tree |= {str(path.relative_to(ROOT)) for path in files}
     assert sent == tree

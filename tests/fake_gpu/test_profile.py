@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.benchmarks.verify.claims import Fact
+from bsearch.benchmarks.verify.machine import facts
+from bsearch.benchmarks.verify.stage import Stage
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.machine import device
 from bsearch.objectives.machine.device import usable_bytes
@@ -19,9 +22,6 @@ from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, Outcome
-from bsearch.verify.claims import Fact
-from bsearch.verify.machine import facts
-from bsearch.verify.stage import Stage
 from helpers import setup
 
 from fake_gpu import device as fake

@@ -1,4 +1,4 @@
-"""`bsearch verify` on the fake GPU, stage by stage; those of large models and of time need a real one."""
+"""`benchmarks/verify` on the fake GPU, stage by stage; those of large models and of time need a real one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
+from bsearch.benchmarks.verify.__main__ import PROGRAM, main
+from bsearch.benchmarks.verify.claims import Claim, Fact
+from bsearch.benchmarks.verify.report import Report
+from bsearch.benchmarks.verify.stage import Stage
+from bsearch.benchmarks.verify.stages import memory
+from bsearch.benchmarks.verify.stages import smoke as smoke_stage
 from bsearch.objectives.profiling.memory.allocator import CachingAllocator
-from bsearch.verify.claims import Claim, Fact
-from bsearch.verify.report import Report
-from bsearch.verify.stage import Stage
-from bsearch.verify.stages import memory
-from bsearch.verify.stages import smoke as smoke_stage
 from click.testing import CliRunner
 
 from fake_gpu import device as fake
@@ -23,7 +23,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 def verified(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, ["verify", *arguments])
+    result = CliRunner().invoke(main, [PROGRAM, *arguments])
     (file,) = Path().glob("*.md")
     return {"code": result.exit_code, "printed": result.output, "file": file.name, "found": file.read_text()}
 

@@ -15,7 +15,6 @@ from typing import Any
 import click
 import pytest
 from bsearch.cli import main
-from bsearch.commands import check as check_commands
 from bsearch.commands import jobs as job_commands
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.laws.samples_by_batch import SamplesByBatch
@@ -37,8 +36,6 @@ from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
-from bsearch.verify.claims import Claim
-from bsearch.verify.report import Report, StageReport
 from conftest import small_study
 from rich.cells import cell_len
 from rich.table import Table
@@ -270,18 +267,6 @@ class Taken:
         self.parts += parts
 
 
-def verified() -> Sequence[Any]:
-    claims = [
-        Claim("peak memory of a training step against its prediction", 0.02, 0.0123, 0.004, cases=12, note="resnet, batch 512"),
-        Claim("the gradient of an uneven split against the whole batch's", 1e-12, 3.2e-15, unit=""),
-    ]
-    report = Report("gpu", "NVIDIA H100 80GB HBM3", "2026-11-28", "bsearch 0.1.0, torch 2.15.0", [StageReport("memory")])
-    report.stages[0].claims = claims
-    taken = Taken()
-    check_commands._print_verification(report, taken)  # type: ignore[arg-type]
-    return taken.parts
-
-
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Sequence[Any]:
     from bsearch.cluster.submit.submitter import Job
 
@@ -326,7 +311,6 @@ TABLES: dict[str, Parts] = {
     "check, machine": lambda _: finding(),
     "profile, memory": lambda _: memory(),
     "profile, speed": lambda _: speed(),
-    "verify": lambda _: verified(),
     "jobs status": jobs,
 }
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bsearch.verify.claims import Claim, Data, Fact
-from bsearch.verify.stage import Found, Stage
+from bsearch.benchmarks.verify.claims import Claim, Data, Fact
+from bsearch.benchmarks.verify.stage import Found, Stage
 
 
 def well(stage: Stage) -> Iterator[Found]:

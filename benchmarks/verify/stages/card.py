@@ -22,12 +22,12 @@ import yaml
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, release_memory
-from ...objectives.trial import start_attempt
-from ...search.store.stored import StoredStudy
-from ...spaces.learning_rate import OptimizerSettings
-from ...spaces.plan import BatchPlan
-from ...spaces.trial import Measurement, TrialSetup
+from ....objectives.machine.device_memory import EXPANDABLE_SEGMENTS, release_memory
+from ....objectives.trial import start_attempt
+from ....search.store.stored import StoredStudy
+from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.plan import BatchPlan
+from ....spaces.trial import Measurement, TrialSetup
 from ..claims import Claim, Data, Fact
 from ..stage import Found, Stage
 from .memory import largest_under, peaks_of
@@ -101,14 +101,14 @@ def race(stage: Stage) -> Iterator[Found]:
         path.write_text(yaml.safe_dump(study, sort_keys=False))
         before = killed_after(path, replace(stage, seconds=stage.seconds - stage.left_s + seconds / 2), finished=1000)
         yield Fact("trials that had ended when it was killed", str(len(before)))
-        done = subprocess.run(command(path, stage), cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command(path, stage), cwd=folder, capture_output=True, text=True, check=False)
         records = StoredStudy.open(str(path)).records
         after = trials_of(path)
         lost = [number for number, found in before.items() if after.get(number) != found]
         yield Claim("finished trials lost to SIGKILL, race", 0, float(len(lost)), unit="", note=f"of {len(before)}")
         yield Fact("end of the study", f"exit code {done.returncode}")
         keep = ["train", str(path), "--pick", "within:1%", "--keep", str(folder / "model"), "--serial"]
-        kept = subprocess.run([*command(path, stage)[:3], *keep], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
+        kept = subprocess.run([*command(path, stage)[:3], *keep], cwd=folder, capture_output=True, text=True, check=False)
         yield Claim("kept models that were not written", 0, float(not list(folder.glob("model/**/model.pt"))), unit="")
         yield Fact("training of the kept model", " / ".join((kept.stdout or kept.stderr).strip().splitlines()[-3:]))
         ours = [(record.train_s, record.accuracy) for record in records if record.accuracy is not None and record.train_s]

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ...objectives.machine import accelerator
-from ...objectives.machine.device_memory import (
+from ....objectives.machine import accelerator
+from ....objectives.machine.device_memory import (
     EXPANDABLE_SEGMENTS,
     allocator_segments,
     is_out_of_memory,
@@ -23,13 +23,13 @@ from ...objectives.machine.device_memory import (
     release_memory,
     segments_grow,
 )
-from ...objectives.machine.gpus import asked_here
-from ...objectives.machine.host import cores_here, host_bytes
-from ...objectives.machine.nvidia import nvidia_smi
-from ...objectives.parallel.rank_processes import close_ranks
-from ...objectives.profiling.memory.live_bytes import LiveBytes
-from ...objectives.training import TrainingRun
-from ...spaces.plan import BatchPlan
+from ....objectives.machine.gpus import asked_here
+from ....objectives.machine.host import cores_here, host_bytes
+from ....objectives.machine.nvidia import nvidia_smi
+from ....objectives.parallel.rank_processes import close_ranks
+from ....objectives.profiling.memory.live_bytes import LiveBytes
+from ....objectives.training import TrainingRun
+from ....spaces.plan import BatchPlan
 from ..claims import Claim, Data, Fact
 from ..stage import Found, Stage
 from .tasks import IMAGES, TINY_GPT, TOKENS, setup_of, task_of

@@ -8,10 +8,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..objectives.profiling.fit import with_uncertainty
-from ..objectives.profiling.step_time import Round, fitted
-from ..spaces.laws.step_time import StepTime
-from ..spaces.plan import BatchPlan
+from ...objectives.profiling.fit import with_uncertainty
+from ...objectives.profiling.step_time import Round, fitted
+from ...spaces.laws.step_time import StepTime
+from ...spaces.plan import BatchPlan
 from .claims import Claim, Data, Fact, of_repeats, worst
 
 _MIB = 1 << 20

@@ -18,15 +18,15 @@ import torch
 import yaml
 from torch import Tensor
 
-from ...objectives.examination.examine import examined
-from ...objectives.machine.torch_settings import allow_tf32
-from ...objectives.parallel.rank_processes import close_ranks
-from ...objectives.training import TrainingRun
-from ...objectives.trial import start_attempt
-from ...search.store.stored import StoredStudy
-from ...spaces.errors import BsearchError
-from ...spaces.plan import BatchPlan, Sharding
-from ...spaces.trial import COUNTED, Measurement, TrialSetup
+from ....objectives.examination.examine import examined
+from ....objectives.machine.torch_settings import allow_tf32
+from ....objectives.parallel.rank_processes import close_ranks
+from ....objectives.training import TrainingRun
+from ....objectives.trial import start_attempt
+from ....search.store.stored import StoredStudy
+from ....spaces.errors import BsearchError
+from ....spaces.plan import BatchPlan, Sharding
+from ....spaces.trial import COUNTED, Measurement, TrialSetup
 from ..claims import Claim, Fact, worst
 from ..stage import Found, Stage
 from .tasks import SMALL_GPT, TINY_GPT, TOKENS, models, setup_of, task_of
@@ -88,7 +88,7 @@ def study(stage: Stage) -> Iterator[Found]:
         path.write_text(yaml.safe_dump(values, sort_keys=False))
         before = killed_after(path, stage, finished=3)
         with (folder / "log").open("a") as log:
-            done = subprocess.run(command(path, stage), cwd=folder, stdout=log, stderr=log, check=False)  # noqa: S603
+            done = subprocess.run(command(path, stage), cwd=folder, stdout=log, stderr=log, check=False)
         after = trials_of(path)
         if done.returncode:
             last = ((folder / "log").read_text().strip().splitlines() or [""])[-1]
@@ -139,7 +139,7 @@ def killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str
     """Start the study and kill it once `finished` trials have ended; what the database then holds of those."""
     with (
         (path.parent / "log").open("a") as log,
-        subprocess.Popen(  # noqa: S603
+        subprocess.Popen(
             command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0
         ) as driver,
     ):

@@ -7,23 +7,22 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
+from bsearch.benchmarks.verify.__main__ import PROGRAM, main
+from bsearch.benchmarks.verify.claims import Fact
+from bsearch.benchmarks.verify.machine import report_here
+from bsearch.benchmarks.verify.report import Report, StageReport
+from bsearch.benchmarks.verify.run import STAGES, Planned, chosen, run_stage, verify
+from bsearch.benchmarks.verify.stage import Stage
 from bsearch.spaces.boundary import files
 from bsearch.spaces.errors import StudyFileError
-from bsearch.verify.claims import Fact
-from bsearch.verify.machine import report_here, where_to_send
-from bsearch.verify.report import Report, StageReport
-from bsearch.verify.run import STAGES, Planned, chosen, run_stage, verify
-from bsearch.verify.stage import Stage
 from click.testing import CliRunner
 from fake_gpu.test_gpus import UNLIKE_LINUX
 
-TESTS = str(Path(__file__).parent.parent)
+TESTS = str(Path(__file__).parent)
 TOLD: dict[str, Any] = {"device": "cpu", "seconds": 60, "quick": True, "serial": True}
 
 
@@ -79,7 +78,7 @@ def test_a_run_that_is_interrupted_keeps_its_stage(monkeypatch: pytest.MonkeyPat
 
     stage = planned("waits")
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    monkeypatch.setattr("bsearch.verify.run.STAGES", (stage,))
+    monkeypatch.setattr("bsearch.benchmarks.verify.run.STAGES", (stage,))
     report, told = Report("cpu", "", "", ""), []
     with pytest.raises(KeyboardInterrupt):
         verify(report, on_stage=lambda planned, stage: told.append(stage))
@@ -90,7 +89,7 @@ def test_a_run_that_is_interrupted_keeps_its_stage(monkeypatch: pytest.MonkeyPat
 
 def test_after_a_failed_smoke_only_named_stages_run(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = (replace(planned("raises"), name="smoke"), planned("well"))
-    monkeypatch.setattr("bsearch.verify.run.STAGES", stages)
+    monkeypatch.setattr("bsearch.benchmarks.verify.run.STAGES", stages)
     for names, ran_names in ([], ["smoke"]), (["smoke", "well"], ["smoke", "well"]):
         report = Report("cpu", "", "", "")
         verify(report, names)
@@ -100,10 +99,10 @@ def test_after_a_failed_smoke_only_named_stages_run(monkeypatch: pytest.MonkeyPa
 
 def test_the_report_is_written_after_every_stage_and_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bsearch.verify.run.STAGES", (planned("well"), planned("dies")))
+    monkeypatch.setattr("bsearch.benchmarks.verify.run.STAGES", (planned("well"), planned("dies")))
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("CUDA_API_KEY", "hidden")
-    monkeypatch.setattr("bsearch.verify.machine.load_average", lambda: 99.0)
+    monkeypatch.setattr("bsearch.benchmarks.verify.machine.load_average", lambda: 99.0)
     written: list[list[str]] = []
     honest = files.write_file
 
@@ -111,8 +110,8 @@ def test_the_report_is_written_after_every_stage_and_says_where_it_is(tmp_path: 
         written.append([stage.stage for stage in Report.read(content).stages])
         return honest(path, content)
 
-    monkeypatch.setattr(files, "write_file", write_file)
-    result = CliRunner().invoke(main, ["verify", "--device", "cpu"])
+    monkeypatch.setattr("bsearch.benchmarks.verify.__main__.write_file", write_file)
+    result = CliRunner().invoke(main, [PROGRAM, "--device", "cpu"])
     assert result.exit_code == 1
     assert written == [[], ["well"], ["well", "dies"]]
     (path,) = tmp_path.glob("bsearch-verify-*.md")
@@ -140,7 +139,7 @@ def test_what_the_driver_says_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     program.write_text(NVIDIA_SMI)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("bsearch.verify.machine.load_average", lambda: None)
+    monkeypatch.setattr("bsearch.benchmarks.verify.machine.load_average", lambda: None)
     report = report_here("gpu", "a card")
     facts = {fact.name: fact.value for fact in report.machine}
     assert facts["compute mode, persistence"] == "Default, Enabled"
@@ -149,22 +148,6 @@ def test_what_the_driver_says_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     stage = ran(planned("well"), {**TOLD, "device": "gpu"})
     before_and_after = "1980, 2619, 41, 120.5 before; 1980, 2619, 41, 120.5 after"
     assert stage.facts[-1] == Fact("clocks (MHz), temperature, power, throttling", before_and_after)
-
-
-@pytest.mark.parametrize(
-    ("urls", "where"),
-    [
-        ([], "attach it to an issue of the project"),
-        (["Homepage, https://example.org"], "attach it to an issue of the project"),
-        (["Issues, https://example.org/issues"], "attach it to an issue at https://example.org/issues"),
-    ],
-)
-def test_where_a_report_is_sent_is_what_the_package_says(urls: list[str], where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = Message()
-    for url in urls:
-        said["Project-URL"] = url
-    monkeypatch.setattr("bsearch.verify.machine.metadata", lambda name: said)
-    assert where_to_send() == where
 
 
 @pytest.mark.slow
@@ -176,7 +159,7 @@ def test_stages_run_without_what_linux_alone_has(tmp_path: Path) -> None:
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     stages = ["--stage", "smoke", "--stage", "machine"]
     done = subprocess.run(
-        [sys.executable, "-m", "bsearch", "verify", "--device", "cpu", "--out", "found.md", *stages],
+        [sys.executable, "-m", "bsearch.benchmarks.verify", "--device", "cpu", "--out", "found.md", *stages],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": places},
         capture_output=True,
@@ -230,7 +213,7 @@ def test_time_that_is_left_is_never_negative() -> None:
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, ["verify", *arguments])
+    result = CliRunner().invoke(main, [PROGRAM, *arguments])
     assert result.exit_code in (1, 2)
     assert message in result.output
 
@@ -241,7 +224,7 @@ def test_this_machine_is_exact(tmp_path: Path) -> None:
     """Real stages through the command line: the table on the terminal, the report in a file."""
     out = tmp_path / "verified.md"
     # Without --quick it has the time that it needs beside other tests.
-    arguments = ["verify", "--device", "cpu", "--stage", "machine", "--stage", "exactness", "--out", str(out)]
+    arguments = [PROGRAM, "--device", "cpu", "--stage", "machine", "--stage", "exactness", "--out", str(out)]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     report = Report.read(out.read_text())
@@ -255,7 +238,7 @@ def test_this_machine_is_exact(tmp_path: Path) -> None:
 def test_every_claim_that_is_no_matter_of_time_holds_here(tmp_path: Path) -> None:
     out = tmp_path / "verified.json"
     stages = [stage.name for stage in STAGES if stage.only is None and stage.name not in ("loop", "step-time")]
-    arguments = ["verify", "--device", "cpu", "--quick", "--serial", "--out", str(out)]
+    arguments = [PROGRAM, "--device", "cpu", "--quick", "--serial", "--out", str(out)]
     result = CliRunner().invoke(main, [*arguments, *(word for name in stages for word in ("--stage", name))])
     assert result.exit_code == 0, result.output
     assert len(Report.read(out.read_text()).claims) > 10

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ...objectives.loading import load_task
-from ...objectives.task import Data, Loss, Score, Task
-from ...objectives.vision import small_cnn
-from ...spaces.learning_rate import OptimizerSettings
-from ...spaces.plan import BatchPlan
-from ...spaces.study.training import Training
-from ...spaces.trial import TrialSetup
+from ....objectives.loading import load_task
+from ....objectives.task import Data, Loss, Score, Task
+from ....objectives.vision import small_cnn
+from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.plan import BatchPlan
+from ....spaces.study.training import Training
+from ....spaces.trial import TrialSetup
 
 IMAGES, TOKENS = f"{__name__}:Images", f"{__name__}:Tokens"
 _CLASSES = 10

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..objectives.machine.host import processes_of_session
-from ..spaces.errors import Fault, StudyFileError, near_miss
+from ...objectives.machine.host import processes_of_session
+from ...spaces.errors import Fault, StudyFileError, near_miss
 from .claims import Claim, Data, Fact
 from .machine import clocks
 from .measured import following
@@ -147,7 +147,7 @@ def run_stage(planned: Planned, values: Mapping[str, Any], stage: StageReport, g
         try:
             with (
                 log.open("w") as output,
-                subprocess.Popen(  # noqa: S603
+                subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
                 ) as process,
             ):

@@ -9,17 +9,17 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from .. import __version__
-from ..objectives.machine.device import device_name
-from ..objectives.machine.host import cores_here, host_bytes, load_average
-from ..objectives.machine.nvidia import gpu_processes, nvidia_smi
-from ..spaces.readable import readable_bytes
+from ... import __version__
+from ...objectives.machine.device import device_name
+from ...objectives.machine.host import cores_here, host_bytes, load_average
+from ...objectives.machine.nvidia import gpu_processes, nvidia_smi
+from ...spaces.readable import readable_bytes
 from .claims import Fact
 from .report import Report
 from .stage import Found, Stage
@@ -90,23 +90,13 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     """The commit of a checkout, in brackets; empty for an installed package."""
-    folder = Path(__file__).parent.parent
+    folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return ""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
-        return f" ({subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()})"  # noqa: S603
+        return f" ({subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()})"
     return ""
-
-
-def where_to_send() -> str:
-    """What to do with a report: the project's issue tracker, if the package names one."""
-    with suppress(PackageNotFoundError):
-        for entry in metadata("bsearch").get_all("Project-URL") or []:
-            label, _, url = entry.partition(", ")
-            if "issue" in label.lower():
-                return f"attach it to an issue at {url}"
-    return "attach it to an issue of the project"
 
 
 def clocks() -> str:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from bsearch.verify.claims import Claim, Data, Fact
-from bsearch.verify.measured import RULES, following
-from bsearch.verify.report import Report, StageReport
+from bsearch.benchmarks.verify.claims import Claim, Data, Fact
+from bsearch.benchmarks.verify.measured import RULES, following
+from bsearch.benchmarks.verify.report import Report, StageReport
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

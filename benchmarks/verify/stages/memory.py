@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ...objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_segments, is_out_of_memory, release_memory
-from ...objectives.profiling.memory.live_bytes import LiveBytes
-from ...objectives.profiling.memory.tracing import MemoryProbe
-from ...objectives.profiling.task_profile import profile_task
-from ...objectives.task import Task
-from ...objectives.training import TrainingRun
-from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.plan import BatchPlan
-from ...spaces.readable import readable_bytes
-from ...spaces.study.devices import Memory
-from ...spaces.trial import TrialSetup
+from ....objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_segments, is_out_of_memory, release_memory
+from ....objectives.profiling.memory.live_bytes import LiveBytes
+from ....objectives.profiling.memory.tracing import MemoryProbe
+from ....objectives.profiling.task_profile import profile_task
+from ....objectives.task import Task
+from ....objectives.training import TrainingRun
+from ....spaces.laws.device import DeviceProfile, ProfileRequest
+from ....spaces.plan import BatchPlan
+from ....spaces.readable import readable_bytes
+from ....spaces.study.devices import Memory
+from ....spaces.trial import TrialSetup
 from ..claims import Claim, Data, Fact, worst
 from ..stage import Found, Stage
 from .tasks import Images, models, setup_of, small_model, task_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from bsearch.verify.claims import Claim, of_repeats, worst
+from bsearch.benchmarks.verify.claims import Claim, of_repeats, worst
 from hypothesis import example, given
 from hypothesis import strategies as st
 

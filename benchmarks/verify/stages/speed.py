@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...objectives.digits import Digits
-from ...objectives.profiling.step_time import Round, timed_rounds
-from ...objectives.task import Task
-from ...objectives.training import TrainingRun
-from ...spaces.laws.step_time import timing_plans
-from ...spaces.plan import BatchPlan
-from ...spaces.trial import TrialSetup
+from ....objectives.digits import Digits
+from ....objectives.profiling.step_time import Round, timed_rounds
+from ....objectives.task import Task
+from ....objectives.training import TrainingRun
+from ....spaces.laws.step_time import timing_plans
+from ....spaces.plan import BatchPlan
+from ....spaces.trial import TrialSetup
 from ..claims import Claim, Data, Fact
 from ..measured import law_of, rounded
 from ..stage import Found, Stage
