@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time as clock
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
@@ -16,6 +17,9 @@ _PART = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(d|h|min|m|s)(?=[\s\d]|$)\s*")
 _SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?")
 _LONGEST = timedelta(days=366)
+# What comes before the first and after the last training: imports, the front, files, leaving Ray. A share of the time, within
+# these seconds, and so many times as long at most where the machine is slow.
+_CLOSING, _CLOSING_S, _SLOWEST, _MOST_CLOSING = 0.03, (5.0, 15.0), 2.5, 0.12
 
 
 def duration_of(text: str) -> timedelta | None:
@@ -108,21 +112,28 @@ def _moment(text: str) -> time | datetime:
 
 
 @dataclass(frozen=True)
-class StoredDeadline:
-    """A study's deadline as its database holds it.
+class Deadline:
+    """When a study has to be done, as its database holds it.
 
     Args:
         given: as it was written.
-        ends_at, began_at: seconds since 1970; None where no moment was given.
-        paid_until: when what may be spent is spent, if the driver runs until then; None where any amount may be.
+        began_at, ends_at: seconds since 1970.
     """
 
     given: str
-    ends_at: float | None
-    began_at: float | None
-    paid_until: float | None = None
+    began_at: float
+    ends_at: float
 
-    @property
-    def over_at(self) -> float | None:
-        """When its time or its money is over; None where neither is limited."""
-        return min((moment for moment in (self.ends_at, self.paid_until) if moment is not None), default=None)
+    def left_s(self, slowdown: float) -> float:
+        """Seconds until what comes after the last training has to begin.
+
+        Args:
+            slowdown: of the machine, as its trials show it.
+        """
+        return self.ends_at - clock.time() - self.closing_s(slowdown)
+
+    def closing_s(self, slowdown: float) -> float:
+        """Seconds set aside for what comes after the last training."""
+        whole_s, (least, most) = self.ends_at - self.began_at, _CLOSING_S
+        aside_s = min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
+        return min(aside_s, max(_MOST_CLOSING * whole_s, least))

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from ...objectives.task_code import task_packages
-from ...spaces.deadline import StoredDeadline
+from ...spaces.deadline import Deadline
 from ...spaces.errors import Fault, StorageError, StudyFileError, TerminatedError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
@@ -86,7 +86,7 @@ class StudyResult:
     elapsed_s: float
     gain: float | None = None
     model: Path | None = None
-    deadline: StoredDeadline | None = None
+    deadline: Deadline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +213,9 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     )
 
 
-def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
+def _passed(study: _OpenStudy, deadline: Deadline | None) -> str:
     """That a study's deadline, as it is still written, has passed; else empty."""
-    if deadline is None or deadline.ends_at is None or deadline.given != study.spec.budget.by:
+    if deadline is None or deadline.given != study.spec.budget.by:
         return ""
     if deadline.ends_at > study.began_at:
         return ""
@@ -226,7 +226,7 @@ def _passed(study: _OpenStudy, deadline: StoredDeadline | None) -> str:
 def _store(study: _OpenStudy) -> None:
     spec = study.spec.model_dump(mode="json") | {"storage": shown_url(study.tables.url)}
     study.tables.save_study(study.name, study.spec.study, study.identity, spec)
-    if not study.spec.budget.has_deadline:
+    if study.spec.budget.by is None:
         study.tables.save_deadline(study.name, None)  # an earlier run may have had one
 
 
@@ -293,12 +293,7 @@ def _drive(
             study = replace(study, driven_s=row.driver_s)
             space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name, objectives=spec.objectives)
             suggester = study_suggester(spec, space, law, prior, trials=len(trials))
-            held = runner.slots * max(spec.devices.counts)  # devices of the whole study
-            finish = finish_of(
-                *(spec, row.deadline, study.began_at, space, law, study.kept, list(trials)),
-                hourly=(price or 0.0) * held,
-                driven_s=row.driver_s,
-            )
+            finish = finish_of(spec, row.deadline, study.began_at, space, law, study.kept, list(trials))
             run = StudyRun(
                 *(spec, name, suggester, space, trials, tables, profiles, runner.device, task_hash, notify, row.driver_s),
                 owns_workers=runner.owns_workers,
@@ -360,7 +355,7 @@ def _opening_messages(
 
 
 def _save_deadline(tables: Tables, name: str, finish: Finish | None) -> None:
-    deadline = None if finish is None else finish.deadline()
+    deadline = None if finish is None else finish.deadline
     tables.save_deadline(name, None if deadline is None else asdict(deadline))
 
 
@@ -385,7 +380,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
         elapsed_s=run.elapsed_s(),
         gain=gain,
         model=None if run.finish is None or run.finish.kept.score is None else run.finish.kept.folder,
-        deadline=None if run.finish is None else run.finish.deadline(),
+        deadline=None if run.finish is None else run.finish.deadline,
     )
 
 
@@ -398,7 +393,7 @@ def _not_as_asked(run: StudyRun) -> str:
         return f"budget.keep: no model is in {finish.kept.folder}, though {plural(len(shares), 'trial')} completed"
     if max(shares) < _MOSTLY:
         return f"budget.by: no training had more than {max(shares):.0%} of its length: the time was too short for this space"
-    limit = finish.limit
+    limit = finish.deadline
     late_s = 0.0 if limit is None else time.time() - limit.ends_at
     return f"budget.by: finished {seconds(late_s)} after the deadline" if late_s > _MUCH_LATER_S else ""
 
@@ -495,14 +490,14 @@ def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator
     when what was reported could not be written.
     """
     over = threading.Event()
-    limit = None if finish is None else finish.limit
+    limit = None if finish is None else finish.deadline
     limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - run.driven_s
 
     def beat() -> None:
         while True:
             left_s = limit_s - run.elapsed_s()
             if limit is not None:
-                left_s = min(left_s, limit.left_s(run.driven_s + run.elapsed_s()) + _LATE_S)
+                left_s = min(left_s, limit.left_s(1.0) + _LATE_S)
             ended = over.wait(min(HEARTBEAT_S, max(0.05, left_s)))
             ours = True
             # A database that is unavailable or full is not another driver; calls that need it meanwhile retry or raise.
@@ -517,7 +512,7 @@ def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator
             run.check_cost()
             if (error := tables.late_error()) is not None:
                 run.crash(error)
-            if limit is not None and limit.left_s(run.driven_s + run.elapsed_s()) <= -_LATE_S:
+            if limit is not None and limit.left_s(1.0) <= -_LATE_S:
                 run.ending.reach(Stage.STOPPED, f"its time is up ({limit.given})")
             if run.elapsed_s() >= limit_s:
                 run.ending.reach(Stage.STOPPED, f"budget.hours: {run.spec.budget.hours:g} h are used up")

@@ -123,7 +123,7 @@ class StudyRun:
         self.reported_s: float | None = None
         self._load_curves()
         if finish is not None:
-            finish.follow(lambda: (self.running.spans(), self.driven_s + self.elapsed_s()))
+            finish.follow(self.running.spans)
 
     # What runners call
 
@@ -181,7 +181,7 @@ class StudyRun:
         self._suggester.overhead = factors.overhead_s / factors.slowdown * per_second
         if self.finish is not None:
             self._suggester.longest_s = self.finish.longest_s()
-            most = most if self.finish.limit is None else min(most, max(free, 1))  # later there is less time
+            most = most if self.finish.deadline is None else min(most, max(free, 1))  # later there is less time
         for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
             proposal = self.suggestions.take(len(running), free, most=most, new=new)
             if isinstance(proposal, int):
@@ -445,7 +445,7 @@ class StudyRun:
             elapsed_s=self.elapsed_s(),
             driven_s=self.driven_s + self.elapsed_s(),
             counted=self.ended.counted,
-            deadline=None if self.finish is None else self.finish.deadline(),
+            deadline=None if self.finish is None else self.finish.deadline,
         )
 
     def elapsed_s(self) -> float:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...spaces.deadline import StoredDeadline
+from ...spaces.deadline import Deadline
 from ...spaces.front import ParetoFront
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
@@ -79,7 +79,7 @@ class StudyView:
     elapsed_s: float
     eta_s: float | None
     driver: str = ""
-    deadline: StoredDeadline | None = None
+    deadline: Deadline | None = None
 
 
 def study_view(
@@ -95,7 +95,7 @@ def study_view(
     driven_s: float,
     counted: float,
     driver: str = "",
-    deadline: StoredDeadline | None = None,
+    deadline: Deadline | None = None,
 ) -> StudyView:
     """The view of a study, the same from a run and from its database.
 
@@ -111,8 +111,7 @@ def study_view(
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
     to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
-    until = None if deadline is None else deadline.over_at
-    left_s = eta_s(spans, now_s, to_come) if until is None else max(until - time.time(), 0.0)
+    left_s = eta_s(spans, now_s, to_come) if deadline is None else max(deadline.ends_at - time.time(), 0.0)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
     return StudyView(

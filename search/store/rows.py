@@ -29,7 +29,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from ...spaces.deadline import StoredDeadline
+from ...spaces.deadline import Deadline
 from ...spaces.errors import BsearchError, LeftOutWarning, StorageError, cut
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.step_time import StepTime
@@ -502,9 +502,9 @@ class StudyRow:
         return self._optional("best_rates", StoredRates)  # type: ignore[no-any-return]
 
     @cached_property
-    def deadline(self) -> StoredDeadline | None:
+    def deadline(self) -> Deadline | None:
         """When the study has to be done, and the plan until then; None where there is no such moment."""
-        return self._optional("deadline", StoredDeadline)  # type: ignore[no-any-return]
+        return self._optional("deadline", Deadline)  # type: ignore[no-any-return]
 
     @cached_property
     def step_times(self) -> dict[str, list[StepTime]] | None:

@@ -46,7 +46,7 @@ studies = sa.Table(
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the database's clock
     sa.Column("step_times", sa.Text),  # JSON of the step-time laws that time its trials, by parameters that change cost
     sa.Column("best_rates", sa.Text),  # JSON of the StoredRates fitted when it last ran
-    sa.Column("deadline", sa.Text),  # JSON of the StoredDeadline, where it has one
+    sa.Column("deadline", sa.Text),  # JSON of the Deadline, where it has one
 )
 profiles = sa.Table(
     "bsearch_profile",

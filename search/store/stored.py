@@ -11,7 +11,7 @@ from typing import Any
 
 from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.boundary.storage import is_url, storage_of
-from ...spaces.deadline import StoredDeadline
+from ...spaces.deadline import Deadline
 from ...spaces.domain import Domain, Range, bounds
 from ...spaces.errors import BsearchError, NoStudyError, StorageError, StudyFileError, TaskError
 from ...spaces.front import ParetoFront
@@ -110,7 +110,7 @@ class StoredStudy:
     records: tuple[TrialRecord, ...]
     front: ParetoFront
     rates: StoredRates | None = None
-    deadline: StoredDeadline | None = None
+    deadline: Deadline | None = None
 
     @classmethod
     def open(cls, study: str, name: str | None = None, storage: str | None = None) -> StoredStudy:

@@ -97,11 +97,6 @@ class Budget(Section):
         """Whether the study ends with a trained model."""
         return self.by is not None or self.keep is not None or self.until is not None
 
-    @property
-    def has_deadline(self) -> bool:
-        """Whether time limits it, or what everything that the study holds costs, busy or idle."""
-        return self.by is not None or (self.cost is not None and self.keeps_model)
-
 
 class Metric(Section):
     """A metric that the training code reports."""

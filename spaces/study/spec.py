@@ -321,18 +321,18 @@ def _repeats(study: StudySpec) -> Iterator[Disagreement]:
 
 def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
     """What goes with a model that is kept, and with a moment to keep it by."""
-    budget, by = study.budget, "budget.by" if study.budget.by else "budget.keep"
+    budget = study.budget
     if budget.keep is not None and budget.by is None and budget.cost is None and budget.until is None:
         yield "budget.keep", "expected budget.by, cost or until with it, which say when to stop; got none. Write by: 2h."
     if budget.until is not None and budget.hours is not None and budget.by is None:
         yield "budget.hours", f"expected budget.by with until, got hours. Write by: {budget.hours:g}h."
-    if not budget.has_deadline:
+    if budget.by is None:
         return
     if study.objectives.speed != "train_s":
-        yield "objectives.speed", f"expected train_s with {by}, which is about time; got {study.objectives.speed}"
-    if budget.by is not None and budget.hours is not None:
+        yield "objectives.speed", f"expected train_s with budget.by, which is about time; got {study.objectives.speed}"
+    if budget.hours is not None:
         yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
     if study.sampler != "front":
-        yield by, f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}"
+        yield "budget.by", f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}"
     if study.confirm:
-        yield "confirm", f"expected 0 with {by}, whose time is for the search; got repeats."
+        yield "confirm", "expected 0 with budget.by, whose time is for the search; got repeats."

@@ -139,9 +139,7 @@ def killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str
     """Start the study and kill it once `finished` trials have ended; what the database then holds of those."""
     with (
         (path.parent / "log").open("a") as log,
-        subprocess.Popen(
-            command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0
-        ) as driver,
+        subprocess.Popen(command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0) as driver,
     ):
         try:
             while driver.poll() is None and len(trials_of(path)) < finished and not stage.expired:

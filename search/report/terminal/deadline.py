@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ....spaces.deadline import StoredDeadline
+from ....spaces.deadline import Deadline
 from ....spaces.readable import from_here, number, seconds
 
 if TYPE_CHECKING:
@@ -18,27 +18,25 @@ if TYPE_CHECKING:
 _BRIEF_S = 1800.0
 
 
-def deadline_sentence(deadline: StoredDeadline | None) -> str:
+def deadline_sentence(deadline: Deadline | None) -> str:
     """`deadline_line` as a sentence; empty where there is no deadline, or its time has passed."""
-    if deadline is None or deadline.over_at is None or deadline.over_at <= time.time():
+    if deadline is None or deadline.ends_at <= time.time():
         return ""
     line = deadline_line(deadline)
     return f"{line[0].upper()}{line[1:]}."
 
 
-def deadline_line(deadline: StoredDeadline, now: float | None = None) -> str:
-    """What happens until the deadline, in one line; empty where money alone limits the study, and is spent.
+def deadline_line(deadline: Deadline, now: float | None = None) -> str:
+    """What happens until the deadline, in one line.
 
     Args:
         now: seconds since 1970.
     """
     now = time.time() if now is None else now
-    if deadline.over_at is None:
-        return ""
-    ends = _clock(deadline.over_at, now, deadline.over_at - (deadline.began_at or now))
-    if deadline.over_at > now:
+    ends = _clock(deadline.ends_at, now, deadline.ends_at - deadline.began_at)
+    if deadline.ends_at > now:
         return f"ends by {ends} at the latest and keeps the best model of all trials"
-    return f"its deadline, {ends}, has passed" if deadline.over_at == deadline.ends_at else ""
+    return f"its deadline, {ends}, has passed"
 
 
 def _clock(moment: float, now: float, length_s: float) -> str:
@@ -70,7 +68,7 @@ def model_lines(result: StudyResult) -> Iterator[str]:
         f"{record.facts.effective_batch}, {number(record.facts.epochs)} epochs"
     )
     deadline = result.deadline
-    if deadline is not None and deadline.ends_at is not None:
+    if deadline is not None:
         ends, now = datetime.fromtimestamp(deadline.ends_at).astimezone(), time.time()
         early = deadline.ends_at - now
         words = f"{seconds(early)} before" if early >= 0 else f"{seconds(-early)} after"

@@ -149,7 +149,7 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
 def _bar(view: StudyView, width: int) -> ProgressBar:
     """How far the study is: in its time where it has a deadline, else in its trials."""
     deadline = view.deadline
-    if deadline is not None and deadline.ends_at is not None and deadline.began_at is not None:
+    if deadline is not None:
         return ProgressBar(deadline.ends_at - deadline.began_at, time.time() - deadline.began_at, width=width)
     return ProgressBar(total=view.trials, completed=view.counted, width=width)
 

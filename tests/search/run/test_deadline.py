@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -20,12 +19,12 @@ import pytest
 import torch
 from bsearch.search.report.terminal.deadline import deadline_line
 from bsearch.search.run.decisions.eta import Span
-from bsearch.search.run.finish import Finish, Limit
+from bsearch.search.run.finish import Finish
 from bsearch.search.run.kept_model import KeptModel
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.run.training import RESULT, Training, kept
 from bsearch.search.store.stored import StoredStudy
-from bsearch.spaces.deadline import StoredDeadline, moment_of
+from bsearch.spaces.deadline import Deadline, moment_of
 from bsearch.spaces.errors import OutputError, StudyFileError
 from bsearch.spaces.readable import UNLIMITED
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -348,7 +347,7 @@ def test_a_study_is_done_in_time_with_its_model(study_file: Callable[..., Path],
     assert loaded(tmp_path / "kept") == document
 
 
-def deadline(path: Path) -> StoredDeadline:
+def deadline(path: Path) -> Deadline:
     stored = StoredStudy.open(str(path)).deadline
     assert stored is not None
     return stored
@@ -475,19 +474,16 @@ NOON = datetime(2026, 11, 27, 12, 0).timestamp()
 
 
 @pytest.mark.parametrize(
-    ("ends_s", "paid_s", "words"),
+    ("ends_s", "words"),
     [
-        (21_600, None, "ends by 18:00 at the latest and keeps the best model of all trials"),
-        (21_600, 7200, "ends by 14:00 at the latest and keeps the best model of all trials"),
-        (100, None, "ends by 12:01:40 at the latest and keeps the best model of all trials"),
-        (86_400, None, "ends by 2026-11-28 12:00 at the latest and keeps the best model of all trials"),
-        (-60, None, "its deadline, 11:59:00, has passed"),
-        (None, -60, ""),
+        (21_600, "ends by 18:00 at the latest and keeps the best model of all trials"),
+        (100, "ends by 12:01:40 at the latest and keeps the best model of all trials"),
+        (86_400, "ends by 2026-11-28 12:00 at the latest and keeps the best model of all trials"),
+        (-60, "its deadline, 11:59:00, has passed"),
     ],
 )
-def test_until_when_it_searches_is_said(ends_s: float | None, paid_s: float | None, words: str) -> None:
-    ends, paid = (None if each is None else NOON + each for each in (ends_s, paid_s))
-    assert deadline_line(StoredDeadline("18:00", ends, NOON, paid), NOON) == words
+def test_until_when_it_searches_is_said(ends_s: float, words: str) -> None:
+    assert deadline_line(Deadline("18:00", NOON, NOON + ends_s), NOON) == words
 
 
 @pytest.mark.slow
@@ -546,20 +542,8 @@ def test_only_a_limit_of_time_or_money_leaves_the_trials_unlimited(budget: dict[
     assert changed_study(study, {"budget": budget}).budget.trials == trials
 
 
-def limit(**changed: Any) -> Limit:
-    return replace(Limit("10h", time.time(), time.time() + 36_000, cost=5.0, hourly=2.5), **changed)
-
-
-def test_money_ends_a_study_before_its_deadline_and_does_not_move_that(tmp_path: Path) -> None:
-    kept_in = keeper(tmp_path / "model")
-    stored = Finish(Budget(by="10h", cost=5.0), kept_in, limit(), None, dict).deadline()
-    assert stored.ends_at is not None
-    assert stored.over_at is not None
-    assert stored.ends_at - time.time() == pytest.approx(36_000, abs=5)
-    assert stored.over_at - time.time() == pytest.approx(7200, abs=5)
-    money = Finish(Budget(cost=5.0, keep="m"), kept_in, limit(ends_at=math.inf), None, dict).deadline()
-    assert money.ends_at is None
-    assert money.over_at == pytest.approx(time.time() + 7200, abs=5)
+def until(ends_at: float) -> Deadline:
+    return Deadline("10h", ends_at - 36_000, ends_at)
 
 
 def test_earlier_trials_show_how_fast_the_machine_is(tmp_path: Path) -> None:
@@ -567,7 +551,8 @@ def test_earlier_trials_show_how_fast_the_machine_is(tmp_path: Path) -> None:
     at = "2026-11-27T10:00:00+00:00"
     earlier = TrialRecord.of(0, "complete", {}, facts, (10.0, 0.5), started_at=at, ended_at=at)
     fresh, resumed = (
-        Finish(Budget(by="10h"), keeper(tmp_path / "model"), limit(), None, dict, records) for records in ([], [earlier])
+        Finish(Budget(by="10h"), keeper(tmp_path / "model"), until(time.time() + 36_000), None, dict, records)
+        for records in ([], [earlier])
     )
     assert resumed.longest_s() == pytest.approx(fresh.longest_s() / 1.5, rel=0.01)
 
@@ -581,8 +566,8 @@ def test_what_is_expected_to_fit_follows_the_machine(tmp_path_factory: Any, slow
     for left_s, fits in ((1.1 * takes_s + aside_s + 10, True), (0.9 * takes_s, False)):
         ends = time.time() + left_s
         kept_in = keeper(tmp_path_factory.mktemp("kept") / "model")
-        made = Finish(Budget(by="10h"), kept_in, Limit("10h", ends - 2 * left_s, ends), lambda values: known_s, dict)
-        made.follow(lambda: (spans, 0.0))
+        made = Finish(Budget(by="10h"), kept_in, Deadline("10h", ends - 2 * left_s, ends), lambda values: known_s, dict)
+        made.follow(lambda: spans)
         assert made.fits({}) is fits
         assert made.longest_s() < left_s / mean
 
@@ -606,8 +591,7 @@ def test_a_suggestion_that_just_does_not_fit_does_not_end_the_search(
 
 def test_an_interrupted_trial_resumes_in_what_time_there_is(tmp_path: Path) -> None:
     moments = [time.time() + 60, time.time() - 60]
-    left = [limit(cost=None, ends_at=ends, began_at=ends - 600) for ends in moments]
-    resumes = [Finish(Budget(by="10m"), keeper(tmp_path / "m"), each, None, dict).resumes() for each in left]
+    resumes = [Finish(Budget(by="10h"), keeper(tmp_path / "m"), until(ends), None, dict).resumes() for ends in moments]
     assert resumes == [True, False]
 
 
