@@ -47,7 +47,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "train": ("run", "Train a point of the front, and keep the model."),
         "export": ("results", "Tables, settings for other libraries, trials for trackers."),
         "compare": ("compare", "Whether a change is better, each side at its best."),
-        "retime": ("results", "Redraw a front for other devices."),
     },
     "Measure": {
         "profile": ("measure", "Predict memory and step time; time batch sizes."),

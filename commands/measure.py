@@ -19,7 +19,7 @@ from .options import json_option, out_option, set_option, study_in
 )
 @click.argument("study", metavar="STUDY", shell_complete=study_files)
 @click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
-@out_option("a file, for `bsearch retime`.")
+@out_option("a file, for `bsearch show --profile`.")
 @set_option
 @json_option
 def profile(study: str, device_like: str | None, out: Path | None, settings: tuple[str, ...], as_json: bool) -> None:

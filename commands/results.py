@@ -47,10 +47,24 @@ _all_option = click.option("--all", "every", is_flag=True, help="Every trial, no
 @pick_option(": its settings, its learning curve, its traceback; with reaches:.9 every setting that does, fastest first")
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
 @click.option("--record", "settled", is_flag=True, help="What was predicted of each trial beside what came.")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The front in another device's step times, from `bsearch profile STUDY --out FILE` there: accuracies stay, nothing is "
+    "trained.",
+)
 @json_option
 @click.pass_context
 def show(
-    ctx: click.Context, study: str, every: bool, pick: dict[str, Any] | None, watch: bool, settled: bool, as_json: bool
+    ctx: click.Context,
+    study: str,
+    every: bool,
+    pick: dict[str, Any] | None,
+    watch: bool,
+    settled: bool,
+    profile: Path | None,
+    as_json: bool,
 ) -> None:
     """Print what a study has found so far: its front, its trials, one trial, or the settings that reach a target.
 
@@ -58,11 +72,11 @@ def show(
     runs it.
     """
     if watch:
-        if as_json or every or settled or pick is not None:
+        if as_json or every or settled or profile is not None or pick is not None:
             raise click.UsageError("expected --watch alone, got another option too; programs can poll `show --json`")
         ctx.exit(_watch(study))
-    if sum((pick is not None, every, settled)) > 1:
-        raise click.UsageError("expected --all, --pick or --record, got several")
+    if sum((pick is not None, every, settled, profile is not None)) > 1:
+        raise click.UsageError("expected --all, --pick, --record or --profile, got several")
     stored, console = opened(study), terminal(as_json)
     if pick is not None and "target" in pick:
         _show_target(stored, pick["target"], console, as_json)
@@ -70,6 +84,8 @@ def show(
         _show_trial(stored, _number(stored, pick), as_json)
     elif settled:
         _show_record(stored, console, as_json)
+    elif profile is not None:
+        _show_elsewhere(stored, profile, console, as_json)
     elif as_json and every:
         give_answer("trials", _trials_document(stored, every), whole=True)
     elif as_json:
@@ -124,6 +140,20 @@ def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
     console.print(table if settled else "No prediction is settled yet.")
     for sentence in record_sentences(stored.records, settled):
         console.print(sentence)
+
+
+def _show_elsewhere(stored: StoredStudy, profile: Path, console: Console, as_json: bool) -> None:
+    """The front in another device's step times."""
+    from ..search.analysis.retime import read_profile, retimed
+    from ..search.report.terminal.retime import retimed_document, retimed_parts
+
+    device, setups = read_profile(profile), stored.tables().setups(stored.name)
+    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device)
+    if as_json:
+        give_answer("retime", retimed_document(stored, device.name, after), "front")
+        return
+    for part in retimed_parts(stored, device.name, after, console.width):
+        console.print(part)
 
 
 def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
@@ -341,35 +371,6 @@ def report(study: str, out: Path | None) -> None:
     drawn = StudyData.of(stored)
     path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
     say(f"wrote {from_here(path.absolute())}")
-
-
-@main.command(epilog=epilog("bsearch retime study.yaml --profile a100.json"))
-@click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
-@click.option(
-    "--profile",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    required=True,
-    help="A profile of another device, from `bsearch profile STUDY --out FILE` there: its step times replace the study's own.",
-)
-@json_option
-def retime(study: str, profile: Path, as_json: bool) -> None:
-    """Recompute a study's front with another device's step times, without training.
-
-    Accuracies stay; on a device with less memory the same effective batch accumulates more.
-    """
-    from ..search.analysis.retime import read_profile, retimed
-    from ..search.report.terminal.retime import retimed_document, retimed_parts
-
-    stored = opened(study)
-    device, setups = read_profile(profile), stored.tables().setups(stored.name)
-    after = retimed(stored.spec, stored.identity["task"], stored.records, setups, device)
-    console = terminal(as_json)
-    if as_json:
-        give_answer("retime", retimed_document(stored, device.name, after), "front")
-        return
-    for part in retimed_parts(stored, device.name, after, console.width):
-        console.print(part)
 
 
 @main.command(epilog=epilog("bsearch dashboard study.yaml --open\n  bsearch dashboard sqlite:///study.db --port 0"))

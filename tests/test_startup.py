@@ -26,7 +26,7 @@ AGENT_PORT = 52365
 HEAVY = {"torch", "ray", "scipy", "optuna", "bsearch.search.run.study_run"}
 TO_HELP = HEAVY | {"sqlalchemy", "numpy"}
 TO_FIT = {"torch", "ray", "scipy.stats", "bsearch.search.run.study_run"}
-# Arguments, and what they may not import. `check`, `profile`, `train`, `verify` and `dashboard` do more than read.
+# Arguments, and what they may not import. `check`, `profile`, `train` and `dashboard` do more than read.
 COMMANDS = {
     "show": (["show", "{study}"], HEAVY),
     "show a trial": (["show", "{study}", "--pick", "0"], HEAVY),
@@ -34,7 +34,7 @@ COMMANDS = {
     "export": (["export", "{study}"], HEAVY),
     "export to a trainer": (["export", "{study}", "--to", "pytorch"], HEAVY),
     "report": (["report", "{study}", "--out", "{folder}/report.html"], HEAVY),
-    "retime": (["retime", "{study}", "--profile", "{study}"], HEAVY),
+    "show elsewhere": (["show", "{study}", "--profile", "{study}"], HEAVY),
     "schema": (["check", "--schema"], TO_HELP),
     "submit": (["submit", "{study}", "--launcher", "slurm", "--dry-run"], TO_HELP),
     "jobs": (["jobs", "status", "--launcher", "slurm"], TO_HELP),
@@ -46,7 +46,7 @@ COMMANDS = {
     **{f"{name} --help": ([name, "--help"], TO_HELP) for section in SECTIONS.values() for name in section},
 }
 # Exit codes of the others: there is no Slurm here, a study is no profile, and equals cannot be told apart.
-ENDS = {"jobs": 1, "retime": 2, "compare": 2}
+ENDS = {"jobs": 1, "show elsewhere": 2, "compare": 2}
 # CPU seconds over those of `optuna --help`; measured .23, 1.4 and 1.9 (docs/log.md).
 MOST = {"--help": 0.9, "show": 3.0, "report": 4.5}
 CODE = """

@@ -434,7 +434,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     law["points"], law["update_s"] = [[1, 0.0], [400, 0.0]], 1.0
     document["device"] = "Steady"
     profile.write_text(json.dumps(document))
-    shown = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile), "--json"])
+    shown = CliRunner().invoke(main, ["show", str(path), "--profile", str(profile), "--json"])
     assert shown.exit_code == 0, shown.output
     retimed = validated(shown.output)
     assert retimed["device"] == "Steady"
@@ -444,14 +444,14 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
         record = by_number[trial["trial"]]
         assert trial["train_s"] == record.facts.steps
         assert trial["accuracy"] == pytest.approx(record.accuracy, rel=1e-5)
-    plain = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
+    plain = CliRunner().invoke(main, ["show", str(path), "--profile", str(profile)])
     assert "on Steady" in plain.output
     assert "On both fronts:" in plain.output
     document["task"]["name"] = "Other"
     profile.write_text(json.dumps(document))
-    other = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
+    other = CliRunner().invoke(main, ["show", str(path), "--profile", str(profile)])
     assert (other.exit_code, "expected a profile of the task Points, got one of Other" in other.output) == (2, True)
-    refused = CliRunner().invoke(main, ["retime", str(path), "--profile", str(path)])
+    refused = CliRunner().invoke(main, ["show", str(path), "--profile", str(path)])
     assert refused.exit_code == 2
     assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output
 

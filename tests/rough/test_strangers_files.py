@@ -1,4 +1,4 @@
-"""Files of other people for `ask`, `init --from` and `retime`: too large, mutated, full of what terminals and YAML read.
+"""Files of other people for `ask`, `init --from` and `show --profile`: large, mutated, full of what terminals and YAML read.
 
 Each attack ends soon, within memory, with a sentence of ours. Attacks that break at one place of the code are one fault: its
 first is reported, so "broken" counts places (and, of limits, attacks).
@@ -494,7 +494,7 @@ def huge_tensor(size: int, *, value: bool = True) -> bytes:
 
 
 def retime_with(profile: str) -> tuple[Files, list[str]]:
-    return {"profile.json": profile.encode()}, ["retime", "{study}", "--profile", "{}/profile.json"]
+    return {"profile.json": profile.encode()}, ["show", "{study}", "--profile", "{}/profile.json"]
 
 
 STUDY = """study: small
@@ -1190,7 +1190,7 @@ def test_mutated_profiles(attack: Any, tmp_path: Path, finished: Path) -> None:
         content = dice.damaged(content) if dice.random() < 0.2 else content
         path.write_bytes(content)
         with attack(f"mutated, profile.json {number}"):
-            result = run("retime", finished, "--profile", path)
+            result = run("show", finished, "--profile", path)
             well(result, seen, f"{content!r}")
             is_plain(result, f"{content!r}")
 

@@ -18,7 +18,7 @@ from .fitted import Fitted
 
 
 def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]:
-    """The JSON document of `bsearch profile --json`, which `retime` reads; tables show the first profile."""
+    """The JSON document of `bsearch profile --json`, which `show --profile` reads; tables show the first profile."""
     profiles = profiled.profiles
     first = next(iter(profiles.values()))
     return {

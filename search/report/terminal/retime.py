@@ -1,4 +1,4 @@
-"""What `bsearch retime` prints: a front on another device."""
+"""What `bsearch show --profile` prints: a front on another device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tables import front_plot, front_table
 
 
 def retimed_document(study: StoredStudy, device: str, after: Retimed) -> dict[str, Any]:
-    """The JSON document of `bsearch retime --json`."""
+    """The JSON document of `bsearch show --profile --json`."""
     document = study_document(study.name, shown_url(study.url), after.front, after.records)
     document["front"] = [trial_summary(record, after.front) for record in after.front.trials]
     return document | {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
