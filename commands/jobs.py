@@ -131,7 +131,7 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     if id is not None:
         _print_job(id, as_json, where)
         return
-    from ..spaces.readable import count, number, seconds
+    from ..spaces.readable import number, seconds
 
     found = _submitter(**where).jobs()
     progress = _progress({job.study for job in found}, where["study_file"])
@@ -147,7 +147,7 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
         if (facts := progress.get(job.study)) is not None:
             best = "" if facts["best"] is None else f"{facts['metric']} {number(facts['best'])}"
             left = "" if facts["eta_s"] is None else seconds(facts["eta_s"])
-            cells += [f"{count(facts['done'])}/{facts['trials']}", best, left]
+            cells += [f"{facts['done']}/{facts['trials']}", best, left]
         rows.append([*cells, *[""] * (len(names) - len(cells))])
     terminal().print(Fitted.of_rows(names, rows, ("job", "state", "study", "trials", "best", "left"), words=names))
 
@@ -157,7 +157,7 @@ def _at(time: datetime | None) -> str:
 
 
 def _print_job(id: str, as_json: bool, where: Mapping[str, Any]) -> None:
-    from ..spaces.readable import count, number, seconds
+    from ..spaces.readable import number, seconds
 
     job = _submitter(**where).job(id)
     facts = _progress({job.study}, where["study_file"]).get(job.study)
@@ -167,7 +167,7 @@ def _print_job(id: str, as_json: bool, where: Mapping[str, Any]) -> None:
     times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
     say(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
     if facts is not None:
-        parts = [f"{count(facts['done'])} of {facts['trials']} trials are done"]
+        parts = [f"{facts['done']} of {facts['trials']} trials are done"]
         parts += [] if facts["best"] is None else [f"the best {facts['metric']} is {number(facts['best'])}"]
         parts += [] if facts["eta_s"] is None else [f"about {seconds(facts['eta_s'])} left"]
         say(", ".join(parts))

@@ -240,7 +240,7 @@ def _print_result(
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
     console.print()
     if stored.front.trials:
-        print_front(stored, sum(record.counts > 0 for record in stored.records), console)
+        print_front(stored, sum(record.counts for record in stored.records), console)
         for path in write_front(out, document):
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
@@ -280,7 +280,7 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str
     from ..search.report.sentences import failed_values, outcome_counts
     from ..search.report.terminal.deadline import model_lines
     from ..search.run.study_run import gain_sentence
-    from ..spaces.readable import UNLIMITED, count, seconds
+    from ..spaces.readable import UNLIMITED, seconds
     from ..spaces.record import counted
 
     records = result.study.records
@@ -301,7 +301,7 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
         yield f"Stopped{after}: {result.stopped}. To resume: {more}{again}"
     elif done < spec.budget.trials != UNLIMITED:
-        yield f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}"
+        yield f"{done} of {spec.budget.trials} trials are done. To resume: {again}"
     # More than a quarter is known only roughly, and is what every study begins with.
     if result.gain is not None and result.gain < 0.25 and not result.stopped.startswith("budget.min_gain"):
         sentence = gain_sentence(result.gain)

@@ -35,22 +35,13 @@ def number(value: object) -> str:
     return f"{value:.4g}"
 
 
-def count(trials: float) -> str:
-    """A number of trials, of which paused ones are shares.
-
-    >>> count(12.0), count(3.3003)
-    ('12', '3.3')
-    """
-    return f"{trials:.1f}".removesuffix(".0")
-
-
-def out_of(counted: float, trials: int, word: str = "/") -> str:
+def out_of(counted: int, trials: int, word: str = "/") -> str:
     """Trials so far, of those of the budget where it limits them; final trainings may come on top.
 
-    >>> out_of(3.0, 20), out_of(3.0, 20, " of "), out_of(3.0, UNLIMITED), out_of(7.0, 6)
+    >>> out_of(3, 20), out_of(3, 20, " of "), out_of(3, UNLIMITED), out_of(7, 6)
     ('3/20', '3 of 20', '3', '7')
     """
-    return count(counted) + ("" if trials == UNLIMITED or counted > trials else f"{word}{trials}")
+    return str(counted) + ("" if trials == UNLIMITED or counted > trials else f"{word}{trials}")
 
 
 def readable_bytes(value: float) -> str:

@@ -42,8 +42,7 @@ class TrialFacts:
         shortened_to: the share of the planned training to which it was shortened, to end in time.
         planned_length: the searched epochs, or other length, that it was to have, where it was shortened.
         repeats: the trial whose setting this one repeats.
-        stopped_fraction, stopped_accuracy: where a trial was stopped early.
-        rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
+        stopped_fraction, stopped_accuracy: its measurement where it was stopped early, or where it may be paused.
         expected_seconds, expected_accuracy, expected_std: what the full budget takes by the study's measure of speed, and the
             prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
@@ -95,8 +94,6 @@ class TrialFacts:
     repeats: int | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
-    rung_fraction: float | None = None
-    rung_accuracy: float | None = None
     expected_seconds: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None
@@ -289,7 +286,7 @@ class TrialRecord:
         direction: Direction = "maximize",
     ) -> Self:
         """A trial whose time, metric and message follow from its values and facts."""
-        train_s, reached = facts.train_s, facts.rung_accuracy if outcome == "paused" else facts.stopped_accuracy
+        train_s, reached = facts.train_s, facts.stopped_accuracy if outcome in ("stopped", "paused") else None
         if train_s is None:
             train_s = values[0] if values else facts.measured_train_s
         return cls(
@@ -338,11 +335,9 @@ class TrialRecord:
         return None if self.accuracy is None else self.score_of(self.accuracy)
 
     @property
-    def counts(self) -> float:
-        """What it counts towards `budget.trials`: 1, the share of its training until it was paused, or 0."""
-        if self.outcome == "paused" or not self.has_ended:
-            return self.facts.rung_fraction or 0.0
-        return float(self.outcome in COUNTED)
+    def counts(self) -> bool:
+        """Whether it counts towards `budget.trials`."""
+        return self.has_ended and self.outcome in COUNTED
 
     @property
     def has_ended(self) -> bool:
@@ -350,9 +345,14 @@ class TrialRecord:
         return bool(self.ended_at) or self.outcome not in ("running", "paused", "interrupted")
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it waits at the rung, to be resumed where that is worth more than a new trial."""
+        return self.outcome == "paused" and not self.has_ended
+
+    @property
     def trained_share(self) -> float:
         """The share of its training that it has had, where it was left off early, else 1."""
-        share = self.facts.rung_fraction if self.outcome == "paused" else self.facts.stopped_fraction
+        share = self.facts.stopped_fraction if self.outcome in ("stopped", "paused") else None
         return 1.0 if share is None else share
 
     @property
@@ -414,6 +414,6 @@ def taken_per_second(speed: Speed, devices: int, price: float | None) -> float |
             return None if price is None else devices * price / 3600
 
 
-def counted(records: Iterable[TrialRecord]) -> float:
-    """What trials count towards `budget.trials`, without the rounding of shares."""
-    return round(sum(record.counts for record in records), 6)
+def counted(records: Iterable[TrialRecord]) -> int:
+    """How many trials count towards `budget.trials`."""
+    return sum(record.counts for record in records)

@@ -18,7 +18,7 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.events import Event
 from bsearch.search.run.runner import Runner
 from bsearch.search.store.tables import Tables
-from bsearch.spaces.record import counted
+from bsearch.spaces.record import TrialRecord
 from bsearch.spaces.study.file import read_study
 from conftest import TASKS
 from helpers import as_optuna
@@ -203,7 +203,7 @@ class StudyContract(Studies):
         assert sum(record.counts for record in more.study.records) == 30
 
     @pytest.mark.slow
-    def test_trials_are_paused_and_resumed_or_given_up(self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path) -> None:
+    def test_trials_are_paused_and_resumed(self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path) -> None:
         changes: dict[str, Any] = {
             "space": {
                 "effective_batch": {"low": 16, "high": 64},
@@ -211,42 +211,38 @@ class StudyContract(Studies):
                 "epochs": 1,
             },
             "training": {"evaluations": 10},
-            "budget": {"trials": 8, "hours": 1},
+            "budget": {"hours": 1},
             "cluster": {"checkpoint_every_s": 3600},
         }
 
-        ctrl_c_once = once(lambda: signal.raise_signal(signal.SIGINT))
+        def until(wanted: Callable[[TrialRecord], bool]) -> Callable[[Event], None]:
+            ctrl_c_once = once(lambda: signal.raise_signal(signal.SIGINT))
+            return lambda event: ctrl_c_once() if event.record is not None and wanted(event.record) else None
 
-        def interrupt(event: Event) -> None:
-            if event.record is not None and event.record.outcome == "paused":
-                ctrl_c_once()
-
-        assert go("Points", notify=interrupt, **changes).interrupted
+        assert go("Points", notify=until(lambda record: record.is_paused), **changes).interrupted
         paused = [trial.number for trial in kept().trials if trial.user_attrs["outcome"] == "paused"]
         assert paused
         assert {kept().trials[number].state.name for number in paused} == {"RUNNING"}
         folder = tmp_path / "results" / "small" / "checkpoints"
         assert {int(file.name.partition("-")[0]) for file in folder.iterdir()} >= set(paused)
-        result = go("Points", **changes)
+        both = until(lambda record: record.outcome == "complete" and record.facts.resumed_at is not None)
+        assert go("Points", notify=both, **changes).interrupted
         trials = kept().trials
         tables = Tables(f"sqlite:///{kept_path(kept())}")
-        assert 8 <= counted(result.study.records) < 9
-        assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
         resumed = [trial for trial in trials if "resumed_at" in trial.user_attrs and trial.state.name == "COMPLETE"]
         assert resumed
         curves = tables.curves("small")
         for trial in resumed:
             facts = trial.user_attrs
-            assert 0.29 <= facts["resumed_at"] / facts["samples_budget"] == pytest.approx(facts["rung_fraction"])
+            assert 0.29 <= facts["resumed_at"] / facts["samples_budget"] == pytest.approx(facts["stopped_fraction"])
             seen = [samples for samples, _ in curves[trial.number]]
             assert seen[0] < facts["resumed_at"] < seen[-1] == facts["samples_budget"]  # the curve is whole
         for trial in trials:
             outcomes = [row.outcome for row in tables.attempts("small", trial.number)]
             if trial.user_attrs.get("outcome") == "paused":
-                assert (trial.state.name, outcomes[-1]) == ("PRUNED", "paused")
+                assert (trial.state.name, outcomes[-1]) == ("RUNNING", "paused")
                 assert curves[trial.number][-1][0] < trial.user_attrs["samples_budget"]
             assert outcomes.count("paused") <= 1
-        assert not folder.exists()
 
     @pytest.mark.slow
     def test_a_metric_to_minimize_is_one_to_maximize_turned_round(self, go: Run) -> None:

@@ -172,7 +172,7 @@ class MLflow:
             )
         if trial.ended and not outcome:
             outcome = record.outcome
-            status = "FINISHED" if record.counts else "KILLED" if outcome == "interrupted" else "FAILED"
+            status = "FINISHED" if record.counts else "KILLED" if outcome in ("interrupted", "paused") else "FAILED"
             self._client.set_terminated(identity, status, _ms(record.ended_at))
             self._client.set_tag(identity, "bsearch.outcome", outcome)  # last: it marks the run as complete
         self._runs[number] = identity, told, outcome, trial.on_front

@@ -67,7 +67,7 @@ def _fence(text: str, least: int) -> int:
 
 
 def study_note(
-    name: str, spec: StudySpec, front: ParetoFront, done: float, summary: Sequence[str], *, study: str, page: str
+    name: str, spec: StudySpec, front: ParetoFront, done: int, summary: Sequence[str], *, study: str, page: str
 ) -> str:
     """A study's results so far, as text and a table.
 
@@ -81,7 +81,7 @@ def study_note(
 
 
 def _study_parts(
-    name: str, spec: StudySpec, front: ParetoFront, done: float, summary: Sequence[str], study: str, page: str
+    name: str, spec: StudySpec, front: ParetoFront, done: int, summary: Sequence[str], study: str, page: str
 ) -> Iterator[str]:
     yield f"## {escaped(name)}: {out_of(done, spec.budget.trials, ' of ')} trials, {len(front.trials)} on the front"
     following = {
@@ -154,8 +154,6 @@ def _outcome(record: TrialRecord, front: ParetoFront) -> str:
             return f"**Stopped** early: unlikely to reach the front at its training time. {message}"
         case "paused":
             share = f"{record.trained_share:.0%} of its training"
-            if record.has_ended:
-                return f"**Paused** after {share}, and never resumed."
             return f"**Paused** after {share}; it resumes from its checkpoint if that is worth more than a new trial."
         case "diverged":
             return f"**Diverged**: {message}. It cannot be on the front."

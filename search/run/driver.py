@@ -26,7 +26,7 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.examination import overall
 from ...spaces.planning import CostKey, common_batches, known_taken
 from ...spaces.profile_request import profile_faults
-from ...spaces.readable import count, plural, seconds
+from ...spaces.readable import plural, seconds
 from ...spaces.record import TrialRecord, counted
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import UNTIMED_SAMPLES
@@ -198,7 +198,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
         return None
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
     if done >= budget:
-        notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
+        notify(Event("message", text=f"{study.name} has met its budget: {done} of {budget} trials are done"))
     elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
         return None
     if row.identity["space"] == study.identity["space"]:  # a wider one is searched first

@@ -7,12 +7,10 @@ running the study again reads from them what is left to do.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from ...objectives.machine.processor import OtherPrograms
@@ -28,9 +26,9 @@ from ..store.tables import Tables
 from ..store.trials import Trials
 from ..suggest.front_model import preload
 from ..suggest.space_transform import SearchSpace
-from ..suggest.stopping import early_stopping, stopped_sentence
+from ..suggest.stopping import stopped_sentence
 from ..suggest.suggester import Suggester
-from .decisions.after import Failed, History, Paused, Retry, after
+from .decisions.after import Failed, History, Retry, after
 from .decisions.attempt import Attempt, result_of, setup_facts, shorten, taken_by
 from .decisions.ended import EndedTrials
 from .decisions.ending import Ending, Stage
@@ -96,8 +94,9 @@ class StudyRun:
         self.running = RunningAttempts(self._planner.expected_s)
         # A loop whose state nobody can save would begin anew.
         can_resume = all(profile.optimizer is not None for each in profiles.values() for profile in each.values())
-        is_new_ground = partial(suggester.is_new_ground, trials) if spec.pauses and can_resume else None
-        self._early_stopping = early_stopping(spec.stopping, spec.objectives.metric, is_new_ground)
+        self._early_stopping = suggester.early_stopping(
+            spec.stopping, spec.objectives.metric, trials, pauses=spec.pauses and can_resume
+        )
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self.running.ending)
         self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
@@ -155,7 +154,7 @@ class StudyRun:
     def _next_trial(self, free: int) -> TrialRecord | Literal["wait"] | None:
         """The trial that trains next: one that was interrupted, the user's own, one that confirms, or a suggestion."""
         running = self.running
-        room = self.spec.budget.trials - self.ended.counted - self.ended.to_train(running)
+        room = self.spec.budget.trials - self.ended.counted - len(running)
         if room <= 0:
             return None
         while self._interrupted:
@@ -173,9 +172,7 @@ class StudyRun:
             return repeat
         if self.ending.stage >= Stage.NO_NEW_TRIALS:
             return None
-        # What is left of a budget finishes paused trials.
-        new = room >= 1 or not self.ended.paused
-        most = math.ceil(room)
+        most = room
         factors = ClockFactors.of(running.spans())
         per_second = taken_per_second(self.spec.objectives.speed, 1, self._price) or 0.0
         self._suggester.overhead = factors.overhead_s / factors.slowdown * per_second
@@ -183,7 +180,7 @@ class StudyRun:
             self._suggester.longest_s = self.finish.longest_s()
             most = most if self.finish.deadline is None else min(most, max(free, 1))  # later there is less time
         for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
-            proposal = self.suggestions.take(len(running), free, most=most, new=new)
+            proposal = self.suggestions.take(len(running), free, most=most)
             if isinstance(proposal, int):
                 return self._resumed(proposal)
             if proposal is None or proposal == "wait":
@@ -278,11 +275,12 @@ class StudyRun:
             self._say(f"trial {number} {outcome.changes}")
         self._pay(attempt)
         smaller = self._planner.smaller(attempt, outcome) if outcome.kind == "out_of_memory" else None
-        match after(attempt, outcome, self._history_of(number), pauses=self._early_stopping.pauses, smaller=smaller):
+        if outcome.kind == "stopped" and self._early_stopping.pauses:
+            self._pause(attempt)
+            return
+        match after(attempt, outcome, self._history_of(number), smaller):
             case Retry() as retry:
                 self._retry(attempt, outcome, retry, silently=silently)
-            case Paused():
-                self._pause(attempt)
             case done:
                 self._end(attempt, done.outcome)
                 if isinstance(done, Failed):
@@ -309,7 +307,7 @@ class StudyRun:
         setup, last = attempt.setup, attempt.last
         assert last is not None
         facts = replace(
-            self._early_stopping.rung_facts(setup.number),
+            self._early_stopping.facts(setup.number, stopped=True),
             expected_seconds=self._taken(attempt, last),
             train_s=last.elapsed_s / setup.share_of(last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
@@ -317,18 +315,16 @@ class StudyRun:
         self.tables.end_attempt(setup, Outcome("paused"))
         record = self.trials.change(setup.number, facts, "paused")
         self.trials.commit()
-        self.ended.pause(record)
+        self.ended.paused[setup.number] = record
         self._history = self._history.after_end(Outcome("paused"))
         self.notify(Event("ended", record=record))
 
     def _end(self, attempt: Attempt, outcome: Outcome) -> None:
         """End an attempt's trial."""
         setup, number = attempt.setup, attempt.setup.number
-        prediction = self._early_stopping.rung_facts(number)
-        if outcome.kind == "stopped":
-            prediction = self._early_stopping.stopped_facts(number)
-            if prediction.stopped_fraction is not None:
-                outcome = Outcome("stopped", stopped_sentence(prediction))
+        prediction = self._early_stopping.facts(number, stopped=outcome.kind == "stopped")
+        if outcome.kind == "stopped" and prediction.stopped_fraction is not None:
+            outcome = Outcome("stopped", stopped_sentence(prediction))
         by_clock, shortened = setup.is_timed_by_clock, attempt.last is not None and "shortened_to" in attempt.last.facts
         if attempt.last is not None and (shortened or by_clock):
             shorten(attempt, attempt.last)
@@ -370,19 +366,14 @@ class StudyRun:
             return
         self.check_target()
 
-    def _finish(self, number: int, result: TrialResult, *, again: bool = False) -> None:
-        """End a trial: one transaction, with what its attempt has left to write.
-
-        Args:
-            again: it was shown as ended before.
-        """
+    def _finish(self, number: int, result: TrialResult) -> None:
+        """End a trial: one transaction, with what its attempt has left to write."""
         record = self.trials.end(number, result)
         self.trials.commit()
         self.ended.end(record)
         if words := self.ended.far_from_floor():
             self._say(words)
-        if not again:
-            self.notify(Event("ended", record=record))
+        self.notify(Event("ended", record=record))
 
     def _record_infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
         requested = {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
@@ -456,7 +447,7 @@ class StudyRun:
 
         The latter are tried once per study, and again if they failed with an error.
         """
-        self._interrupted.extend(record.number for record in self.trials if not record.has_ended and record.outcome != "paused")
+        self._interrupted.extend(record.number for record in self.trials if not record.has_ended and not record.is_paused)
         tried = {record.facts.baseline for record in self.trials if record.outcome != "error"}
         self._baseline.extend(index for index in range(len(self.spec.baseline)) if index not in tried)
 
@@ -475,19 +466,9 @@ class StudyRun:
         for record in self.trials:
             if record.outcome == "running":
                 self.trials.change(record.number, TrialFacts(), "interrupted")
-        if self.ended.counted >= self.spec.budget.trials:
-            for record in list(self.ended.paused.values()):
-                self._give_up(record)
         self.trials.commit()
         self.running.clear()
         self._retries.clear()
-
-    def _give_up(self, record: TrialRecord) -> None:
-        """End a paused trial whose study has met its budget."""
-        message = f"paused after {record.trained_share:.0%} of its training, and never resumed"
-        facts = replace(self._early_stopping.stopped_facts(record.number), message=message)
-        self._finish(record.number, TrialResult("paused", facts), again=True)
-        self._delete_checkpoint(record.number)
 
     # Inside
 
@@ -510,9 +491,9 @@ class StudyRun:
 
     def _resumed(self, number: int) -> TrialRecord:
         """A paused or interrupted trial, which trains again."""
+        self.ended.paused.pop(number, None)
         record = self.trials.resume(number)
-        self.ended.resume(record)
-        if record.facts.rung_fraction is not None:
+        if record.facts.stopped_fraction is not None:
             self._early_stopping.resume(number)
         return record
 
@@ -539,7 +520,7 @@ class StudyRun:
             if record.outcome in ("complete", "stopped", "paused") and taken is not None and budget:
                 curve = [(min(seen / budget, 1.0), value) for seen, value in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, taken, curve, done=record.outcome == "complete")
-                if record.outcome == "complete" and record.facts.rung_fraction is not None:
+                if record.outcome == "complete" and record.facts.stopped_fraction is not None:
                     self._early_stopping.resume(record.number)
 
     def _next_repeat(self) -> TrialRecord | None:

@@ -71,7 +71,7 @@ class StudyView:
 
     name: str
     trials: int
-    counted: float
+    counted: int
     outcomes: Mapping[str, int]
     running: tuple[RunningTrial, ...]
     front: ParetoFront
@@ -93,7 +93,7 @@ def study_view(
     now_s: float,
     elapsed_s: float,
     driven_s: float,
-    counted: float,
+    counted: int,
     driver: str = "",
     deadline: Deadline | None = None,
 ) -> StudyView:

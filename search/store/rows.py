@@ -50,9 +50,7 @@ _LARGEST = 1e100
 _LARGEST_GAP = 10_000
 _OUTCOMES = (*get_args(OutcomeKind), "running")
 # Names of ours that may be negative.
-_SIGNED = frozenset(
-    {"train_s_error", "stopped_accuracy", "rung_accuracy", "expected_accuracy", "mean_low", "mean_high", "seed"}
-)
+_SIGNED = frozenset({"train_s_error", "stopped_accuracy", "expected_accuracy", "mean_low", "mean_high", "seed"})
 _WHOLE = ("effective_batch", "accumulation", "devices")
 # The smallest that can be computed with, where that is not 0.
 _LEAST = dict.fromkeys((*_WHOLE, "largest_micro_batch", "evaluation_batch", "smallest_micro_batch"), 1.0)

@@ -31,7 +31,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.names import direction_of
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
-from ...spaces.study.goals import STOPPINGS, Metric, Objectives, bound_of
+from ...spaces.study.goals import Metric, Objectives, Stopping, bound_of
 from ...spaces.trial import Suggestion
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
@@ -39,7 +39,6 @@ from ..store.trials import Trials
 from .optuna.database import OptunaDatabase
 from .samplers import suggester_of
 from .space_transform import SearchSpace
-from .stopping import EarlyStopping, early_stopping
 from .suggester import Proposal
 
 TellOutcome = Literal["complete", "stopped", "paused", "diverged", "error"]
@@ -92,7 +91,7 @@ class Search:
         direction = direction or direction_of(metric)
         rules = [name for name in RATE_RULES if name != "adamw_tau"]  # it needs a trial's samples
         named: list[tuple[str, Any, Collection[str]]] = [
-            ("stopping", stopping, STOPPINGS),
+            ("stopping", stopping, get_args(Stopping)),
             ("direction", direction or "none", ("minimize", "maximize")),
             *([("rule", rule, rules)] if rule is not None else []),
             *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
@@ -133,19 +132,17 @@ class Search:
         self._ready: deque[Proposal] = deque()
         self._copied_to, self._name = storage, name
         self._copy: OptunaDatabase | None = None
-        self._early_stopping: EarlyStopping = early_stopping(
-            stopping, self.objectives.metric, self._is_new_ground if pauses else None
-        )
+        self._early_stopping = self._suggester.early_stopping(stopping, self.objectives.metric, self._trials, pauses=pauses)
         for record in self._trials:
             if record.outcome == "complete":
                 assert record.train_s is not None
                 self._early_stopping.learn(record.number, record.train_s, record.facts.curve or (), done=True)
-                if record.facts.rung_fraction is not None:
+                if record.facts.stopped_fraction is not None:
                     self._early_stopping.resume(record.number)
 
     @property
-    def ended(self) -> float:
-        """How many trials count: complete, stopped and diverged ones, and paused ones by the share they have trained."""
+    def ended(self) -> int:
+        """How many trials count: complete, stopped and diverged ones."""
         return counted(self.records())
 
     def prepare(self, count: int = 1) -> None:
@@ -164,7 +161,7 @@ class Search:
             trial = self._trials.resume(proposal)
         else:
             trial = self._trials.begin(proposal)
-        resumes_from = trial.facts.rung_fraction or 0.0 if isinstance(proposal, int) else 0.0
+        resumes_from = trial.facts.stopped_fraction or 0.0 if isinstance(proposal, int) else 0.0
         suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict(), resumes_from)
         values = suggestion.parameters
         rule = str(values.get("rule", self.rule or ""))
@@ -219,16 +216,15 @@ class Search:
             if accuracy is None or (outcome == "complete" and not math.isfinite(accuracy)):
                 raise TaskError(f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}")
         finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
-        facts = TrialFacts(train_s=train_s) | self._early_stopping.rung_facts(number)
+        facts = TrialFacts(train_s=train_s) | self._early_stopping.facts(number, stopped=outcome == "stopped")
         if outcome == "paused":
-            if facts.rung_fraction is None:
+            if facts.stopped_fraction is None:
                 raise TaskError(f"trial {number}: expected `report` to have said so before it is told as paused")
             self._trials.change(number, replace(facts, expected_seconds=train_s), "paused")
             self._update_copy()
             return
         if outcome == "stopped":
-            stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
-            facts = stopped | self._early_stopping.stopped_facts(number)
+            facts = TrialFacts(stopped_accuracy=accuracy) | facts
         if curve := self._early_stopping.end(number, train_s or 0.0, accuracy if finite else None):
             facts = replace(facts, curve=tuple(curve))
         values = (train_s, accuracy) if finite and train_s is not None and accuracy is not None else None
@@ -255,9 +251,6 @@ class Search:
         except StorageError as error:
             warnings.warn(f"the copy for Optuna's dashboard is not kept any more: {error}", stacklevel=3)
             self._copied_to = None
-
-    def _is_new_ground(self, number: int, others: Collection[int]) -> bool:
-        return self._suggester.is_new_ground(self._trials, number, others)
 
     def front(self) -> ParetoFront:
         """The trials that no other beats in both objectives."""

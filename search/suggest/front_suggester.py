@@ -14,12 +14,15 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from ...spaces.record import TrialRecord
+from ...spaces.study.goals import Metric
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
+from .pausing import PauseAtRung
 from .priors.batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
 from .priors.doubt import Doubt
 from .priors.optimum_prior import OptimumPrior
 from .space_transform import SpaceTransform
+from .stopping import EarlyStopping
 from .suggester import Proposal, Suggester
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
@@ -87,21 +90,21 @@ class FrontSuggester(Suggester):
         self._last: Fits = {}  # the previous fits, to start the next from
 
     def suggest(
-        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
+        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = ()
     ) -> Sequence[Proposal]:
-        paused = [trial.number for trial in trials if trial.outcome == "paused" and not trial.has_ended]
-        if not paused:
-            return self.proposed(trials, len(trials) + len(ready), count, ready=ready)[0] if new else []
-        proposed, number = self.proposed(trials, len(trials), or_new=new)
-        if number is None and not new:
-            number = paused[0]  # too little is known to choose
+        if not any(trial.is_paused for trial in trials):
+            return self.proposed(trials, len(trials) + len(ready), count, ready=ready)[0]
+        proposed, number = self.proposed(trials, len(trials))
         return proposed if number is None else [number]
 
-    def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
-        transform = self.transform
-        kernel = gap_kernel(self._place, self._last, transform.width)
-        known = np.array([transform.encode(trials[other].parameters) for other in others]).reshape(-1, transform.width)
-        return kernel.is_unknown(transform.encode(trials[number].parameters), known)
+    def early_stopping(self, kind: str, metric: Metric, trials: Sequence[TrialRecord], *, pauses: bool) -> EarlyStopping:
+        def is_new_ground(number: int, others: Collection[int]) -> bool:
+            transform = self.transform
+            kernel = gap_kernel(self._place, self._last, transform.width)
+            known = np.array([transform.encode(trials[other].parameters) for other in others]).reshape(-1, transform.width)
+            return kernel.is_unknown(transform.encode(trials[number].parameters), known)
+
+        return PauseAtRung(metric, is_new_ground) if pauses else super().early_stopping(kind, metric, trials, pauses=False)
 
     def proposed(
         self,
@@ -110,13 +113,8 @@ class FrontSuggester(Suggester):
         count: int = 1,
         *,
         ready: Sequence[Mapping[str, Any]] = (),
-        or_new: bool = True,
     ) -> tuple[list[dict[str, Any]], int | None]:
-        """Settings to try from trial `number` on, by one fit, each given those before; and the paused trial worth more, if any.
-
-        Args:
-            or_new: a new trial may be started; else the best paused one goes on, whatever it is worth.
-        """
+        """Settings to try from trial `number` on, by one fit, each given those before; and a paused trial worth more."""
         transform = self.transform
         if not transform.space:
             return [dict(self._only) for _ in range(count)], None
@@ -134,7 +132,7 @@ class FrontSuggester(Suggester):
             if paused.waiting.any():
                 point, improvement = best[0]
                 worth = improvement / float(model.seconds_at(point[None, :], known(point[None, :]))[0])
-                resumed = model.paused_worth_more(paused, known, _NEW * worth if or_new else -math.inf)
+                resumed = model.paused_worth_more(paused, known, _NEW * worth)
         return [transform.decode(point) | self._only for point, _ in best], resumed
 
     def expected_gain(self, trials: Sequence[TrialRecord], more: int) -> float | None:

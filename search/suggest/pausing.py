@@ -1,4 +1,4 @@
-"""What the rest of a paused trial's training is expected to add to its score.
+"""Trials that are paused, and what the rest of their training is expected to add to their scores.
 
 A trial that is paused at the rung is an uncertain observation: its score there plus the gap to its end. Gaps differ with
 the learning rate most of all: at high rates a curve is low until its schedule ends and rises late, so curves cross, and a
@@ -13,12 +13,17 @@ on the `ScoreScale`, where f is the share of training at the rung and g the fini
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from ...spaces.record import TrialFacts
+from ...spaces.study.goals import Metric
 from ..analysis.gaussian_process import Array, Structure, distances, matern52
+from .stopping import EarlyStopping
 
 # The share of its training from which on a trial may be paused: by default, at the third of ten measurements, which may come
 # a step early. A fifth is too early; a third and a half are alike (docs/decisions/0035).
@@ -28,6 +33,46 @@ RUNG = 0.29
 _OWN, _RISE, _SPREAD, _WORTH = 0.15, 0.3, 0.4, 3.0
 # A trial is not paused at the rung if more than this share of its gap's variance is still unexplained.
 _UNKNOWN = 0.3
+
+
+class PauseAtRung(EarlyStopping):
+    """Pause every trial at the rung, unless too little is known of how its curve goes on. The sampler resumes them.
+
+    Args:
+        is_new_ground: whether too little is known about a trial's curve, given the trials that were not paused.
+    """
+
+    pauses = True
+
+    def __init__(self, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool]) -> None:
+        super().__init__(metric)
+        self._is_new_ground = is_new_ground
+        self._going_on: set[int] = set()
+
+    def should_stop(self, number: int, fraction: float) -> bool:
+        if fraction < RUNG or number in self._going_on:
+            return False
+        if self._is_new_ground(number, sorted(self._going_on)):
+            self._going_on.add(number)
+            return False
+        return True
+
+    def facts(self, number: int, *, stopped: bool) -> TrialFacts:
+        """Of every trial, its measurement at the rung."""
+        curve = self.curves.get(number)
+        for fraction, score in zip(curve.fractions, curve.scores, strict=True) if curve else ():
+            if RUNG <= fraction < 1 and math.isfinite(score):
+                return TrialFacts(stopped_fraction=fraction, stopped_accuracy=self._metric.score(score))
+        return TrialFacts()
+
+    def resume(self, number: int) -> None:
+        self._going_on.add(number)
+
+    def end(self, number: int, taken: float, value: float | None) -> list[tuple[float, float]]:
+        curve = super().end(number, taken, value)
+        if not curve:
+            self._going_on.discard(number)
+        return curve
 
 
 @dataclass(frozen=True)

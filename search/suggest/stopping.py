@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +19,6 @@ from ...spaces.record import TrialFacts
 from ...spaces.study.goals import Metric
 from ..analysis.gaussian_process import Array
 from ..analysis.score_scale import ScoreScale
-from .pausing import RUNG
 
 # Finished curves before the first trial is stopped: fewer say little about how curves continue.
 LEAST_CURVES = 6
@@ -184,9 +183,9 @@ class EarlyStopping(ABC):
             if done:
                 self.finished.put(number, self.curves[number])
 
-    def stopped_facts(self, number: int) -> TrialFacts:
-        """What is stored of a stopped trial: how far it came, and the prediction for its final value."""
-        if number not in self.curves:
+    def facts(self, number: int, *, stopped: bool) -> TrialFacts:
+        """What is stored of a trial: of one that is stopped how far it came, and the prediction for its final value."""
+        if not stopped or number not in self.curves:
             return TrialFacts()
         curve, prediction = self.curves[number], self.expected(number)
         facts = TrialFacts(stopped_fraction=curve.fractions[-1], stopped_accuracy=self._metric.score(curve.last))
@@ -198,10 +197,6 @@ class EarlyStopping(ABC):
             expected_accuracy=self._metric.score(prediction.score),
             expected_std=prediction.score_std,
         )
-
-    def rung_facts(self, number: int) -> TrialFacts:
-        """What is stored of a trial's measurement at the rung; nothing where trials are not paused."""
-        return TrialFacts()
 
     def resume(self, number: int) -> None:
         """Record that a trial trains beyond the rung, now or in an earlier run; does nothing where trials are not paused."""
@@ -258,52 +253,9 @@ class FrontStopping(EarlyStopping):
         return probability is not None and probability < self.risk
 
 
-class PauseAtRung(EarlyStopping):
-    """Pause every trial at the rung, unless too little is known of how its curve goes on. The sampler resumes them.
-
-    Args:
-        is_new_ground: whether too little is known about a trial's curve, given the trials that were not paused.
-    """
-
-    pauses = True
-
-    def __init__(self, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool]) -> None:
-        super().__init__(metric)
-        self._is_new_ground = is_new_ground
-        self._going_on: set[int] = set()
-
-    def should_stop(self, number: int, fraction: float) -> bool:
-        if fraction < RUNG or number in self._going_on:
-            return False
-        if self._is_new_ground(number, sorted(self._going_on)):
-            self._going_on.add(number)
-            return False
-        return True
-
-    def rung_facts(self, number: int) -> TrialFacts:
-        curve = self.curves.get(number)
-        for fraction, score in zip(curve.fractions, curve.scores, strict=True) if curve else ():
-            if RUNG <= fraction < 1 and math.isfinite(score):
-                return TrialFacts(rung_fraction=fraction, rung_accuracy=self._metric.score(score))
-        return TrialFacts()
-
-    def resume(self, number: int) -> None:
-        self._going_on.add(number)
-
-    def end(self, number: int, taken: float, value: float | None) -> list[tuple[float, float]]:
-        curve = super().end(number, taken, value)
-        if not curve:
-            self._going_on.discard(number)
-        return curve
-
-
-def early_stopping(
-    kind: str, metric: Metric, is_new_ground: Callable[[int, Collection[int]], bool] | None = None
-) -> EarlyStopping:
-    """What decides which trials are stopped; with `is_new_ground`, as `PauseAtRung` takes it, they are paused instead."""
-    if kind == "none":
-        return NoEarlyStopping(metric)
-    return FrontStopping(metric) if is_new_ground is None else PauseAtRung(metric, is_new_ground)
+def early_stopping(kind: str, metric: Metric) -> EarlyStopping:
+    """What decides which trials are stopped: `front` or `none`."""
+    return NoEarlyStopping(metric) if kind == "none" else FrontStopping(metric)
 
 
 def stopped_sentence(facts: TrialFacts) -> str:

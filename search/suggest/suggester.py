@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...spaces.record import TrialRecord
+from ...spaces.study.goals import Metric
+from .stopping import EarlyStopping, early_stopping
 
 # Searched parameters of a new trial, or the number of a paused one that should go on.
 Proposal = Mapping[str, Any] | int
@@ -26,20 +28,19 @@ class Suggester(ABC):
 
     @abstractmethod
     def suggest(
-        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
+        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = ()
     ) -> Sequence[Proposal]:
         """Up to `count` proposals; may take seconds.
 
         Args:
             trials: all of the study, by number.
             ready: parameters proposed before, of trials that have not begun.
-            new: a new trial may be started; else a paused one goes on, or there is no proposal.
         """
 
     def expected_gain(self, trials: Sequence[TrialRecord], more: int) -> float | None:
         """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown."""
         return None
 
-    def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
-        """Whether a trial should not be paused: the `others` that train on say too little about how its curve continues."""
-        return False
+    def early_stopping(self, kind: str, metric: Metric, trials: Sequence[TrialRecord], *, pauses: bool) -> EarlyStopping:
+        """What stops a study's trials, `front` or `none`; with `pauses`, which only some can resume, it pauses them instead."""
+        return early_stopping(kind, metric)

@@ -147,12 +147,12 @@ class TrialHistory:
             if trial.has_ended:
                 self._kinds[number] = self._read(number, trial) if complete else _IGNORED
             elif complete:
-                point, facts, waiting = self.transform.encode(trial.parameters), trial.facts, trial.outcome == "paused"
+                point, facts, waiting = self.transform.encode(trial.parameters), trial.facts, trial.is_paused
                 if not waiting:
                     pending.append(point)
-                if facts.rung_fraction is not None and facts.rung_accuracy is not None and facts.expected_seconds is not None:
-                    at_rung = facts.rung_fraction, trial.score_of(facts.rung_accuracy)
-                    paused.append((number, point, facts.expected_seconds, *at_rung, waiting))
+                share, score, takes = facts.stopped_fraction, facts.stopped_accuracy, facts.expected_seconds
+                if share is not None and score is not None and takes is not None:
+                    paused.append((number, point, takes, share, trial.score_of(score), waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
         values_of_prior = [(taken, score, 0.0, math.nan, math.nan) for _, taken, score in prior]
@@ -184,13 +184,13 @@ class TrialHistory:
         self._points[number] = self.transform.encode(trial.parameters)
         if trial.values is not None and np.isfinite(trial.values).all():
             rung = math.nan, math.nan
-            if facts.rung_fraction is not None and facts.rung_accuracy is not None:
-                rung = facts.rung_fraction, score_of(facts.rung_accuracy)
+            if facts.stopped_fraction is not None and facts.stopped_accuracy is not None:
+                rung = facts.stopped_fraction, score_of(facts.stopped_accuracy)
             self._values[number] = trial.values[0], score_of(trial.values[1]), 0.0, *rung
             return _OBSERVED
         taken, accuracy, std = facts.expected_seconds, facts.expected_accuracy, facts.expected_std
         if taken is not None and accuracy is not None and std is not None:
             self._values[number] = taken, score_of(accuracy), std, math.nan, math.nan
             return _OBSERVED
-        # A trial that another continues has not failed; nor has one that was given up while it was paused, or cannot be read.
+        # A trial that goes on has not failed; nor has one that cannot be read.
         return _IGNORED if trial.outcome in ("interrupted", "paused", "unreadable") else _FAILED

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
 from ..deadline import checked_deadline, duration_of
-from ..domain import Number, Section, Share, fault, one_of
+from ..domain import Number, Section, Share, fault
 from ..names import Direction, direction_of
 from ..readable import UNLIMITED
 
@@ -47,8 +47,8 @@ class Budget(Section):
     trials: StrictInt = Field(
         20,
         ge=1,
-        description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
-        "trial counts as the share of its training that it has completed. With `hours`, `cost` or `by`, no limit unless given.",
+        description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. With "
+        "`hours`, `cost` or `by`, no limit unless given.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     cost: Number | None = Field(
@@ -174,14 +174,5 @@ class Objectives(Section):
         return [self.speed, self.metric.name]
 
 
-STOPPINGS = ("front", "none")
-
-
-def checked_stopping(value: str) -> str:
-    if value == "pause":
-        raise fault(
-            "expected front or none; got pause. Write front: where time limits a study of trainings of one length, trials are "
-            "paused by themselves."
-        )
-    chosen: str = one_of(value, STOPPINGS)
-    return chosen
+# What stops trials early.
+Stopping = Literal["front", "none"]

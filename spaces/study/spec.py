@@ -16,7 +16,7 @@ from ..readable import UNLIMITED
 from ..record import OURS_OF_SCORES
 from .cluster import Cluster
 from .devices import Devices, Memory
-from .goals import Budget, Metric, Objectives, checked_stopping
+from .goals import Budget, Metric, Objectives, Stopping
 from .space import Space
 from .submit import Submit
 from .training import BETAS, CODE, RECIPE, Training
@@ -88,12 +88,12 @@ class StudySpec(Section):
         description=f"The sampler that proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler; "
         "front is bsearch's own, the others are Optuna's.",
     )
-    stopping: Annotated[StrictStr, AfterValidator(checked_stopping)] = Field(
+    stopping: Stopping = Field(
         "front",
         description="front: stop trials that are unlikely to reach the front at their training time; where `budget.hours` or "
-        "`cost` limits a study whose `epochs` are one number, trials are paused after about a third of their training instead, "
-        "and resumed from their checkpoints where that is worth more than starting a new one. none: every trial trains its "
-        "full budget.",
+        "`cost` alone limits a study whose `epochs` are one number, trials are paused after about a third of their training "
+        "instead, and resumed from their checkpoints where that is worth more than starting a new one. none: every trial trains "
+        "its full budget.",
     )
     confirm: StrictInt = Field(
         0,
@@ -122,10 +122,9 @@ class StudySpec(Section):
     def pauses(self) -> bool:
         """Whether trials are paused after a third of their training, and resumed where that is worth more than a new one.
 
-        That finds more early on where time limits a search over trainings of one length (docs/decisions/0035).
+        That finds more early on where time alone limits a search over trainings of one length (docs/decisions/0035).
         """
-        budget = self.budget
-        limited = (budget.hours is not None or budget.cost is not None) and not budget.keeps_model
+        limited = self.budget.trials == UNLIMITED and not self.budget.keeps_model
         of_one_length = self.space.length not in self.searched()
         can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
         return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"

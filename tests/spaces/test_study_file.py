@@ -355,12 +355,3 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
         "a.yaml:10: budget.cost",
         "a.yaml:11: confirm",
     ]
-
-
-def test_pausing_is_no_choice_of_a_study() -> None:
-    text = (
-        "study: a\ntask: bsearch.objectives.digits:Digits\nspace: {effective_batch: 8, reference_rate: 0.1}\nstopping: pause\n"
-    )
-    (message,) = messages(text)
-    assert message.startswith("study.yaml:4: ")
-    assert "are paused by themselves" in message

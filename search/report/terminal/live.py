@@ -271,7 +271,7 @@ class LiveView:
             run = self._run
             self.ended(event.record, run.ended.counted, run.spec.budget.trials, run.spec.objectives.metric.name)
 
-    def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
+    def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""
         if self._stop is None or record.outcome == "error":
             self.say(trial_end_line(record, counted, trials, metric))
@@ -355,7 +355,7 @@ def _in_time(record: TrialRecord) -> str:
     return f"after {100 * share:.0f} % of its budget ({'' if known else 'about '}{whole} for all of it)"
 
 
-def trial_end_line(record: TrialRecord, counted: float, trials: int, metric: str) -> str:
+def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
     if record.accuracy is not None:
         result = f"{metric} {number(record.accuracy)} {_in_time(record)}"

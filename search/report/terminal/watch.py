@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ....spaces.errors import NoStudyError
-from ....spaces.readable import count, out_of, seconds
+from ....spaces.readable import out_of, plural, seconds
 from ....spaces.record import TrialRecord, counted
 from ....spaces.study.spec import StudySpec
 from ....spaces.trial import COUNTED, Measurement, TrialSetup
@@ -116,7 +116,7 @@ def driver_sentence(study: StoredStudy) -> str:
     begun = sum(record.outcome == "running" for record in study.records)
     if driver is None and not begun:
         return ""
-    left = f"; {count(begun)} trial{'s' * (begun != 1)} had begun" if begun else ""
+    left = f"; {plural(begun, 'trial')} had begun" if begun else ""
     return f"No driver is running {study.name}{left}. `bsearch run` resumes it."
 
 
@@ -144,8 +144,7 @@ def progress_facts(view: StudyView) -> dict[str, Any]:
     """
     best = view.front.best.accuracy if view.front.best else None
     eta_s = view.eta_s if view.running else None
-    done = int(view.counted) if view.counted == int(view.counted) else view.counted
-    return {"done": done, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}
+    return {"done": view.counted, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}
 
 
 def _view(
@@ -167,7 +166,7 @@ def _view(
         known_s = record.train_s if record.facts.train_s_source == "known" else None
         started_s = _epoch_s(row.started_at)
         if row.ended_at:
-            counts = record.counts if row.outcome in COUNTED else 0.0
+            counts = row.outcome in COUNTED and record.counts
             ended.append(span_of(setup, measured, known_s, started_s, _epoch_s(row.ended_at), counts=counts))
         elif record.outcome == "running" and driver is not None and not driver.gone:
             host = record.facts.host or ""
@@ -198,7 +197,7 @@ def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | No
     if driver is not None and not driver.gone:
         return None
     most = max(view.trials, budget)
-    done = f"{count(view.counted)} of {most} trials are done"
+    done = f"{view.counted} of {most} trials are done"
     if view.counted >= most:
         return WatchEnd(f"{view.name} is done: {done}.", True)
     if spec.budget.hours is not None and stored.driver_s >= spec.budget.hours * 3600:

@@ -61,11 +61,6 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
-    """The trial is left at the rung, and perhaps resumed later."""
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The trial has ended."""
 
@@ -79,14 +74,11 @@ class Failed(Done):
     why: str
 
 
-def after(
-    attempt: Attempt, outcome: Outcome, history: History, *, pauses: bool = False, smaller: TrialSetup | None = None
-) -> Retry | Paused | Done | Failed:
+def after(attempt: Attempt, outcome: Outcome, history: History, smaller: TrialSetup | None = None) -> Retry | Done | Failed:
     """What follows from an attempt's end.
 
     Args:
         history: before it.
-        pauses: a trial that is stopped is paused.
         smaller: after an out-of-memory error, a setup of the same experiment that needs less; None if there is none.
     """
     number = attempt.setup.number
@@ -96,8 +88,6 @@ def after(
                 words = "" if outcome.message == LEFT else f"trial {number}: interrupted: {outcome.message}"
                 return Retry(replace(attempt.setup, attempt=attempt.setup.attempt + 1), words)
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
-        case "stopped" if pauses:
-            return Paused()
         case "out_of_memory":
             if smaller is not None:
                 words = f"trial {number}: out of memory: {outcome.message}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 from ....spaces.front import ParetoFront
 from ....spaces.record import TrialRecord, counted
@@ -19,39 +18,21 @@ class EndedTrials:
 
     Attributes:
         done: trials that have ended, in the order of their ends.
+        counted: how many of them count.
+        paused: by number, those that may go on.
     """
 
     def __init__(self, records: Iterable[TrialRecord], objectives: Objectives) -> None:
         records, self._objectives = list(records), objectives
         self.done = [record for record in records if record.has_ended]
-        self._of_done = counted(self.done)
-        self._paused: dict[int, TrialRecord] = {}
-        self._shares: dict[int, float] = {}  # of their training that paused and resumed trials have had
-        for record in records:
-            if record.outcome == "paused" and not record.has_ended:
-                self.pause(record)
+        self.counted = counted(self.done)
+        self.paused = {record.number: record for record in records if record.is_paused}
         self._front, self._repeats = (0, study_front([], objectives)), False  # of the first so many of `done`
-
-    @property
-    def counted(self) -> float:
-        """What trials count towards the budget, paused ones by the share of their training that they have had."""
-        return round(self._of_done + sum(list(self._shares.values())), 6)
-
-    @property
-    def paused(self) -> Mapping[int, TrialRecord]:
-        """Paused trials by number."""
-        return MappingProxyType(self._paused)
-
-    def to_train(self, numbers: Iterable[int]) -> float:
-        """What running trials will have added to `counted` once they have ended."""
-        return sum(1.0 - self._shares.get(number, 0.0) for number in numbers)
 
     def end(self, record: TrialRecord) -> None:
         """A trial has ended."""
         self.done.append(record)
-        self._paused.pop(record.number, None)
-        self._shares.pop(record.number, None)
-        self._of_done += record.counts
+        self.counted += record.counts
 
     def far_from_floor(self) -> str | None:
         """What is said once, when so many trials have ended and none reaches the metric's floor; else None."""
@@ -64,16 +45,6 @@ class EndedTrials:
             f"none of {_SAID_AFTER} trials reaches {metric.name} {metric.floor:.12g}; the best, trial {best.number}, has "
             f"{best.accuracy:.6g}: until one does, the search goes on without that bound"
         )
-
-    def pause(self, record: TrialRecord) -> None:
-        """A trial was paused."""
-        self._paused[record.number], self._shares[record.number] = record, record.counts
-
-    def resume(self, record: TrialRecord) -> None:
-        """A trial trains again, which may have been paused, now or before it was interrupted."""
-        self._paused.pop(record.number, None)
-        if record.facts.rung_fraction is not None:
-            self._shares[record.number] = record.facts.rung_fraction
 
     def front(self) -> ParetoFront:
         """The front of `done`; a live view asks several times a second."""

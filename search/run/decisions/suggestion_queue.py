@@ -68,19 +68,18 @@ class SuggestionQueue:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def take(self, running: int, free: int = 1, *, most: int, new: bool) -> Proposal | Literal["wait"] | None:
+    def take(self, running: int, free: int = 1, *, most: int) -> Proposal | Literal["wait"] | None:
         """The next suggestion; "wait" while it is being made; None where there is none.
 
         Args:
             running: trials; while there are any, the caller need not wait for a suggestion.
             free: how many the caller would take now, this one included.
             most: how many may be wanted, this one included.
-            new: a new trial may be started; otherwise a paused one is resumed, or there is no suggestion.
         """
         while True:
             self._check()
             if not self._ready:
-                self._prepare(running, free, most, new)
+                self._prepare(running, free, most)
                 assert self._preparing is not None
                 if running and not self._preparing.done():
                     return "wait"
@@ -89,18 +88,17 @@ class SuggestionQueue:
                 if not self._ready:
                     return None
             proposal = self._ready.popleft()
-            # What it was made for may have changed since.
-            still = self._trials[proposal].outcome == "paused" if isinstance(proposal, int) else new
-            if still:
+            # It may have been resumed since.
+            if not isinstance(proposal, int) or self._trials[proposal].is_paused:
                 break
         if most > 1 and len(self._ready) < self._soon:
-            self._prepare(running, free - 1, most - 1, new)
+            self._prepare(running, free - 1, most - 1)
         return proposal
 
-    def _prepare(self, running: int, free: int, most: int, new: bool) -> None:
+    def _prepare(self, running: int, free: int, most: int) -> None:
         if self._preparing is None:
             wanted = max(min(free, _MOST_FREE), from_one_fit(running))
-            self._preparing = self._thread.submit(self._make, wanted, most, new)
+            self._preparing = self._thread.submit(self._make, wanted, most)
 
     def _check(self) -> None:
         """Raise what went wrong in the thread."""
@@ -108,11 +106,11 @@ class SuggestionQueue:
             done, self._preparing = self._preparing, None
             done.result()
 
-    def _make(self, wanted: int, most: int, new: bool) -> None:
+    def _make(self, wanted: int, most: int) -> None:
         started = time.perf_counter()
         self._soon = self._ending(_LASTS * self._took_s)
         ready = [proposal for proposal in list(self._ready) if not isinstance(proposal, int)]
-        made = self._suggester.suggest(self._trials, min(wanted + self._soon, most), ready=ready, new=new)
+        made = self._suggester.suggest(self._trials, min(wanted + self._soon, most), ready=ready)
         self._ready.extend(made)
         self._took_s = time.perf_counter() - started
         self.asks, self.asks_s = self.asks + len(made), self.asks_s + self._took_s

@@ -44,10 +44,8 @@ class OptunaSuggester(Suggester):
         self._copy = OptunaCopy(self._storage, self._storage.get_study_id_from_name("copy"), space.searched)
 
     def suggest(
-        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
+        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = ()
     ) -> Sequence[Proposal]:
-        if not new:
-            return []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._copy.update(trials)

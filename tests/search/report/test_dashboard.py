@@ -365,7 +365,7 @@ STATES: dict[str, dict[str, Any]] = {
         "task": f"{TASKS}:Points",
         "space": {**SPACE, "effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}},
         "training": {"evaluations": 10},
-        "budget": {"trials": 8, "hours": 1},
+        "budget": {"hours": 0.003},
     },
     "retry": {"task": f"{TASKS}:SmallMemory", "space": {**SPACE, "effective_batch": {"low": 60, "high": 80}}},
     "kill": {"task": f"{TASKS}:Slow", "space": SPACE, "budget": {"trials": 60}, "stopping": "none"},
@@ -405,7 +405,7 @@ def shown_states(state: str, records: Sequence[TrialRecord]) -> set[str]:
             return {"Complete"}
         case "pause":
             assert "paused" in outcomes
-            return {"Complete", "Pruned"}
+            return {"Complete", "Running"}
         case "retry":
             assert any((record.facts.attempts or 0) > 1 for record in records)
         case "kill":

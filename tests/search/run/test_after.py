@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 from bsearch.search.report.notes import _outcome
-from bsearch.search.run.decisions.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Paused, Retry, after
+from bsearch.search.run.decisions.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Retry, after
 from bsearch.search.run.decisions.attempt import Attempt
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialRecord
@@ -29,7 +29,7 @@ def attempt(seen: int = 0) -> Attempt:
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_interruptions_and_too_little_memory_are_retried(kind: OutcomeKind) -> None:
     smaller = setup(16)
-    follows = after(attempt(), Outcome(kind, "why"), History(), smaller=smaller)
+    follows = after(attempt(), Outcome(kind, "why"), History(), smaller)
     match kind:
         case "interrupted":
             assert follows == Retry(replace(setup(), attempt=1), "trial 0: interrupted: why")
@@ -37,11 +37,6 @@ def test_only_interruptions_and_too_little_memory_are_retried(kind: OutcomeKind)
             assert follows == Retry(replace(smaller, attempt=1), "trial 0: out of memory: why")
         case _:
             assert follows == Done(Outcome(kind, "why"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_where_trials_pause_only_a_stop_is_a_pause(kind: OutcomeKind) -> None:
-    assert isinstance(after(attempt(), Outcome(kind), History(), pauses=True), Paused) == (kind == "stopped")
 
 
 def test_out_of_memory_with_nothing_smaller_left_is_an_error() -> None:
@@ -94,4 +89,4 @@ def test_every_outcome_has_its_words_and_its_line_in_the_documents(kind: Outcome
     assert ("Complete" in words) == (kind == "complete")
     table = (Path(__file__).parents[3] / "docs" / "faults.md").read_text()
     line = next(line for line in table.splitlines() if line.startswith(f"| `{kind}`"))
-    assert ("| yes |" in line or "| its share |" in line) == (kind in COUNTED or kind == "paused")
+    assert ("| yes |" in line) == (kind in COUNTED)

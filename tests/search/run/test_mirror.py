@@ -82,7 +82,7 @@ def both(write: Callable[..., Path], *budgets: dict[str, Any], **changes: Any) -
 def of(record: TrialRecord) -> dict[str, Any]:
     """All that is stored of a trial, with what is in the metric's direction as scores."""
     facts = record.facts.to_dict()
-    for name in ("stopped_accuracy", "rung_accuracy", "expected_accuracy"):
+    for name in ("stopped_accuracy", "expected_accuracy"):
         if name in facts:
             facts[name] = record.score_of(facts[name])
     if "mean_low" in facts:
@@ -163,7 +163,7 @@ def test_the_same_trials_are_stopped(data: st.DataObject) -> None:
                 (fraction, turned(value, direction)) for fraction, value in zip((0.3, 0.5, 0.7, 1.0), values, strict=True)
             ]
             said = next((fraction for fraction, value in places if rule.report(number, fraction, 1.0, value)), None)
-            facts = rule.stopped_facts(number)
+            facts = rule.facts(number, stopped=True)
             ends.append((said, facts.expected_accuracy and turned(facts.expected_accuracy, direction), facts.expected_std))
             rule.end(number, 1.0, None if said else places[-1][1])
         stopped.append(ends)

@@ -15,7 +15,6 @@ from bsearch.search.run import study_run
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.record import counted
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
 from conftest import TASKS
@@ -93,7 +92,7 @@ class TestStudyRun(Studies):
     @pytest.mark.slow
     def test_what_was_paused_is_trained_once_the_space_was_tried(self, go: Run) -> None:
         space = {"effective_batch": {"low": 16, "high": 18}, "reference_rate": 0.1, "rule": ["sqrt", "constant"], "epochs": 1}
-        result = go("Points", space=space, training={"evaluations": 10}, budget={"trials": 30, "hours": 1})
+        result = go("Points", space=space, training={"evaluations": 10}, budget={"hours": 1})
         assert [record.outcome for record in result.study.records] == ["complete"] * 6
 
     def test_the_sampler_is_told_what_trials_take_besides_training(self, go: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,19 +125,10 @@ class TestStudyRun(Studies):
         assert result.failure == ""
         assert Counter(outcomes) == {"complete": 7, "error": 3}
 
-    @pytest.mark.parametrize("trials", [2, 3])
-    def test_a_small_budget_is_met_with_pausing_too(self, go: Run, kept: Callable[[], optuna.Study], trials: int) -> None:
-        space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
-        changes = {"space": space, "budget": {"trials": trials, "hours": 1}, "training": {"evaluations": 10}}
-        result = go("Points", **changes)
-        assert trials <= counted(result.study.records) < trials + 1
-        assert {trial.state.name for trial in kept().trials} <= {"COMPLETE", "PRUNED"}
-        assert go("Points", **changes).elapsed_s == 0
-
     def test_a_loop_that_cannot_resume_is_not_paused(self, go: Run) -> None:
         space = {
-            "effective_batch": {"low": 16, "high": 64},
-            "reference_rate": {"low": 0.01, "high": 1},
+            "effective_batch": {"low": 16, "high": 20},
+            "reference_rate": 0.1,
             "epochs": 3,
             "optimum": 0.01,
             "curved": 1.0,
@@ -148,7 +138,7 @@ class TestStudyRun(Studies):
             "objectives": {"metric": {"name": "gain", "direction": "maximize"}},
         }
         task = f"{TASKS.with_name('mirror_tasks.py')}:training"
-        result = go(task=task, space=space, budget={"trials": 5, "hours": 1}, **how)
+        result = go(task=task, space=space, budget={"hours": 1}, **how)
         assert [record.outcome for record in result.study.records] == ["complete"] * 5
 
     @pytest.mark.slow

@@ -39,7 +39,7 @@ def trials_of(made: SuggestionQueue) -> Trials:
 
 def taken(made: SuggestionQueue, running: int, most: int = 100) -> int:
     """The trial of the next suggestion, waited for, which begins."""
-    while (one := made.take(running, 1, most=most, new=True)) == "wait":
+    while (one := made.take(running, 1, most=most)) == "wait":
         assert made._preparing is not None
         made._preparing.exception()
     assert isinstance(one, dict)
@@ -72,7 +72,7 @@ def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead:
                 assert len(made) == ahead - 1
                 continue
             # Ready: they are handed out at once.
-            one = made.take(running, 1, most=1, new=True)
+            one = made.take(running, 1, most=1)
             assert isinstance(one, dict)
             numbers.append(trials_of(made).begin(one).number)
         assert numbers == list(range(8, 8 + ahead))
@@ -85,25 +85,21 @@ def test_one_fit_serves_all_free_devices(free: int, most: int, ahead: int) -> No
     with queue() as made:
         for _ in range(8):
             end(made, taken(made, 0, 1))
-        while made.take(1, free, most=most, new=True) == "wait":
+        while made.take(1, free, most=most) == "wait":
             assert made._preparing is not None
             made._preparing.exception()
         assert len(made) == ahead - 1
 
 
-def test_a_paused_trial_is_resumed_once_and_new_ones_only_where_they_may_begin() -> None:
+def test_a_paused_trial_is_resumed_once() -> None:
     with queue() as made:
         trials = trials_of(made)
         paused = trials.begin({"effective_batch": 10, "reference_rate": 0.1}).number
         trials.change(paused, TrialFacts(), "paused")
-        made._ready.extend([paused, {"effective_batch": 11, "reference_rate": 0.1}])
-        assert made.take(1, 1, most=1, new=False) == paused
+        made._ready.extend([paused, paused, {"effective_batch": 11, "reference_rate": 0.1}])
+        assert made.take(1, 1, most=1) == paused
         trials.resume(paused)
-        made._ready.appendleft(paused)
-        # Resumed already, so the next is taken; where no trial may begin, there is none.
-        assert made.take(0, 1, most=1, new=True) == {"effective_batch": 11, "reference_rate": 0.1}
-        made._ready.append({"effective_batch": 12, "reference_rate": 0.1})
-        assert made.take(0, 1, most=1, new=False) is None
+        assert made.take(0, 1, most=1) == {"effective_batch": 11, "reference_rate": 0.1}
 
 
 @pytest.mark.parametrize("running", [0, 3])
@@ -126,7 +122,7 @@ def test_a_runner_waits_only_where_nothing_else_runs(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(FrontSuggester, "suggest", slow)
     with queue() as made:
-        assert made.take(1, 1, most=2, new=True) == "wait"
-        assert made.take(1, 1, most=2, new=True) == "wait"
+        assert made.take(1, 1, most=2) == "wait"
+        assert made.take(1, 1, most=2) == "wait"
         go.set()
         assert taken(made, 1) == 0

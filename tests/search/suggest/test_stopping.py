@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bsearch.search.suggest.pausing import PauseAtRung
 from bsearch.search.suggest.stopping import (
     LEAST_CURVES,
     Curve,
@@ -15,7 +17,6 @@ from bsearch.search.suggest.stopping import (
     FinishedCurves,
     FrontStopping,
     NoEarlyStopping,
-    early_stopping,
     expectation,
 )
 from bsearch.spaces.study.goals import Metric
@@ -125,8 +126,8 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(pauses: bool) -> None:
     curves = measured_curves(2)[:60]
-    is_new_ground = (lambda number, others: not others) if pauses else None
-    saw, reads = (early_stopping("front", Metric(), is_new_ground) for _ in range(2))
+    made = partial(PauseAtRung, is_new_ground=lambda number, others: not others) if pauses else FrontStopping
+    saw, reads = made(Metric()), made(Metric())
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.
