@@ -92,8 +92,8 @@ class StudySpec(Section):
         "front",
         description="front: stop trials that are unlikely to reach the front at their training time; where `budget.hours` or "
         "`cost` alone limits a study whose `epochs` are one number, trials are paused after about a third of their training "
-        "instead, and resumed from their checkpoints where that is worth more than starting a new one. none: every trial trains "
-        "its full budget.",
+        "instead, and resumed from their checkpoints where that is worth more than starting a new one. none: every trial "
+        "trains its full budget.",
     )
     confirm: StrictInt = Field(
         0,
