@@ -219,7 +219,7 @@ class Loop(TrainingSamples):
         training = self.setup.training
         if training.precision == "fp16":
             raise TaskError("training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16")
-        for key in ("compile", "channels_last", "sync_batch_norm"):
+        for key in ("compile", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false with a Loop: do it in your code; got true")
 
@@ -364,9 +364,7 @@ class Loop(TrainingSamples):
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training."""
-        training = self.setup.training
-        pin_memory = training.pin_memory and pins(self.device)
-        return self.micro_batches_of(plans, position, training.workers, pin_memory=pin_memory)
+        return self.micro_batches_of(plans, position, self.setup.training.workers, pin_memory=pins(self.device))
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.device.type == "cpu" else to_device(batch, self.device)

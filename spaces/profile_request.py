@@ -153,7 +153,7 @@ def _optimizer(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> I
         instead = "weight_decay=setup.weight_decay in the task's optimizer, or remove the key."
         yield Fault("space.weight_decay", f"{message} {instead}")
     wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
-    wanted += [spec.place_of("beta2_scaling")] if spec.keeps_beta2_half_life else []
+    wanted += ["training.beta2_scaling"] if spec.keeps_beta2_half_life else []
     wanted += ["space.rule"] if "adam_sde" in rules else []
     if wanted and not (profile.applies_betas and profile.adaptive):
         message = f"expected a task whose {optimizer} gets betas=setup.betas, got one that does not. Pass"

@@ -32,18 +32,16 @@ SAME: dict[str, tuple[str, dict[str, Any]]] = {
     "clipped": (DIGITS, {"training": {"clip_norm": 0.5}}),
     "convolutions": (CONVNET, {"budget": 300}),
     "copied batches": (COPIED, {"budget": 300}),
-    "copied without pinning": (COPIED, {"budget": 300, "training": {"pin_memory": False}}),
     "gradient caching": ("embedding_tasks:SimCLR", {"batch": 60, "accumulation": 3, "budget": 240}),
     "two towers": ("embedding_tasks:CLIP", {"batch": 60, "accumulation": 3, "budget": 240}),
     "own loop": (LOOP, {"budget": 300}),
 }
 # Of those, the ones whose convolutions some processors compute by another kernel where memory is aligned otherwise.
-CONVOLVED = ("convolutions", "copied batches", "copied without pinning")
+CONVOLVED = ("convolutions", "copied batches")
 # Those that the CPU rounds elsewhere: other autocast rules, fused kernels.
 SIMILAR: dict[str, tuple[str, dict[str, Any], float]] = {
     "bf16": (DIGITS, {"training": {"precision": "bf16"}}, 1e-2),
     "fp16, scaled": (DIGITS, {"training": {"precision": "fp16"}}, 1e-2),
-    "channels last": (CONVNET, {"budget": 300, "training": {"channels_last": True}}, 1e-5),
     "fused AdamW": (DIGITS, {"rate": 0.01, "parameters": {"optimizer": "adamw"}}, 1e-5),
     "own loop, bf16": (LOOP, {"budget": 300, "training": {"precision": "bf16"}}, 1e-2),
 }

@@ -753,7 +753,7 @@ class TrainerContract:
         [
             ({"plan": plan_batch(50, devices=2)}, "expected one device for each trial, got 2"),
             ({"training": {"precision": "fp16"}}, "training.precision: expected fp32 or bf16"),
-            ({"training": {"channels_last": True}}, "training.channels_last: expected false"),
+            ({"training": {"sync_batch_norm": True}}, "training.sync_batch_norm: expected false"),
             ({"training": {"samples": 599}}, "training.samples: expected the length of the training set, 600, got 599"),
             ({"parameters": {"stream": True}}, "expected training data with a length"),
         ],

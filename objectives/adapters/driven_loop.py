@@ -136,9 +136,8 @@ class DrivenLoop:
                 f"training.ema: expected null, because {self.where} evaluates and saves its own model; got {training.ema:g}. "
                 "Remove it, or train a Task."
             )
-        for key in ("channels_last", "sync_batch_norm"):
-            if getattr(training, key):
-                raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")
+        if training.sync_batch_norm:
+            raise TaskError(f"training.sync_batch_norm: expected false, because {self.where} does not support it; got true")
 
     def _check_whole_steps(self) -> None:
         reason = "couples_samples", "the loss compares the samples of a batch"
@@ -254,7 +253,7 @@ class DrivenLoop:
                     position += samples
 
         workers = setup.training.workers or self.loader.num_workers
-        pinned = setup.training.pin_memory and setup.device == "gpu"
+        pinned = self.loader.pin_memory and setup.device == "gpu"
         yield from batches(fetcher, keys(self.seen), workers, pinned)
 
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:

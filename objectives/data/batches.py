@@ -490,18 +490,13 @@ def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
     ]
 
 
-def to_device(batch: Any, device: torch.device, images: torch.memory_format | None = None) -> Any:
-    """The batch with all its tensors on the device, in the containers that `with_tensors` knows.
-
-    Args:
-        images: memory format for four-dimensional tensors.
-    """
-
-    def moved(tensor: Tensor) -> Tensor:
-        layout = images if images is not None and tensor.dim() == 4 else torch.preserve_format
-        return tensor.to(device, non_blocking=True, memory_format=layout)
-
-    return with_tensors(batch, moved, lambda other: other.to(device) if hasattr(other, "to") else other)
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with all its tensors on the device, in the containers that `with_tensors` knows."""
+    return with_tensors(
+        batch,
+        lambda tensor: tensor.to(device, non_blocking=True),
+        lambda other: other.to(device) if hasattr(other, "to") else other,
+    )
 
 
 def with_tensors(

@@ -91,8 +91,6 @@ class Stepping(TrainingSamples):
         correct_batch_norm(model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         if setup.training.sync_batch_norm and self.ranks.count > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        if setup.training.channels_last:
-            model = model.to(memory_format=torch.channels_last)
         checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
         self._last_weight: tuple[int, Tensor] | None = None
         self.cache = GradientCache() if embeds(task) else None
@@ -312,11 +310,8 @@ class Stepping(TrainingSamples):
         return known[1]
 
     def on_device(self, batch: Any) -> Any:
-        """A batch on this run's device, in the study's memory format."""
-        layout = torch.channels_last if self.setup.training.channels_last else None
-        if layout is None and self.device.type == "cpu":
-            return batch  # it was fetched there
-        return to_device(batch, self.device, layout)
+        """A batch on this run's device; on a CPU it was fetched there."""
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -337,7 +332,7 @@ class Stepping(TrainingSamples):
     @property
     def _pins(self) -> bool:
         """Whether batches are copied to the device from page-locked memory."""
-        return self.setup.training.pin_memory and pins(self.device) and not self.resident_bytes
+        return pins(self.device) and not self.resident_bytes
 
     def micro_batches(self, plan: BatchPlan, loader: Loader) -> list[tuple[int, Any]]:
         """A step's micro-batches on this device: samples, and a function that takes the batch from the loader.

@@ -58,6 +58,8 @@ _LEAST |= {"reference_batch": 1.0, "cpus": 1.0, "reference_rate": 1e-100, "epoch
 # Parameters that every study names alike.
 _PARAMETERS = (*_WHOLE, "reference_rate", "epochs", "weight_decay")
 _SETUP = (*TrialSetup.__slots__, "learning_rate", "betas", "eps", "weight_decay")
+# Keys of `training` that are gone, with the values that this version trains with.
+_AS_HERE = {"pin_memory": True, "channels_last": False}
 # Keys of a study that results are read by; of the others a value that cannot be read is left out.
 _READ_BY = frozenset({"study", "task", "space", "training", "devices", "objectives"})
 
@@ -151,6 +153,14 @@ def _words(error: ValidationError, *where: str) -> str:
     fault = error.errors(include_url=False)[0]
     place = ".".join(map(str, (*where, *fault["loc"])))
     return f"{place}: {fault['msg'].lower().replace('input should be', 'expected')}, got {cut(repr(fault['input']), 60)}"
+
+
+def _trains_as_here(document: dict[Any, Any]) -> dict[Any, Any]:
+    """A study or a setup without the keys of its training that are gone, where they say what is done here."""
+    if not isinstance(training := document.get("training"), dict):
+        return document
+    kept = {name: value for name, value in training.items() if name not in _AS_HERE or value != _AS_HERE[name]}
+    return {**document, "training": kept}
 
 
 def _document(column: str, text: Any) -> Any:
@@ -340,7 +350,7 @@ class AttemptRow(_Row):
         """
         if unknown := self.setup.keys() - set(TrialSetup.__slots__):
             raise Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
-        setup: TrialSetup = _validated("setup", TrialSetup, self.setup)
+        setup: TrialSetup = _validated("setup", TrialSetup, _trains_as_here(self.setup))
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
         _number("setup.samples_budget", setup.samples_budget, least=setup.effective_batch)
         # Where its model went and by when it had to be over is that attempt's, and nothing that trains the same again.
@@ -472,7 +482,7 @@ class StudyRow:
     def study(self) -> StudySpec:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
         # How a study was sent to a cluster is its file's to say.
-        stored: dict[str, Any] = {name: value for name, value in self.spec.items() if name != "submit"}
+        stored = {name: value for name, value in _trains_as_here(dict(self.spec)).items() if name != "submit"}
         if isinstance(space := stored.get("space"), dict):  # where what is no key of ours is a parameter of the task
             stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
         said: list[str] = []

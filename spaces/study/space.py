@@ -34,7 +34,7 @@ from ..domain import (
 from ..errors import near_miss
 from ..learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from ..schedule import SCHEDULES
-from .training import Beta2Scaling, Precision
+from .training import Precision
 
 # What may say how long a training is: one of them in each study.
 LENGTHS = ("epochs", "samples", "tokens", "steps", "train_s")
@@ -47,10 +47,6 @@ MOST_PROFILES = 16
 
 def _below_one(domain: Domain) -> Domain:
     return real(every(domain, lambda value: is_number(value) and 0 <= value < 1, "a number >= 0 and < 1"))
-
-
-def _inside_one(domain: Domain) -> Domain:
-    return real(every(domain, lambda value: is_number(value) and 0 < value < 1, "a number > 0 and < 1"))
 
 
 def _each_of(known: Collection[str]) -> Callable[[Domain], Domain]:
@@ -207,12 +203,6 @@ class Space(Section):
     )
     precision: Annotated[AnyDomain, AfterValidator(_precisions)] | None = Field(
         None, description="Searched instead of `training.precision`; each value is profiled separately."
-    )
-    beta2_scaling: Annotated[AnyDomain, AfterValidator(_each_of(get_args(Beta2Scaling)))] | None = Field(
-        None, description="Searched instead of `training.beta2_scaling`."
-    )
-    ema: Annotated[AnyDomain, AfterValidator(_inside_one)] | None = Field(
-        None, description="Searched instead of `training.ema`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas."

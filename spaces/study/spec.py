@@ -140,10 +140,6 @@ class StudySpec(Section):
         budget = self.budget
         return budget.hours is not None or budget.cost is not None or budget.keeps_model
 
-    def place_of(self, name: str) -> str:
-        """Where a key of the recipe stands: in `space`, if it is searched there, else in `training`."""
-        return f"training.{name}" if getattr(self.space, name) is None else f"space.{name}"
-
     def recipe_values(self, name: str) -> tuple[Any, ...]:
         """Every value that a key of the recipe may have in this study; a continuous domain gives its ends."""
         return tuple(values_of(getattr(self.space, name) or Fixed(value=getattr(self.training, name))))
@@ -151,12 +147,7 @@ class StudySpec(Section):
     @property
     def keeps_beta2_half_life(self) -> bool:
         """Whether Adam's beta2 may keep its half-life in samples."""
-        return "half_life" in self.recipe_values("beta2_scaling")
-
-    @property
-    def averages_weights(self) -> bool:
-        """Whether trials average their weights; all do, or none does."""
-        return self.space.ema is not None or self.training.ema is not None
+        return self.training.beta2_scaling == "half_life"
 
     @property
     def folder(self) -> Path:
@@ -170,7 +161,7 @@ class StudySpec(Section):
         metric = self.objectives.metric
         comparable = self.objectives.model_copy(update={"metric": Metric(name=metric.name, direction=metric.direction)})
         parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)  # a floor changes no trial
-        for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
+        for key in ("workers", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
         space = parts["space"]
         for domain in (*space.values(), *space.get("rates", {}).values()):  # where trials are tried, not what they are
@@ -279,7 +270,7 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
             yield f"space.{name}", f"expected it or training.{written}, got both. Remove one."
     if study.keeps_beta2_half_life and "adam_sde" in values_of(study.space.rule):
         yield (
-            study.place_of("beta2_scaling"),
+            "training.beta2_scaling",
             "expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.",
         )
 
@@ -294,15 +285,14 @@ def _sharding(study: StudySpec) -> Iterator[Disagreement]:
             f"expected one number with fsdp2, since its memory differs with each; got {', '.join(map(str, counts))}. Write "
             "one of them.",
         )
-    if study.averages_weights:
+    if study.training.ema is not None:
         yield (
-            study.place_of("ema"),
+            "training.ema",
             "expected no average of weights with devices.sharding: fsdp2, whose devices hold a share of them each; got one. "
             "Remove it, or write sharding: ddp.",
         )
-    for name in ("compile", "channels_last"):
-        if getattr(study.training, name):
-            yield f"training.{name}", "expected false with devices.sharding: fsdp2, got true. Remove it."
+    if study.training.compile:
+        yield "training.compile", "expected false with devices.sharding: fsdp2, got true. Remove it."
     if max(counts) == 1:
         yield "devices.sharding", "expected ddp for one device per trial, got fsdp2. Write per_trial: 2"
     if "fp16" in study.recipe_values("precision"):

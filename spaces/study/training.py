@@ -19,8 +19,6 @@ RECIPE = (
     "warmup",
     "clip_norm",
     "precision",
-    "beta2_scaling",
-    "ema",
     *BETAS,
 )
 
@@ -71,11 +69,7 @@ class Training(Section):
     workers: StrictInt = Field(
         0, ge=0, le=256, description="Data-loading processes per device; 0: the training process loads the data."
     )
-    pin_memory: StrictBool = Field(True, description="Copy batches to a GPU from page-locked memory.")
     compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
-    channels_last: StrictBool = Field(
-        False, description="Store images in channels-last format; convolutions in bf16 and fp16 are often faster that way."
-    )
     sync_batch_norm: StrictBool = Field(
         False, description="Synchronise BatchNorm statistics over all of a trial's GPUs, instead of computing them on each."
     )

@@ -274,13 +274,12 @@ class Pair(NamedTuple):
     names: Any
 
 
-def test_a_named_tuple_stays_one_and_images_alone_get_their_layout() -> None:
-    images, names = torch.ones(2, 3, 4, 5), [torch.ones(2, 3)]
-    moved = to_device(Pair(images, names), torch.device("cpu"), torch.channels_last)
+def test_a_named_tuple_stays_one_and_tensors_keep_their_layout() -> None:
+    images, names = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), [torch.ones(2, 3)]
+    moved = to_device(Pair(images, names), torch.device("meta"))
     assert isinstance(moved, Pair)
     assert moved.images.is_contiguous(memory_format=torch.channels_last)
     assert moved.names[0].is_contiguous()
-    assert to_device(Pair(images, names), torch.device("cpu")).images.is_contiguous()
 
 
 @given(st.lists(st.integers(0, 29), min_size=1, max_size=40), st.lists(st.integers(0, 19), min_size=1, max_size=20))

@@ -66,8 +66,6 @@ def test_a_trial_gets_its_own_recipe_and_the_rest_from_the_study() -> None:
         ({"precision": ["fp32", "fp8"]}, {}, "got 'fp8'"),
         ({"warmup": {"low": 0, "high": 1}}, {}, "expected a number >= 0 and < 1, got 1"),
         ({"clip_norm": 0}, {}, "expected a number above 0"),
-        ({"ema": {"low": 0.9, "high": 1}}, {}, "space.ema: expected a number > 0 and < 1, got 1"),
-        ({"ema": [0.9, 0.99]}, {"ema": 0.9}, "space.ema: expected it or training.ema, got both"),
         ({}, {"ema": 1.0}, "training.ema: expected a number"),
         ({"effective_batch": {"low": 16, "high": 64, "step": 0.5}}, {}, "expected a step of whole numbers, got 0.5"),
         (
@@ -86,40 +84,36 @@ def test_what_contradicts_itself_is_refused(space: dict[str, Any], training: dic
 
 
 def test_a_half_life_of_beta2_reaches_the_trial_and_needs_an_optimizer_that_gets_it() -> None:
-    spec = study({"rule": ["linear", "sqrt"], "beta2_scaling": ["constant", "half_life"]})
     profile = DeviceProfile("cpu", "here", 1000, optimizer="AdamW")
     for kind, beta2 in (("constant", 0.999), ("half_life", 0.999**2)):
+        spec = study({"rule": ["linear", "sqrt"]}, training={"beta2_scaling": kind})
         parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
-        parameters |= {"rule": "linear", "beta2_scaling": kind}
-        made = trial_setup(spec, "s", Suggestion(0, parameters), profile, "cpu")
+        made = trial_setup(spec, "s", Suggestion(0, {**parameters, "rule": "linear"}), profile, "cpu")
         assert made.betas == pytest.approx((0.9, beta2))
         assert made.learning_rate == pytest.approx(0.2)
-        assert "beta2_scaling" not in made.parameters
     assert profiling_setup(spec, "cpu").betas != (0.9, 0.999)
     (fault,) = profile_faults(spec, replace(profile, applies_betas=False))
-    assert str(fault).startswith("space.beta2_scaling: expected a task whose AdamW gets betas=setup.betas")
+    assert str(fault).startswith("training.beta2_scaling: expected a task whose AdamW gets betas=setup.betas")
     with pytest.raises(StudyFileError, match=r"training\.beta2_scaling: expected constant with rule adam_sde"):
         study({"rule": "adam_sde"}, training={"beta2_scaling": "half_life"})
 
 
 def test_an_average_of_weights_is_the_trials_own_and_a_part_of_the_cost() -> None:
-    spec = study({"ema": {"low": 0.9, "high": 0.99}})
+    spec = study({}, training={"ema": 0.95})
     profile = DeviceProfile("cpu", "here", 1000)
     parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
-    made = trial_setup(spec, "s", Suggestion(0, {**parameters, "rule": "sqrt", "ema": 0.95}), profile, "cpu")
+    made = trial_setup(spec, "s", Suggestion(0, {**parameters, "rule": "sqrt"}), profile, "cpu")
     assert made.ema_decay(made.effective_batch) == pytest.approx(0.95**2)
-    assert "ema" not in made.parameters
     assert type(made).from_dict(made.to_dict()) == made
-    assert training_cost(spec)["ema"] == 0.9
+    assert training_cost(spec)["ema"] == 0.95
     assert training_cost(study({}))["ema"] is None
     assert study({}, training={"ema": 0.9}).identity() != study({}).identity()
 
 
 def test_an_average_of_weights_is_refused_with_fsdp2_by_name() -> None:
     devices = {"per_trial": 2, "sharding": "fsdp2"}
-    for key, space, training in (("training", {}, {"ema": 0.9}), ("space", {"ema": [0.9, 0.99]}, {})):
-        with pytest.raises(StudyFileError, match=rf"{key}\.ema: expected no average of weights with devices\.sharding: fsdp2"):
-            study(space, training=training, devices=devices)
+    with pytest.raises(StudyFileError, match=r"training\.ema: expected no average of weights with devices\.sharding: fsdp2"):
+        study({}, training={"ema": 0.9}, devices=devices)
 
 
 def test_betas_that_no_optimizer_gets_are_refused() -> None:

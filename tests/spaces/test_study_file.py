@@ -88,7 +88,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         f"study.yaml:7: space.rule: expected one of {', '.join(RATE_RULES)}, auto; got 'sqr'. Did you mean 'sqrt'?",
         "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
         "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Valid keys: precision, schedule, "
-        "warmup, clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, "
+        "warmup, clip_norm, evaluations, seed, workers, compile, "
         "sync_batch_norm, betas, beta2_scaling, eps, ema, accept_inexact, samples",
         "study.yaml:17: budget.trials: expected an integer, got 'many'",
     ]

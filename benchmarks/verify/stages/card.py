@@ -46,7 +46,7 @@ def times(stage: Stage) -> Iterator[Found]:
         images = {"samples": 1024, "image_size": 224}
         gpt = GPU_MODELS[4][1][1] | {"tokens": 1024}
         cases = [
-            ("resnet50 at 224", IMAGES, images | {"model": "resnet50"}, 512, {"channels_last": True}),
+            ("resnet50 at 224", IMAGES, images | {"model": "resnet50"}, 512, {}),
             ("GPT 124M, 1,024 tokens", TOKENS, gpt, 64, {}),
             ("vit_b_16 at 224", IMAGES, images | {"model": "vit_b_16"}, 512, {}),
         ]

@@ -107,8 +107,6 @@ def even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             "the trial sharded parameters, gradients and the optimizer state over its devices (fsdp2); where this is not done, "
             "a device needs more memory"
         )
-    if chosen.setup.training.channels_last:
-        yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"
 
 
 def checkpointing_notes(chosen: ChosenSettings, *, enabled: bool) -> Iterator[str]:

@@ -86,7 +86,6 @@ def huggingface_arguments(
         **({"tf32": True} if training.precision == "tf32" else {}),
         "dataloader_drop_last": False,
         "dataloader_num_workers": training.workers,
-        "dataloader_pin_memory": training.pin_memory and chosen.setup.device == "gpu",
     }
     # Models of `transformers` turn activation checkpointing on by themselves.
     checkpoints = chosen.task.startswith("bsearch.objectives.language:") and chosen.plan.activation_checkpointing != "none"
