@@ -34,7 +34,8 @@ from ..spaces.boundary.files import file_name
 from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
-from ..spaces.trial import Measurement, Parameter, TrialSetup
+from ..spaces.trial import Measurement, TrialSetup
+from .course import Course
 from .data.batches import Loader, mixed, to_device
 from .data.training_samples import TrainingSamples
 from .loading import schedule_of
@@ -46,12 +47,9 @@ from .model.modes import TrainingModes, untouched
 from .model.weight_average import WeightAverage
 from .optimizers import load_whole_state, whole_state
 from .parallel.data_parallel import Ranks
-from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
-from .state.leaving import Leaving
-from .state.time_left import TimeLeft
+from .state.checkpoint import save_state
 from .steps.constants import Constants
 from .steps.rates import Rates
-from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
 from .task import Data, check_kind, check_no_scheduler, check_optimizer, checked_data, closure_error
 
@@ -195,7 +193,6 @@ class Loop(TrainingSamples):
         self.constants = Constants("Loop", self.model, checked=not setup.training.accept_inexact)
         self.average, self._buffers = WeightAverage(self.parameters), SharedBuffers(self.model, self.ranks)
         self._evaluation = ExitStack()
-        self._number = self._seen = self._total = self._resumed_at = 0
         self._elapsed_s = self._evaluating_since = 0.0
         self.current: Step | None = None
         self._casts = False
@@ -254,6 +251,8 @@ class Loop(TrainingSamples):
     def _check_settings(self, where: str, optimizer: Optimizer) -> None:
         check_optimizer(where, optimizer, self.setup)
 
+    course: Course
+
     # The steps
 
     def __iter__(self) -> Iterator[Step]:
@@ -262,31 +261,27 @@ class Loop(TrainingSamples):
 
     def _steps(self) -> Iterator[Step]:
         """Every step of the budget, or what an earlier attempt has left of it."""
-        setup, plans = self.setup, [run for run in self.setup.steps() for _ in range(run.count)]
-        self._clock = StepClock(_Whole(self), counts_memory=len(plans) >= 4 * COUNTED_STEPS)
-        self._checkpoint = Checkpoint.of(setup)
-        self._resume([run.plan for run in plans])
+        setup = self.setup
+        self.course = course = Course(setup, self.ranks)
+        course.begin(self)
+        self.reported = course.reported
         self.start()
         if self.ranks.rank:
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
-        begun, self._time_left = self._number, TimeLeft(setup, self._seen)
-        loader = self.loader((run.plan for run in plans[self._number :]), self._seen)
+        loader = self.loader(course.plans[course.number :], course.seen)
         with self.hooked():
-            self._clock.restart()
-            while self._number < len(plans):
-                run = plans[self._number]
-                size = run.plan.effective_batch
-                self._time_left.update(self._number - begun, self._seen, self.ranks)
-                fraction = (self._seen + size / 2) / self._time_left.samples
+            course.clock.restart()
+            while not course.is_over:
+                plan, fraction = course.plan, course.fraction
                 self.rates.set(fraction)
-                step = self._step(run.plan, loader, fraction)
-                self._seen += size
-                if self._is_due(size):
+                step = self._step(plan, loader, fraction)
+                course.advance()
+                if self._is_due(plan.effective_batch):
                     step.due()
                     self._measured = False
-                self._timing = self._clock.step(size)
+                self._timing = course.clock.step(plan.effective_batch)
                 self._timing.__enter__()
-                self.current, self._number = step, self._number + 1
+                self.current = step
                 try:
                     yield step
                 except BaseException:
@@ -302,15 +297,9 @@ class Loop(TrainingSamples):
                         f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
                     )
                 if step.paused:
-                    self._clock.restart()
-                if self._seen >= self._time_left.samples:
-                    break
-                if due_now := self._checkpoint.wanted(self._number, self.ranks):
-                    self._save(self._clock.fork())
-                    if due_now == LEAVE and self._number < len(plans):
-                        self.ranks.max_over_ranks(0.0)  # the others wait until rank 0 has written
-                        raise Leaving
-                    self._clock.restart()
+                    course.clock.restart()
+                if not course.is_over:
+                    course.save_between()
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
         if setup.model_folder is not None and not self.ranks.rank:
@@ -320,7 +309,7 @@ class Loop(TrainingSamples):
 
     def _is_due(self, size: int) -> bool:
         """Whether a step of this size, the last that was counted, is followed by an evaluation."""
-        return self._seen >= self._time_left.due
+        return self.course.is_due
 
     def start(self) -> None:
         """Make all devices' models those of the first, and put them into training mode."""
@@ -329,7 +318,9 @@ class Loop(TrainingSamples):
 
     def _step(self, plan: BatchPlan, loader: Loader, fraction: float) -> Step:
         sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
-        return Step(self, [(size, partial(loader.take, size)) for size in sizes], plan.effective_batch, self._number, fraction)
+        return Step(
+            self, [(size, partial(loader.take, size)) for size in sizes], plan.effective_batch, self.course.number, fraction
+        )
 
     def finish(self, step: Step) -> None:
         """What belongs to a step after its body, once, within its time."""
@@ -425,7 +416,7 @@ class Loop(TrainingSamples):
         if timing is not None:
             timing.__exit__(None, None, None)
             if self.current is not None and not self._measured:
-                self._elapsed_s = self._clock.elapsed_s()
+                self._elapsed_s = self.course.clock.elapsed_s()
 
     _timing: AbstractContextManager[None] | None = None
 
@@ -440,68 +431,38 @@ class Loop(TrainingSamples):
         if self.current is None or self._measured or not self.current.paused:
             raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
         self.pause()
-        self._time_left.evaluated(time.monotonic() - self._evaluating_since, self._seen)
+        course = self.course
+        course.time_left.evaluated(time.monotonic() - self._evaluating_since, course.seen)
         self._measured = True
         self._evaluation.close()
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
-        facts: dict[str, Parameter] = {
-            "steps": self._total,
-            **self.rates.facts(self.setup.weight_decay),
-            "model_parameters": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
-            **({"resumed_at": self._resumed_at} if self._resumed_at else {}),
-            **({"ema_decay": self.setup.ema_decay(self.setup.effective_batch)} if self.setup.training.ema is not None else {}),
-            **self._clock.facts(),
-            **self.units_facts(self._seen, self._elapsed_s),
-            **({} if self.live is None else self.live.checked_facts(self.ranks)),
-            **self._time_left.facts(self._seen),
-        }
-        if any(True for _ in batch_norms(self.model)):
-            facts["ghost_batch"] = self.setup.plan.largest_micro_batch
-        measurement = Measurement(
-            samples_seen=self._seen,
-            elapsed_s=self._elapsed_s,
-            accuracy=values.get("accuracy"),
-            scores=values,
-            facts={**facts, **self._checkpoint.facts()},
-        )
-        self._checkpoint.add(measurement)
-        finite = all(map(math.isfinite, values.values()))
-        waited_s = self.ranks.max_over_ranks(0.0 if self.ranks.rank else self._checkpoint.waited_s())
-        if finite and self._seen < self.setup.samples_budget and self._checkpoint.due(waited_s):
+        facts = {**self.rates.facts(self.setup.weight_decay), **self.data_facts(course.seen, self._elapsed_s)}
+        measurement = course.measurement(values, facts, self._elapsed_s)
+        if all(map(math.isfinite, values.values())) and not course.is_over and course.saves():
             self.current.check_complete()
-            self._save(self._clock)
+            course.save(course.clock)
         return measurement
 
-    def _save(self, clock: StepClock) -> None:
-        rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
-        if self.ranks.rank:
-            return
-        self._checkpoint.save(
-            {
-                "steps": self._number,
-                "samples_seen": self._seen,
-                "models": self.model.state_dict(),
-                "optimizers": {name: whole_state(optimizer) for name, optimizer in self.optimizers.items()},
-                "others": {name: other.state_dict() for name, other in self.others.items()},
-                "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
-                "average": [*self.average.values],
-                "clock": clock.state(),
-                "rng_state": rng_states,
-                "stream": None if self.live is None else self.live.state(self._seen),
-            }
-        )
+    @property
+    def averages(self) -> Sequence[Tensor]:
+        """The average of the weights, if there is one."""
+        return self.average.values
 
-    def _resume(self, plans: Sequence[BatchPlan]) -> None:
-        state = self._checkpoint.load()
-        self._total, self._number = len(plans), 0 if state is None else int(state["steps"])
-        self._seen = sum(plan.effective_batch for plan in plans[: self._number])
-        valid = state is not None and state["samples_seen"] == self._seen
-        if state is None or not all(self.ranks.all_gathered({"valid": [valid]})["valid"]):
-            self._checkpoint.measurements.clear()
-            self._number = self._seen = self._resumed_at = 0
-            return
-        self._resumed_at = self._seen
-        self.reported = tuple(self._checkpoint.measurements)
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        # A mean over ranks of running means is the running mean of their mean: between evaluations too, nothing changes.
+        self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
+        return {
+            "models": self.model.state_dict(),
+            "optimizers": {name: whole_state(optimizer) for name, optimizer in self.optimizers.items()},
+            "others": {name: other.state_dict() for name, other in self.others.items()},
+            "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
+            "average": [*self.average.values],
+            "stream": None if self.live is None or self.ranks.rank else self.live.state(self.course.seen),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
         self.model.load_state_dict(state["models"])
         for name, optimizer in self.optimizers.items():
             load_whole_state(optimizer, state["optimizers"][name])
@@ -513,17 +474,6 @@ class Loop(TrainingSamples):
         if self.live is not None:
             self.live.set_state(state["stream"])
         self._ever = set(state["ever"])
-        self._clock.set_state(state["clock"])
-        if len(state["rng_state"]) == self.ranks.count:
-            set_random_state(state["rng_state"][self.ranks.rank], self.device)
-
-
-class _Whole:
-    """A loop's models and optimizers as a `StepClock` counts them."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.setup, self.device, self.model, self.optimizer = loop.setup, loop.device, loop.model, loop.optimizer
-        self.averages: Sequence[Tensor] = loop.average.values
 
 
 # Takes the place of a trial where a loop is profiled.

@@ -220,7 +220,7 @@ def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterato
     """So many measurements of a training that is left then, and the weights it stood at."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     measured = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
-    yield measured, [value.clone() for value in run.state()["model"].values() if value is not None]
+    yield measured, [value.clone() for value in run.state_dict()["model"].values() if value is not None]
 
 
 def cut_off_in_step(reference: str, setup: dict[str, Any], steps: int) -> Iterator[int]:
@@ -249,7 +249,7 @@ def optimizer_states(
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     if before is not None:
         model, state, _ = copy.deepcopy(before)  # tensors sent to several processes share their memory
-        run.load_state({"model": model, "optimizer": state})
+        run.load_state_dict({"model": model, "optimizer": state, "average": [], "scaler": {}, "skipped_steps": 0})
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps, 0 if before is None else before[2])
@@ -259,7 +259,7 @@ def optimizer_states(
     tensors = [own_part(value) for value in states if isinstance(value, torch.Tensor)]
     held = run.ranks.all_gathered({"bytes": [sum(one.numel() * one.element_size() for one in tensors)]})["bytes"]
     parameters = [whole(one.detach().clone()) for one in run.parameters]
-    state = run.state()
+    state = run.state_dict()
     yield parameters, state["model"], state["optimizer"], held
 
 

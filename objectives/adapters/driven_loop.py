@@ -23,17 +23,17 @@ from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.record import OURS_OF_SCORES, reported_name
 from ...spaces.schedule import evaluation_points
-from ...spaces.trial import Measurement, Parameter, TrialSetup
+from ...spaces.trial import Measurement, TrialSetup
+from ..course import Course
 from ..data.batches import Fetcher, RandomState, SampleStream, batches
 from ..data.sample_weights import loader_order
 from ..data.stream import InOrder
 from ..loading import schedule_of
 from ..machine.torch_settings import configure_torch, seed_everything
-from ..model.batch_norm import batch_norms, correct_batch_norm
+from ..model.batch_norm import correct_batch_norm
 from ..optimizers import load_whole_state, whole_state
+from ..parallel.data_parallel import Ranks
 from ..profiling.memory.live_bytes import LiveBytes
-from ..state.checkpoint import Checkpoint, random_state, set_random_state
-from ..steps.loss_sum import LossSum
 from ..steps.rates import Rates
 from ..steps.step_clock import StepClock
 from ..task import check_kind, check_optimizer
@@ -95,24 +95,14 @@ class DrivenLoop:
         self._check_supported()
         self.schedule = schedule_of(setup)
         configure_torch(setup)
-        self.plans = tuple(run.plan for run in setup.steps() for _ in range(run.count))
+        self.course = Course(setup, Ranks())
+        self.plans, self.reported = self.course.plans, self.course.reported
         self._check_whole_steps()
         ends = tuple(accumulate(plan.effective_batch for plan in self.plans))
         points = evaluation_points(setup.samples_budget, setup.training.evaluations)
         # Each point maps to the first step that ends at or after it; one step may cover several points.
         self._measured_after = {bisect_left(ends, point) + 1 for point in points}
-        self.checkpoint = Checkpoint.of(setup)
-        self._state = self.checkpoint.load()
-        self.number = 0 if self._state is None else int(self._state["steps"])
-        self.seen = ends[self.number - 1] if self.number else 0
-        reported = self.checkpoint.measurements
-        # With another micro-batch cap the last steps may differ.
-        if not reported or reported[-1].samples_seen != self.seen:
-            self._state, self.number, self.seen = None, 0, 0
-            reported.clear()
-        self.reported = tuple(reported)
         self.diverged = False  # the loss is no longer finite: measure and end
-        self._facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
         self._fetched = self.number
         self._tokens = 0  # of the steps so far
         self._fetched_tokens: dict[int, int] = {}  # by step, of those that are not over
@@ -152,9 +142,19 @@ class DrivenLoop:
                 )
 
     @property
+    def number(self) -> int:
+        """The next step."""
+        return self.course.number
+
+    @property
+    def seen(self) -> int:
+        """Samples that were trained on."""
+        return self.course.seen
+
+    @property
     def plan(self) -> BatchPlan:
         """The plan of the current step, or of the next one."""
-        return self.plans[self.number]
+        return self.course.plan
 
     @property
     def done(self) -> bool:
@@ -275,22 +275,11 @@ class DrivenLoop:
         optimizer.register_step_pre_hook(lambda *_: self.rates.check())
         self.device = next(model.parameters()).device
         correct_batch_norm(model, setup.plan.accumulation)
-        self._facts["model_parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        if any(True for _ in batch_norms(model)):
-            self._facts["ghost_batch"] = setup.plan.largest_micro_batch
-        self.clock = StepClock(self, counts_memory=len(self.plans) >= 8 and not setup.training.compile)
-        if self._state is None:
+        if not self.number:
             # Dropout depends on the seed alone, not on random numbers drawn while creating the model and reading the data.
             seed_everything(setup.seed)
-        else:
-            model.load_state_dict(self._state["model"])
-            load_whole_state(optimizer, self._state["optimizer"])
-            if scaler is not None:
-                scaler.load_state_dict(self._state["scaler"])
-            self.clock.set_state(self._state["clock"])
-            self._tokens = self._state.get("tokens", 0)
-            set_random_state(self._state["rng_state"], self.device)
-            self._state = None
+        self.course.begin(self, counts_memory=not setup.training.compile)
+        self.clock = self.course.clock
         self.resume_clock()
 
     def _check_own_parameters(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -310,7 +299,6 @@ class DrivenLoop:
 
     def resume_clock(self) -> None:
         """Start the clock, or restart it after a measurement."""
-        self._loss_sum, self._loss_steps = LossSum(self.device), 0
         self.measuring = False
         self.clock.restart()
 
@@ -344,17 +332,12 @@ class DrivenLoop:
         context, self._step_context = self._step_context, None
         context.__exit__(None, None, None)
         if loss is not None:
-            self._loss_sum += loss
-            self._loss_steps += 1
-        self.seen += self.plan.effective_batch
-        self.number += 1
+            self.course.losses += loss
+        self.course.advance(losses=loss is not None)
         self._tokens += self._fetched_tokens.pop(self.number, 0)
-        number = self.number
-        # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
-        looks = number & (number - 1) == 0 or number % 64 == 0
         # For good: a loop that fetches ahead takes one more step.
-        self.diverged = self.diverged or (looks and not math.isfinite(float(self._loss_sum)))
-        self.measuring = number in self._measured_after or self.diverged
+        self.diverged = self.diverged or self.course.has_diverged()
+        self.measuring = self.number in self._measured_after or self.diverged
         if self.measuring:
             self._elapsed_s = self.clock.elapsed_s()
             self._generators = RandomState.now(self.device)
@@ -363,34 +346,34 @@ class DrivenLoop:
     def measurement(self, scores: Mapping[str, float]) -> Measurement:
         """The measurement with these scores; writes a checkpoint if one is due."""
         self._generators.restore()  # a loader draws where an evaluation begins
-        train_loss = float(self._loss_sum) / self._loss_steps if self._loss_steps else None
-        self._facts |= self.rates.facts(self.setup.weight_decay) | self.clock.facts()
+        facts = self.rates.facts(self.setup.weight_decay)
         if self._tokens:
             per_s = self._tokens / self._elapsed_s if self._elapsed_s else 0.0
-            self._facts |= {"tokens": self._tokens, "tokens_per_s": per_s}
-        measurement = Measurement(
-            samples_seen=self.seen,
-            elapsed_s=self._elapsed_s,
-            accuracy=scores.get("accuracy"),
-            # A trainer logs what its model and callbacks name, `train_loss` often.
-            scores={reported_name(name) if name in OURS_OF_SCORES else name: score for name, score in scores.items()},
-            train_loss=train_loss,
-            facts={**self._facts, **self.checkpoint.facts()},
-        )
-        self.checkpoint.add(measurement)
-        if (train_loss is None or math.isfinite(train_loss)) and self.number < len(self.plans) and self.checkpoint.due():
-            self.checkpoint.save(
-                {
-                    "steps": self.number,
-                    "model": self.model.state_dict(),
-                    "optimizer": whole_state(self.optimizer),
-                    "scaler": self._scaler.state_dict() if self._scaler is not None else {},
-                    "clock": self.clock.state(),
-                    "tokens": self._tokens,
-                    "rng_state": random_state(self.device),
-                }
-            )
+            facts |= {"tokens": self._tokens, "tokens_per_s": per_s}
+        # A trainer logs what its model and callbacks name, `train_loss` often.
+        named = {reported_name(name) if name in OURS_OF_SCORES else name: score for name, score in scores.items()}
+        measurement = self.course.measurement(named, facts, self._elapsed_s)
+        goes_on = math.isfinite(measurement.train_loss or 0.0) and self.number < len(self.plans)
+        if goes_on and self.course.checkpoint.due():
+            self.course.save(self.clock)
         return measurement
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": whole_state(self.optimizer),
+            "scaler": self._scaler.state_dict() if self._scaler is not None else {},
+            "tokens": self._tokens,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.model.load_state_dict(state["model"])
+        load_whole_state(self.optimizer, state["optimizer"])
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        self._tokens = state["tokens"]
 
 
 def _tokens_of(batch: Any) -> int:

@@ -90,9 +90,10 @@ class TrainingSamples:
         last = self.stream.take(epochs * len(lengths), rest).index
         return int(epochs * lengths.sum() + lengths[last].sum())
 
-    def units_facts(self, seen: int, elapsed_s: float) -> dict[str, Parameter]:
-        """Units seen, such as tokens, and how many in a second; nothing where samples are all alike."""
+    def data_facts(self, seen: int, elapsed_s: float) -> dict[str, Parameter]:
+        """Units seen, such as tokens, and how many in a second, where samples are not alike; what a stream says of itself."""
+        facts: dict[str, Parameter] = {} if self.live is None else self.live.checked_facts(self.ranks)
         if self.data.lengths is None:
-            return {}
+            return facts
         units = self._units(seen)
-        return {self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}
+        return {**facts, self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}

@@ -164,7 +164,8 @@ class ScriptLoop(Loop):
             )
 
     def _is_due(self, size: int) -> bool:
-        return self.passes(self._seen) > self.passes(self._seen - size) or self._seen >= self._time_left.samples
+        seen = self.course.seen
+        return self.passes(seen) > self.passes(seen - size) or self.course.is_over
 
     def passes(self, samples: int) -> int:
         """Whole passes over the training data that so many samples are; the budget's last may be a part of one."""
@@ -246,7 +247,7 @@ class _Run:
                 f"{self._where}: expected a training loop over a torch DataLoader, with a model in training mode and an "
                 f"optimizer; got none{self._said()}"
             )
-        if loop._unmeasured and loop._seen >= loop._time_left.samples:
+        if loop._unmeasured and loop.course.is_over:
             raise TaskError(
                 f"{self._where}: expected a number after {self._metric_text!r} once its training has ended (within a pass, it "
                 f"describes training data); got none{self._said()}"
@@ -258,7 +259,9 @@ class _Run:
             if self._told.epochs or self._told.steps:
                 told = "It stops by itself, such as early: leave that to the study (`stopping:`)."
             samples = self.setup.samples_budget
-            raise TaskError(f"{self._where}: expected to train on {samples} samples, but it ended after {loop._seen}. {told}")
+            raise TaskError(
+                f"{self._where}: expected to train on {samples} samples, but it ended after {loop.course.seen}. {told}"
+            )
 
     def _run_script(self) -> None:
         values, folder = values_of(self._told, self.setup, endless=being_served()), Path(self.setup.folder or ".")
@@ -458,7 +461,7 @@ class _Run:
         if scheduler is not None and self._step is not None and not being_served():
             self._calls[id(scheduler)] += 1
             if 2 * self._calls[id(scheduler)] > self._begun and self._counts_batches(scheduler):
-                seen = self._loop._seen  # type: ignore[union-attr]  # it is within a step
+                seen = self._loop.course.seen  # type: ignore[union-attr]  # it is within a step
                 each = self._batches / self.setup.samples_budget
                 times = int(seen * each + 1e-6) - int((seen - self._step.samples) * each + 1e-6)
                 if self._told.steps:  # it is told a number of parts
@@ -549,8 +552,8 @@ class _Run:
         facts = {**measured.facts, "command": self._command()}
         if self._own_rates and self._told.epochs and facts["steps"] != self._batches:
             facts["own_schedule"] = f"of {self._batches:.6g} batches, where its training has {facts['steps']}"
-        if loop._seen == self.setup.samples_budget < self._planned:
-            facts["shortened_to"] = loop._seen / self._planned
+        if loop.course.seen == self.setup.samples_budget < self._planned:
+            facts["shortened_to"] = loop.course.seen / self._planned
         self._report(replace(measured, facts=facts))
         self._reported = True
         os.chdir(here)

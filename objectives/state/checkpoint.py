@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..parallel.data_parallel import Ranks
 
 # Files of another format are ignored.
-_FORMAT = 3
+_FORMAT = 4
 # What a file begins with, before the digest of the rest; without one it begins as torch writes it.
 _MAGIC, _ZIP = b"bsearch checkpoint\n", b"PK\x03\x04"
 

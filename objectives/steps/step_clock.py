@@ -28,7 +28,9 @@ class Timed(Protocol):
     setup: TrialSetup
     device: torch.device
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
 
     @property
     def averages(self) -> Sequence[torch.Tensor]: ...
