@@ -281,3 +281,13 @@ def _words(error: BaseException) -> str:
 def _raised(error: BaseException) -> BaseException:
     """What user code raised, of what `contained` made of it."""
     return error.__cause__ if isinstance(error, NoException) and error.__cause__ is not None else error
+
+
+def line_of(function: Any, folder: str) -> str:
+    """`file:line: ` of a function, relative to a folder where it lies there; empty where it is not known."""
+    with suppress(OSError, TypeError):
+        function, inside = inspect.unwrap(function), Path(folder).resolve()
+        file = Path(inspect.getsourcefile(function) or "")
+        name = file.relative_to(inside) if file.is_relative_to(inside) else file.name
+        return f"{name}:{inspect.getsourcelines(function)[1]}: "
+    return ""

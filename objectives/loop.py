@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +53,11 @@ from .steps.rates import Rates
 from .steps.two_passes import fresh, held
 from .task import Data, check_kind, check_no_scheduler, check_optimizer, checked_data, closure_error
 
-if TYPE_CHECKING:
-    from .profiling.loop_session import LoopSession
+
+class Server(Protocol):
+    """What takes the place of a trial where a loop is profiled: it serves the body steps of its own."""
+
+    def serve(self, loop: Loop) -> Iterator[Step]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,12 +479,11 @@ class Loop(TrainingSamples):
         self._ever = set(state["ever"])
 
 
-# Takes the place of a trial where a loop is profiled.
-_session: ContextVar[LoopSession | None] = ContextVar("session", default=None)
+_session: ContextVar[Server | None] = ContextVar("session", default=None)
 
 
 @contextmanager
-def serving(session: LoopSession) -> Iterator[None]:
+def serving(session: Server) -> Iterator[None]:
     """Context of a training function whose loop gets its steps from a session."""
     token = _session.set(session)
     try:

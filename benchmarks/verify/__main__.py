@@ -27,11 +27,11 @@ from .report import SMOKE, Report, StageReport
 from .run import Planned, chosen
 from .run import verify as run_stages
 
-# Run beneath `bsearch`, whose errors and exit codes it has.
 PROGRAM = "python -m bsearch.benchmarks.verify"
+program = type(main)()  # with the errors and exit codes of `bsearch`
 
 
-@main.command(PROGRAM, epilog=epilog(f"{PROGRAM} --quick"))
+@program.command(PROGRAM, epilog=epilog(f"{PROGRAM} --quick"))
 @click.option("--quick", is_flag=True, help="About four minutes: fewer cases, less time for each.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", help="What to verify on; default: a GPU if any."
@@ -102,4 +102,4 @@ def _print_verification(report: Report, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    main([PROGRAM, *sys.argv[1:]], prog_name="")
+    program([PROGRAM, *sys.argv[1:]], prog_name="")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...spaces.errors import TaskError
 from ...spaces.trial import TrialSetup
 from ..data.batches import to_device
-from ..examination.copies import line_of
+from ..loading import line_of
 from ..parallel.data_parallel import Ranks
 from ..steps.gradient_cache import EmbeddingsOf, GradientCache
 

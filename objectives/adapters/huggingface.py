@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import TRAINER_EVALUATION_BATCH, Measurement, TrialSetup
-from ..examination.copies import line_of
+from ..loading import line_of
 from ..machine.device_memory import evaluating
 from ..machine.environment import environment
 from .as_generator import Report, as_generator

@@ -30,7 +30,7 @@ from ...spaces.errors import TaskError
 from ...spaces.laws.examination import Examination
 from ...spaces.trial import Measurement, TrialSetup
 from ..data.batches import to_device
-from ..examination.copies import line_of
+from ..loading import line_of
 from ..machine.accelerator import widest_float
 from ..machine.device_memory import is_out_of_memory
 from ..optimizers import Joined

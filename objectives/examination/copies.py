@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..loading import line_of
 from ..task import Task, name_of
 from ..training import TrainingRun
 from .step import perturb
@@ -84,13 +83,3 @@ def location_of(run: TrainingRun, method: str, split: str = "") -> str:
     function = getattr(type(run.task), method)
     place = "" if function is getattr(Task, method) else line_of(function, run.setup.folder)
     return f"{place}{name_of(run.task)}.{method}" + (f", on {split}" if split else "")
-
-
-def line_of(function: Any, folder: str) -> str:
-    """`file:line: ` of a function, relative to a folder where it lies there; empty where it is not known."""
-    with suppress(OSError, TypeError):
-        function, inside = inspect.unwrap(function), Path(folder).resolve()
-        file = Path(inspect.getsourcefile(function) or "")
-        name = file.relative_to(inside) if file.is_relative_to(inside) else file.name
-        return f"{name}:{inspect.getsourcelines(function)[1]}: "
-    return ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -57,9 +57,31 @@ from .step import (
     state_message,
 )
 
-if TYPE_CHECKING:
-    from ..adapters.loop_task import TrainingParts
-    from ..profiling.loop_session import ExaminedLoop
+
+class Parts(Protocol):
+    """What is examined of a loop: a model, its data, and a function that back-propagates a step's micro-batches."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]: ...
+
+    @property
+    def data(self) -> Fetcher: ...
+
+    @property
+    def weights(self) -> np.ndarray | None: ...
+
+    @property
+    def couples_samples(self) -> bool: ...
+
+    @property
+    def schedules(self) -> bool: ...
+
+    @property
+    def accumulate(self) -> Callable[[Sequence[tuple[int, Any]]], Tensor] | None: ...
+
 
 # Samples of the step that is compared, and of one whose blocks are recomputed.
 _SAMPLES, _RECOMPUTED = 24, 2
@@ -129,7 +151,7 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
 
 def examined_loop(
     where: str,
-    parts: TrainingParts | ExaminedLoop,
+    parts: Parts,
     setup: TrialSetup,
     remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES,
     *,

@@ -18,9 +18,8 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import Outcome, TrialSetup
 from ..adapters.driven_loop import DrivenLoop
 from ..adapters.loop_task import LoopTask, NoTrainingError, plain, uses_adapter, uses_loop
-from ..examination.copies import line_of
 from ..examination.life import life_of_loop, with_life
-from ..loading import error_line
+from ..loading import error_line, line_of
 from ..loop import newest_loop
 from ..machine.device_memory import release_memory
 from ..script.examined import in_script_words

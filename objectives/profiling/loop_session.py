@@ -27,26 +27,22 @@ from ..adapters.as_generator import Report, as_generator
 from ..adapters.loop_task import NoTrainingError
 from ..data.batches import Fetcher
 from ..examination.causes import parts_cause
-from ..examination.copies import line_of
 from ..examination.examine import examined_loop, found_in_memory
 from ..examination.fixed_noise import seed_draws
 from ..examination.plans import plan_finding
 from ..examination.step import differing, restored
+from ..loading import line_of
 from ..loop import Loop, Step, serving
 from ..machine import accelerator
 from ..machine.device_memory import release_memory
-from ..machine.processor import HostLoad
 from ..model.weight_average import WeightAverage
 from ..script.examined import script_cause, trained_in_parts
 from ..task import TrainFunction
 from .memory.live_bytes import LiveBytes
 from .memory.tracing import Peak, Probe, batch_factory
-from .step_time import Round, orders
 
 # Steps of two micro-batches: the second step has the optimizers' states, the second micro-batch the gradients of the first.
 _STEPS, _MICRO_BATCHES = 2, 2
-# Steps before the timed ones, of another shape, and timed ones.
-_DROPPED, _TIMED = 1, 3
 
 
 class LoopSession:
@@ -118,35 +114,6 @@ class _Request:
     micro_batches: Sequence[tuple[int, Any]]
     samples: int
     contexts: Sequence[AbstractContextManager[Any]]
-
-
-def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[BatchPlan]) -> Iterator[Round]:
-    """Time the plans in endless rounds, as `step_time.timed_rounds` does a task's; on several devices, one rank's part."""
-    session = LoopSession(function, replace(setup, plan=plans[0]))
-    loop = session.loop
-
-    def sequence() -> Iterator[BatchPlan]:
-        for order in orders(len(plans)):
-            for index in order:
-                yield from [plans[index]] * (_DROPPED + _TIMED)
-
-    loader = loop.loader(sequence())
-    try:
-        for order in orders(len(plans)):
-            before = HostLoad.now()
-            steps: dict[int, tuple[float, float]] = {}
-            for index in order:
-                plan = plans[index]
-                sizes = [size for size in plan.micro_batches(loop.ranks.rank) if size]
-                took: list[float] = []
-                for number in range(_DROPPED + _TIMED):
-                    if number == _DROPPED:
-                        waited_s = loader.waited_s
-                    took.append(session.step([(size, partial(loader.take, size)) for size in sizes], plan.effective_batch))
-                steps[index] = sum(took[_DROPPED:]) / _TIMED, (loader.waited_s - waited_s) / _TIMED
-            yield Round(tuple(steps[index] for index in range(len(plans))), load=HostLoad.now() - before)
-    finally:
-        session.close()
 
 
 class LoopMemory(Probe):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from functools import partial, reduce
 from operator import add
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from ...spaces.errors import ProfilingError, TaskError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
@@ -27,14 +27,16 @@ from ..data.batches import Loader, in_order
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import HostLoad, OtherPrograms, waited_s
+from ..parallel.data_parallel import Ranks
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
 from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock, trains_alone
-from ..task import Task
+from ..task import Task, TrainFunction
 from ..training import TrainingRun
 from .exchange import exchange_over
 from .fit import FEWEST_ROUNDS, fit_step_time, leave_one_out, with_uncertainty
+from .loop_session import LoopSession
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
@@ -98,21 +100,94 @@ def rounds_in_rank(
     yield from _rounds(reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans], evaluates_each)
 
 
-def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
-    task = load_task(reference)
-    if not isinstance(task, Task) and uses_loop(task):
-        from .loop_session import loop_rounds  # which imports this module
+class _Steps(Protocol):
+    """The steps of a training, for as long as it is timed.
 
-        yield from loop_rounds(task, setup, plans)
+    Attributes:
+        fetched_ahead: micro-batches that are fetched beforehand.
+    """
+
+    setup: TrialSetup
+    ranks: Ranks
+    fetched_ahead: int
+
+    def loader(self, plans: Iterable[BatchPlan]) -> Loader:
+        """This device's micro-batches for steps with these plans."""
+
+    def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
+        """Take so many steps; returns their seconds together."""
+
+    def evaluation_s(self, batch: int) -> float | None:
+        """Seconds to evaluate a sample in batches of this size; None where that is the user's own."""
+
+    def close(self) -> None:
+        """No more steps are taken."""
+
+
+class _TaskSteps:
+    """A task's, as in its trials."""
+
+    def __init__(self, task: Task, setup: TrialSetup) -> None:
+        self._run = run = TrainingRun(task, setup)
+        self.setup, self.ranks, self.fetched_ahead = setup, run.ranks, run.fetched_ahead
+        run.modes.train(run.model)
+        run.rates.freeze()
+        self._clock, self._losses = StepClock(run, counts_memory=False), LossSum(run.device)
+
+    def loader(self, plans: Iterable[BatchPlan]) -> Loader:
+        return self._run.loader(plans)
+
+    def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
+        self._clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
+        started = time.perf_counter()
+        for _ in range(steps):
+            self._run.train_step(plan, loader, 0.5, self._clock, self._losses)
+        self._clock.restart()
+        return time.perf_counter() - started
+
+    def evaluation_s(self, batch: int) -> float | None:
+        return _evaluation_s(self._run, batch)
+
+    def close(self) -> None:
         return
-    if not isinstance(task, Task):
+
+
+class _LoopSteps:
+    """Those of a loop's body, evaluation aside."""
+
+    def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
+        self._session = LoopSession(function, setup)
+        self.setup, self.ranks, self.fetched_ahead = setup, self._session.loop.ranks, 2 * setup.training.workers
+
+    def loader(self, plans: Iterable[BatchPlan]) -> Loader:
+        return self._session.loop.loader(plans)
+
+    def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
+        sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
+        parts = [(size, partial(loader.take, size)) for size in sizes]
+        return sum(self._session.step(parts, plan.effective_batch) for _ in range(steps))
+
+    def evaluation_s(self, batch: int) -> float | None:
+        return None
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _steps_of(training: Task | TrainFunction, setup: TrialSetup) -> _Steps:
+    return _TaskSteps(training, setup) if isinstance(training, Task) else _LoopSteps(training, setup)
+
+
+def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
+    task, setup = load_task(reference), replace(setup, plan=plans[0])
+    if not isinstance(task, Task) and not uses_loop(task):
         raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
-    run = TrainingRun(task, replace(setup, plan=plans[0]))
-    run.modes.train(run.model)
-    run.rates.freeze()
-    clock, loss_sum = StepClock(run, counts_memory=False), LossSum(run.device)
-    all_orders = orders(len(plans))
-    counts = [_FIRST_STEPS] * len(plans)
+    with closing(_steps_of(task, setup)) as run:
+        yield from _rounds_of(run, plans, evaluates_each)
+
+
+def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
+    counts, setup = [_FIRST_STEPS] * len(plans), run.setup
     # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
 
     decided: dict[tuple[int, int], int] = {}
@@ -127,23 +202,23 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         for index in order
         for _ in range(_dropped_steps(run, plans[index]) + timed_steps(number, index))
     )
-    waits = _leaves_out_waits(run.setup)
-    for number, order in enumerate(all_orders):
+    waits = _leaves_out_waits(setup)
+    for number, order in enumerate(orders(len(plans))):
         before = HostLoad.now(waits=waits)
         steps: dict[int, tuple[float, float]] = {}
-        evaluations: dict[int, float] = {}
+        evaluations: dict[int, float | None] = {}
         for index in order:
-            steps[index] = _timed(run, plans[index], loader, timed_steps(number, index), clock, loss_sum)
-            if number == 0 and not run.setup.training.workers:
+            steps[index] = _timed(run, plans[index], loader, timed_steps(number, index))
+            if number == 0 and not setup.training.workers:
                 step_s = run.ranks.max_over_ranks(steps[index][0])
                 counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
             if evaluates_each:
-                evaluations[index] = _evaluation_s(run, plans[index].largest_micro_batch)
+                evaluations[index] = run.evaluation_s(plans[index].largest_micro_batch)
         if not evaluates_each and number < _EVALUATION_ROUNDS:
-            evaluations[0] = _evaluation_s(run, setup.evaluation_batch or _EVALUATION_SAMPLES)
+            evaluations[0] = run.evaluation_s(setup.evaluation_batch or _EVALUATION_SAMPLES)
         yield Round(
             tuple(steps[index] for index in range(len(plans))),
-            tuple(evaluations[index] for index in sorted(evaluations)),
+            tuple(took_s for index in sorted(evaluations) if (took_s := evaluations[index]) is not None),
             HostLoad.now(waits=waits) - before,
         )
 
@@ -171,28 +246,21 @@ def _leaves_out_waits(setup: TrialSetup) -> bool:
     return setup.device == "cpu" and trains_alone(setup)
 
 
-def _dropped_steps(run: TrainingRun, plan: BatchPlan) -> int:
+def _dropped_steps(run: _Steps, plan: BatchPlan) -> int:
     """Number of steps before the timed ones, which use up the batches that were fetched during other plans."""
     return _DROPPED + -(-run.fetched_ahead // plan.accumulation)
 
 
-def _timed_steps(run: TrainingRun, plan: BatchPlan, steps: int) -> int:
+def _timed_steps(run: _Steps, plan: BatchPlan, steps: int) -> int:
     """Number of timed steps; loaders deliver in bursts, several of which must be covered."""
     return max(steps, -(-2 * run.fetched_ahead // plan.accumulation))
 
 
-def _timed(
-    run: TrainingRun, plan: BatchPlan, loader: Loader, steps: int, clock: StepClock, loss_sum: LossSum
-) -> tuple[float, float]:
+def _timed(run: _Steps, plan: BatchPlan, loader: Loader, steps: int) -> tuple[float, float]:
     """Seconds of a step, and seconds of it spent waiting for input."""
-    for _ in range(_dropped_steps(run, plan)):
-        run.train_step(plan, loader, 0.5, clock, loss_sum)
-    clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
-    for_input_s, waited_before, started = loader.waited_s, waited_s() or 0.0, time.perf_counter()
-    for _ in range(steps):
-        run.train_step(plan, loader, 0.5, clock, loss_sum)
-    clock.restart()
-    elapsed_s = time.perf_counter() - started
+    run.take(plan, loader, _dropped_steps(run, plan))
+    for_input_s, waited_before = loader.waited_s, waited_s() or 0.0
+    elapsed_s = run.take(plan, loader, steps)
     if _leaves_out_waits(run.setup):
         elapsed_s -= min((waited_s() or 0.0) - waited_before, _MOST_LEFT_OUT * elapsed_s)
     return elapsed_s / steps, (loader.waited_s - for_input_s) / steps

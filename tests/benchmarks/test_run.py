@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.benchmarks.verify.__main__ import PROGRAM, main
+from bsearch.benchmarks.verify.__main__ import PROGRAM, program
 from bsearch.benchmarks.verify.claims import Fact
 from bsearch.benchmarks.verify.machine import report_here
 from bsearch.benchmarks.verify.report import Report, StageReport
@@ -111,7 +111,7 @@ def test_the_report_is_written_after_every_stage_and_says_where_it_is(tmp_path: 
         return honest(path, content)
 
     monkeypatch.setattr("bsearch.benchmarks.verify.__main__.write_file", write_file)
-    result = CliRunner().invoke(main, [PROGRAM, "--device", "cpu"])
+    result = CliRunner().invoke(program, [PROGRAM, "--device", "cpu"])
     assert result.exit_code == 1
     assert written == [[], ["well"], ["well", "dies"]]
     (path,) = tmp_path.glob("bsearch-verify-*.md")
@@ -213,7 +213,7 @@ def test_time_that_is_left_is_never_negative() -> None:
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, [PROGRAM, *arguments])
+    result = CliRunner().invoke(program, [PROGRAM, *arguments])
     assert result.exit_code in (1, 2)
     assert message in result.output
 
@@ -225,7 +225,7 @@ def test_this_machine_is_exact(tmp_path: Path) -> None:
     out = tmp_path / "verified.md"
     # Without --quick it has the time that it needs beside other tests.
     arguments = [PROGRAM, "--device", "cpu", "--stage", "machine", "--stage", "exactness", "--out", str(out)]
-    result = CliRunner().invoke(main, arguments)
+    result = CliRunner().invoke(program, arguments)
     assert result.exit_code == 0, result.output
     report = Report.read(out.read_text())
     assert report.holds
@@ -239,6 +239,6 @@ def test_every_claim_that_is_no_matter_of_time_holds_here(tmp_path: Path) -> Non
     out = tmp_path / "verified.json"
     stages = [stage.name for stage in STAGES if stage.only is None and stage.name not in ("loop", "step-time")]
     arguments = [PROGRAM, "--device", "cpu", "--quick", "--serial", "--out", str(out)]
-    result = CliRunner().invoke(main, [*arguments, *(word for name in stages for word in ("--stage", name))])
+    result = CliRunner().invoke(program, [*arguments, *(word for name in stages for word in ("--stage", name))])
     assert result.exit_code == 0, result.output
     assert len(Report.read(out.read_text()).claims) > 10

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.benchmarks.verify.__main__ import PROGRAM, main
+from bsearch.benchmarks.verify.__main__ import PROGRAM, program
 from bsearch.benchmarks.verify.claims import Claim, Fact
 from bsearch.benchmarks.verify.report import Report
 from bsearch.benchmarks.verify.stage import Stage
@@ -23,7 +23,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 def verified(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, [PROGRAM, *arguments])
+    result = CliRunner().invoke(program, [PROGRAM, *arguments])
     (file,) = Path().glob("*.md")
     return {"code": result.exit_code, "printed": result.output, "file": file.name, "found": file.read_text()}
 

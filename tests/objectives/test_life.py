@@ -351,7 +351,7 @@ def modes_left(*_: Any) -> Iterator[None]:
 
 
 FAULTS = {
-    "a checkpoint without one of its parts": ("objectives.training.set_random_state", lambda *_: None, Dropping, "resumed"),
+    "a checkpoint without one of its parts": ("objectives.course.set_random_state", lambda *_: None, Dropping, "resumed"),
     "a mode that is not put back": ("objectives.training.untouched", modes_left, Dropping, "evaluation"),
     "a generator that is not put back": (
         "objectives.model.buffers.RandomState.restore",
