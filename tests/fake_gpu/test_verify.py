@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
 from bsearch.objectives.profiling.memory.allocator import CachingAllocator
 from bsearch.verify.claims import Claim, Fact
 from bsearch.verify.report import Report
 from bsearch.verify.stage import Stage
 from bsearch.verify.stages import memory
 from bsearch.verify.stages import smoke as smoke_stage
-from click.testing import CliRunner
+from helpers import bsearch
 
 from fake_gpu import device as fake
 from fake_gpu.child import in_child
@@ -23,7 +22,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 def verified(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, ["verify", *arguments])
+    result = bsearch("verify", *arguments)
     (file,) = Path().glob("*.md")
     return {"code": result.exit_code, "printed": result.output, "file": file.name, "found": file.read_text()}
 

@@ -30,6 +30,7 @@ import pytest
 import yaml
 from bsearch.cli import main
 from click.testing import CliRunner, Result
+from helpers import bsearch
 from tiny import tiny_study
 
 KIND = "files of strangers"
@@ -321,7 +322,7 @@ def well(result: Result, seen: set[str], what: str, *, named: str = "") -> None:
     elif any(word in output for word in BUG):
         told = result.stderr.rpartition("internal error: ")[2].partition("\nThis is a bug")[0]
         told = re.sub(r"\n *For further information.*|\[type=", " ", told).replace("\n", " ")
-        again = CliRunner().invoke(main, ["--debug", *map(str, result.again)])  # type: ignore[attr-defined]
+        again = bsearch("--debug", *result.again)  # type: ignore[attr-defined]
         broken = f"{told[:400]} at {place_of(again.stderr)}"
     elif result.exit_code not in (0, 1, 2):
         broken = f"exit code {result.exit_code}"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
 from bsearch.spaces.boundary import files
 from bsearch.spaces.errors import StudyFileError
 from bsearch.verify.claims import Fact
@@ -20,8 +19,8 @@ from bsearch.verify.machine import report_here, where_to_send
 from bsearch.verify.report import Report, StageReport
 from bsearch.verify.run import STAGES, Planned, chosen, run_stage, verify
 from bsearch.verify.stage import Stage
-from click.testing import CliRunner
 from fake_gpu.test_gpus import UNLIKE_LINUX
+from helpers import bsearch
 
 TESTS = str(Path(__file__).parent.parent)
 TOLD: dict[str, Any] = {"device": "cpu", "seconds": 60, "quick": True, "serial": True}
@@ -112,7 +111,7 @@ def test_the_report_is_written_after_every_stage_and_says_where_it_is(tmp_path: 
         return honest(path, content)
 
     monkeypatch.setattr(files, "write_file", write_file)
-    result = CliRunner().invoke(main, ["verify", "--device", "cpu"])
+    result = bsearch("verify", "--device", "cpu")
     assert result.exit_code == 1
     assert written == [[], ["well"], ["well", "dies"]]
     (path,) = tmp_path.glob("bsearch-verify-*.md")
@@ -230,7 +229,7 @@ def test_time_that_is_left_is_never_negative() -> None:
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, ["verify", *arguments])
+    result = bsearch("verify", *arguments)
     assert result.exit_code in (1, 2)
     assert message in result.output
 
@@ -242,7 +241,7 @@ def test_this_machine_is_exact(tmp_path: Path) -> None:
     out = tmp_path / "verified.md"
     # Without --quick it has the time that it needs beside other tests.
     arguments = ["verify", "--device", "cpu", "--stage", "machine", "--stage", "exactness", "--out", str(out)]
-    result = CliRunner().invoke(main, arguments)
+    result = bsearch(*arguments)
     assert result.exit_code == 0, result.output
     report = Report.read(out.read_text())
     assert report.holds
@@ -256,6 +255,6 @@ def test_every_claim_that_is_no_matter_of_time_holds_here(tmp_path: Path) -> Non
     out = tmp_path / "verified.json"
     stages = [stage.name for stage in STAGES if stage.only is None and stage.name not in ("loop", "step-time")]
     arguments = ["verify", "--device", "cpu", "--quick", "--serial", "--out", str(out)]
-    result = CliRunner().invoke(main, [*arguments, *(word for name in stages for word in ("--stage", name))])
+    result = bsearch(*arguments, *(word for name in stages for word in ("--stage", name)))
     assert result.exit_code == 0, result.output
     assert len(Report.read(out.read_text()).claims) > 10

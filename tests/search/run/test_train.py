@@ -15,18 +15,12 @@ from unittest.mock import ANY
 
 import pytest
 import torch
-from bsearch.cli import main
 from bsearch.cluster.study import Study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task import Task
 from bsearch.spaces.trial import TrialSetup
-from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
-from helpers import run
-
-
-def bsearch(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from helpers import bsearch, run
 
 
 @pytest.fixture
