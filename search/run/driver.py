@@ -199,7 +199,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
     if done >= budget:
         notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
-    elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
+    elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over(0.0)):
         return None
     if row.identity["space"] == study.identity["space"]:  # a wider one is searched first
         _store(study)
@@ -502,7 +502,7 @@ def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator
         while True:
             left_s = limit_s - run.elapsed_s()
             if limit is not None:
-                left_s = min(left_s, limit.left_s(run.driven_s + run.elapsed_s()) + _LATE_S)
+                left_s = min(left_s, limit.left_s(run.driven_s + run.elapsed_s(), 1.0) + _LATE_S)
             ended = over.wait(min(HEARTBEAT_S, max(0.05, left_s)))
             ours = True
             # A database that is unavailable or full is not another driver; calls that need it meanwhile retry or raise.
@@ -517,7 +517,7 @@ def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator
             run.check_cost()
             if (error := tables.late_error()) is not None:
                 run.crash(error)
-            if limit is not None and limit.left_s(run.driven_s + run.elapsed_s()) <= -_LATE_S:
+            if limit is not None and limit.left_s(run.driven_s + run.elapsed_s(), 1.0) <= -_LATE_S:
                 run.ending.reach(Stage.STOPPED, f"its time is up ({limit.given})")
             if run.elapsed_s() >= limit_s:
                 run.ending.reach(Stage.STOPPED, f"budget.hours: {run.spec.budget.hours:g} h are used up")

@@ -54,11 +54,11 @@ class Limit:
     given: str
     began_at: float
     ends_at: float
-    cost: float | None = None
-    hourly: float = 0.0
-    start_s: float = 0.0
+    cost: float | None
+    hourly: float
+    start_s: float
 
-    def left_s(self, driven_s: float, slowdown: float = 1.0) -> float:
+    def left_s(self, driven_s: float, slowdown: float) -> float:
         """Seconds until what comes after the last training has to begin.
 
         Args:
@@ -70,7 +70,7 @@ class Limit:
             left_s = min(left_s, paid_s - driven_s - self.start_s)
         return left_s - self.closing_s(slowdown)
 
-    def closing_s(self, slowdown: float = 1.0) -> float:
+    def closing_s(self, slowdown: float) -> float:
         """Seconds set aside for what comes after the last training."""
         whole_s, (least, most) = self.whole_s, _CLOSING_S
         aside_s = min(max(_CLOSING * whole_s, least), most) * min(max(slowdown, 1.0), _SLOWEST)
@@ -108,7 +108,7 @@ class Finish:
         limit: Limit | None,
         law: Law | None,
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-        earlier: Sequence[TrialRecord] = (),
+        earlier: Sequence[TrialRecord],
     ) -> None:
         self.kept, self.limit = kept, limit
         self._budget, self._law, self._whole = budget, law, whole
@@ -171,7 +171,7 @@ def _span_of(record: TrialRecord) -> Span | None:
     if record.outcome != "complete" or facts.train_s_source != "known" or not facts.train_s or not facts.measured_train_s:
         return None
     started_s, ended_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (record.started_at, record.ended_at))
-    return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0)
+    return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0, 1.0, 1)
 
 
 def finish_of(
@@ -204,7 +204,7 @@ def finish_of(
     assert kept is not None
     limit = _limit(budget, stored, began_at, hourly) if budget.has_deadline else None
     if law is not None and limit is not None:
-        left_s = limit.left_s(driven_s)
+        left_s = limit.left_s(driven_s, 1.0)
         if faults := list(_too_long(spec, law, space, _shortest_s(law, space), left_s, limit, kept)):
             raise StudyFileError(faults)
     return Finish(budget, kept, limit, law, space.whole, earlier)
@@ -234,7 +234,7 @@ def _too_long(
 ) -> Iterator[Fault]:
     """What cannot be trained in time, although the study asks for it."""
     key = "budget.by" if spec.budget.by else "budget.cost"
-    left = f"{seconds(max(left_s, 0.0))} ({limit.given}), with {seconds(limit.closing_s())} set aside for the end"
+    left = f"{seconds(max(left_s, 0.0))} ({limit.given}), with {seconds(limit.closing_s(1.0))} set aside for the end"
     if kept.score is not None:
         return
     if time.time() >= limit.ends_at:

@@ -31,6 +31,8 @@ _NEAR, _FAR_WEIGHT = 0.7, 0.05
 _TIME_WIDTH = 0.5
 # Prior standard deviation of the remaining change, in the same unit, and how many curves the prior is worth.
 _PRIOR_STD, _PRIOR_CURVES = 0.3, 2.0
+# Share of would-be front members that are stopped.
+_RISK = 0.05
 # Prior standard deviation of the slope of final on current score, about 1.
 _SLOPE_STD = 0.5
 
@@ -238,7 +240,7 @@ class FrontStopping(EarlyStopping):
     still look like hardly any mistakes (docs/decisions/0011).
     """
 
-    def __init__(self, metric: Metric, risk: float = 0.05) -> None:
+    def __init__(self, metric: Metric, risk: float) -> None:
         super().__init__(metric)
         self.risk = risk
 
@@ -303,7 +305,7 @@ def early_stopping(
     """What decides which trials are stopped; with `is_new_ground`, as `PauseAtRung` takes it, they are paused instead."""
     if kind == "none":
         return NoEarlyStopping(metric)
-    return FrontStopping(metric) if is_new_ground is None else PauseAtRung(metric, is_new_ground)
+    return FrontStopping(metric, _RISK) if is_new_ground is None else PauseAtRung(metric, is_new_ground)
 
 
 def stopped_sentence(facts: TrialFacts) -> str:
