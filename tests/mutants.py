@@ -39,7 +39,9 @@ QUICK = "not (slow or ray or packaging or cluster or browser or frameworks or do
 PYTEST = [f"{sys.prefix}/bin/pytest", *shlex.split("-q -p no:cacheprovider --hypothesis-seed=0 --hypothesis-profile=mutants")]
 RECORD = [*shlex.split("-m coverage run"), *PYTEST, *shlex.split("-p mutants --ignore=tests/test_size.py -m"), QUICK]
 # Seconds of the tests that a mutant has to pass, as they took while they were recorded.
-_TESTS_S = 30.0
+_TESTS_S = 20.0
+# How a mutant ends: of the last, no quick test executes the line, or only in another process.
+_ENDS = "killed", "alive", "unrun"
 # A mutant could end a process or delete a folder that is not its own.
 _UNSAFE = ("os.kill", "killpg", "rmtree", "terminate", "unlink")
 # Types, decorators and messages, of which no law speaks.
@@ -57,7 +59,7 @@ class Mutant(NamedTuple):
     """A module with one change: the text between two of its bytes is another."""
 
     module: str
-    line: int
+    lines: set[int]  # its own, and its statement's first
     begin: int
     end: int
     text: str
@@ -121,7 +123,8 @@ def mutants_of(module: str) -> list[Mutant]:
     source = Path(module).read_bytes()
     lines, found = source.splitlines(keepends=True), list[Mutant]()
 
-    def visit(node: Any, function: dict[str, str] | None) -> None:
+    def visit(node: Any, statement: int, function: dict[str, str] | None) -> None:
+        statement = node.lineno if isinstance(node, ast.stmt) else statement
         if isinstance(node, ast.FunctionDef):
             function = alike(node.args)
         if isinstance(node, ast.JoinedStr | ast.Assert) or (function and any(word in ast.unparse(node) for word in _UNSAFE)):
@@ -131,13 +134,15 @@ def mutants_of(module: str) -> list[Mutant]:
                 ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
                 places = (sum(map(len, lines[: line - 1])) + column for line, column in ends)
                 text = ast.unparse(ast.fix_missing_locations(change))
-                found.append(Mutant(module, node.lineno, *places, f"({text})" if isinstance(node, ast.expr) else text))
+                found.append(
+                    Mutant(module, {node.lineno, statement}, *places, f"({text})" if isinstance(node, ast.expr) else text)
+                )
         for name, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and name not in _SILENT:
-                    visit(child, function)
+                    visit(child, statement, function)
 
-    visit(ast.parse(source), None)
+    visit(ast.parse(source), 0, None)
     return found
 
 
@@ -183,9 +188,10 @@ class Recorded:
         return by_line | {0: [*{test for some in by_line.values() for test in some}]}
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The room's and the most specific first; where none executes the line, as of a class's body, the module's."""
+        """The room's and the most specific first; where a line runs as the module is imported, all the module's."""
         by_line, room, left_s = self.tests(mutant.module), Path(mutant.module).parent, _TESTS_S
-        found, chosen = {*by_line.get(mutant.line, ())} - {""} or by_line[0], []
+        found, chosen = {test for line in mutant.lines for test in by_line.get(line, ())}, []
+        found = found if found != {""} else {*by_line[0]}
         for test in sorted(found, key=lambda test: (not test.startswith(f"tests/{room}/"), self._lines[test])):
             if self._took_s.get(test, inf) <= left_s:
                 left_s -= self._took_s[test]
@@ -242,23 +248,22 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."], check=True)
         if not took_file().exists():
             subprocess.run([sys.executable, *RECORD])
-        recorded, counts, survivors = Recorded(), defaultdict[str, list[int]](lambda: [0, 0]), []
+        recorded, counts, survivors = Recorded(), defaultdict[str, list[int]](lambda: [0, 0, 0]), []
         for mutant in drawn(options.only, options.count, options.seed):
             tests = recorded.tests_of(mutant)
-            killed = bool(tests) and is_killed(mutant, tests)
+            end = 2 if not tests else 0 if is_killed(mutant, tests) else 1
             before = Path(mutant.module).read_bytes()[mutant.begin : mutant.end].decode()
-            said = (
-                f"{mutant.module}:{mutant.line}  {' '.join(before.split())[:100]} -> {mutant.text[:100]}  ({len(tests)} tests)"
-            )
-            print("killed" if killed else "ALIVE ", said, flush=True)
+            before, where = " ".join(before.split())[:100], f"{mutant.module}:{max(mutant.lines)}"
+            said = f"{where}  {before} -> {mutant.text[:100]}  ({len(tests)} tests)"
+            print(_ENDS[end], said, flush=True)
             for room in (str(Path(mutant.module).parent), "all"):
-                counts[room][not killed] += 1
-            if not killed:
-                survivors.append(said)
-    print(f"\n{'room':<32}{'killed':>8}{'alive':>8}")
-    for room, both in sorted(counts.items()):
-        print(f"{room:<32}{both[0]:>8}{both[1]:>8}")
-    print("", *survivors, sep="\n")
+                counts[room][end] += 1
+            if end:
+                survivors.append(f"{_ENDS[end]} {said}")
+    print(f"\n{'room':<32}", *(f"{name:>8}" for name in _ENDS))
+    for room, each in sorted(counts.items()):
+        print(f"{room:<32}", *(f"{number:>8}" for number in each))
+    print("", *sorted(survivors), sep="\n")
 
 
 if __name__ == "__main__":

@@ -681,6 +681,7 @@ def test_a_secret_in_an_argument_is_not_repeated(arguments: list[str], monkeypat
     told = bsearch(*arguments)
     assert told.exit_code != 0
     assert "hunter2" not in told.output
+    assert ("Got unexpected extra argument" in told.output) is (arguments[0] == "run")
 
 
 def test_a_source_is_shown_without_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

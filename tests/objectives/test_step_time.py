@@ -171,6 +171,10 @@ def test_plans_to_time_are_spread_and_few() -> None:
         assert all(low <= size <= high for plan in plans for size in plan.micro_batches())
         law = fit_step_time([TimedPlan(plan, (0.01 + 0.001 * plan.effective_batch,)) for plan in plans])
         assert law.step_s(BatchPlan(high)) > 0
+        for devices in (1, 2, 3):
+            whole, cached = (timing_plans(low, high, devices=devices, embedding=how) for how in ("whole", "cached"))
+            assert {plan.accumulation for plan in whole} == {1} and min(plan.accumulation for plan in cached) == 2
+            assert {low, high} <= {size for plan in cached for size in plan.micro_batches()} <= {*range(low, high + 1)}
     dense = timing_plans(1, 1000, dense=True)
     assert len({plan.largest_micro_batch for plan in dense}) == 9
     assert len(dense) <= 12

@@ -28,8 +28,7 @@ from typing import Any
 
 import pytest
 import yaml
-from bsearch.cli import main
-from click.testing import CliRunner, Result
+from click.testing import Result
 from helpers import bsearch
 from tiny import tiny_study
 
@@ -297,7 +296,7 @@ def put(folder: Path, files: Files) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = bsearch(*arguments)
     result.again = arguments  # type: ignore[attr-defined]
     return result
 
