@@ -239,7 +239,7 @@ def test_ranks_begin_with_the_same_weights_and_draw_apart() -> None:
     for seed in range(4):
         weights = []
         for rank in range(4):
-            run = TrainingRun(Points(), setup(plan=BatchPlan(8, 1, 4), training={"seed": seed}), Ranks(rank))
+            run = TrainingRun(Points(), setup(plan=BatchPlan(8, 1, 4), sharding="fsdp2", training={"seed": seed}), Ranks(rank))
             weights.append([parameter.tolist() for parameter in run.parameters])
             draws.add(float(torch.rand(())))
         assert weights == weights[:1] * 4
