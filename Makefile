@@ -11,7 +11,7 @@
 # make test-newest      before a release: the quick tier on the newest Python that is installed (NEWEST=path names another)
 # make test-long        before a release: long roads that a shorter test takes too, stand-ins of devices, attacks, and every fault once
 # make rough    all attacks: other people's folders, streams, names and enemies, and a table of what broke (BEFORE=commit tries that one too)
-# make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
+# make mutants   small faults drawn from all rooms, and those that no test notices: an hour, or MUTANTS="--count 20"
 # make faults    two hundred random kills, and a table of them
 # make benchmark-public  bsearch and its peers on public problems, each peer in its own environment: hours; it resumes
 # make docs      the documentation as a site, in .cache/site/index.html

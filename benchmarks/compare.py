@@ -118,7 +118,7 @@ def searched(side: Side, runs: int, seed: int) -> list[Runs]:
                 found.append((parameters, side.problem.seconds(parameters), score))
         number = target
         parameters_of, seconds, scores = zip(*found, strict=True)
-        looks.append(Runs(parameters_of, np.array(seconds), np.array(scores)))
+        looks.append(Runs(parameters_of, np.array(seconds), np.array(scores), []))
     return looks
 
 
@@ -146,7 +146,7 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
     spaces = [(common, common), (own[0], own[1])]
     for looked, target in zip(zip(*sides, strict=True), targets(runs), strict=True):
         found = difference(spaces, looked, seed)
-        if verdict(found, share=target / runs) != "cannot tell":
+        if verdict(found, 0.0, target / runs, -1) != "cannot tell":
             break
     sides = looked
     rng = np.random.default_rng(seed)
@@ -155,7 +155,7 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
     ours, theirs = ([one.score(best, rng) for _ in range(3)] for one in (first, second))
     p = stats.ttest_ind(ours, theirs).pvalue
     return {
-        "compare": verdict(found, share=target / runs),
+        "compare": verdict(found, 0.0, target / runs, -1),
         "higher": "better" if once > sides[0].scores.max() else "worse",
         "t-test": ("better" if np.mean(theirs) > np.mean(ours) else "worse") if p < 0.05 else "cannot tell",
         "runs": len(looked[0].scores),

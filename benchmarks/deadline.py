@@ -114,7 +114,7 @@ class Driver:
             return False
         self.now_s += share * took_s + self.overhead_s
         accuracy, true = self._reached(parameters, share)
-        self.spans.append(Span(began_s, self.now_s, known_s, share * took_s, share))
+        self.spans.append(Span(began_s, self.now_s, known_s, share * took_s, share, 1.0, 1))
         values = known_s, accuracy
         self.trials.append(TrialRecord.of(number, "complete", dict(parameters), TrialFacts(train_s=known_s), values))
         if accuracy > self.best:

@@ -62,7 +62,7 @@ def print_plans(spec: StudySpec, profile: DeviceProfile, limit: float, took_s: f
     for batch in BATCHES:
         plan = planned(spec, profile, batch, 1)
         used = profile.under(plan)
-        law = used.step_time()
+        law = used.step_time(1)
         assert used.memory is not None
         print(
             f"{limit:>3g} GiB  {caps:<36}{batch:>5}  {plan.activation_checkpointing:<10}"

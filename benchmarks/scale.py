@@ -228,7 +228,7 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
 
 def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int) -> str:
     """The rest of a row: the cost of a driver's calls in a study of its own."""
-    law = known_taken(spec, {(): PROFILE})
+    law = known_taken(spec, {(): PROFILE}, None)
     assert law is not None and spec.storage is not None
 
     name, space = f"{sampler}-{finished}-{running}", SearchSpace.of(spec.domains())

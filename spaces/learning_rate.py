@@ -47,7 +47,7 @@ class RuleConstants:
         reference_batch: int,
         exponent: float | None,
         noise_batch: float | None,
-        samples_ratio: float = 1.0,
+        samples_ratio: float,
     ) -> RuleConstants:
         """The constants of a study, which gives the noise batch in samples."""
         noise_kappa = None if noise_batch is None else noise_batch / reference_batch

@@ -204,14 +204,14 @@ def step_sizes(
     samples_budget: int,
     effective_batch: int,
     *,
-    devices: int = 1,
+    devices: int,
     **limits: Any,
 ) -> Iterator[int]:
     """Samples of each step of a training, in order; they sum to `samples_budget` exactly.
 
     The remainder is a step of its own if it can be planned; otherwise it joins the step before.
 
-    >>> list(step_sizes(10, 4)), list(step_sizes(9, 4, smallest_micro_batch=2))
+    >>> list(step_sizes(10, 4, devices=1)), list(step_sizes(9, 4, devices=1, smallest_micro_batch=2))
     ([4, 4, 2], [4, 5])
     """
     steps, remainder = divmod(samples_budget, effective_batch)

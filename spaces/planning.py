@@ -229,17 +229,13 @@ def with_fastest_accumulation(plan: BatchPlan, profile: DeviceProfile) -> BatchP
     return fastest_plan(plan, law, smallest_micro_batch=profile.smallest_micro_batch)
 
 
-def micro_batch_cap(
-    spec: StudySpec, profile: DeviceProfile, devices: int = 1, effective_batch: int | None = None
-) -> int | None:
+def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None) -> int | None:
     """The largest micro-batch allowed by the study's setting and by the memory law; see `DeviceProfile.cap_on`."""
     caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom, effective_batch))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def largest_timed_micro_batch(
-    spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None = None
-) -> int | None:
+def largest_timed_micro_batch(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None) -> int | None:
     """The largest micro-batch allowed that is also within the timed sizes, beyond which step time is unknown."""
     law = profile.step_time(devices)
     caps = (micro_batch_cap(spec, profile, devices, effective_batch), None if law is None else law.largest_micro_batch)
@@ -248,7 +244,7 @@ def largest_timed_micro_batch(
 
 def largest_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
     """The most samples of a step by memory alone; None: no limit."""
-    cap = largest_timed_micro_batch(spec, profile, devices)
+    cap = largest_timed_micro_batch(spec, profile, devices, None)
     if not profile.splits:
         return None if cap is None else cap * devices
     law = profile.memory
@@ -260,7 +256,7 @@ def largest_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int 
     return None if math.isinf(most) else int(most)
 
 
-def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None = None) -> dict[str, Any]:
+def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None) -> dict[str, Any]:
     """Limits of every plan on this number of devices with what the profile's own laws hold for, as keyword arguments of
     `plan_batch`.
     """
@@ -280,7 +276,7 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
 
 
 def known_taken(
-    spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
+    spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None
 ) -> Callable[[Mapping[str, Any]], float] | None:
     """What training takes by the study's measure of speed, as a function of the searched parameters; None if it is not known.
 
@@ -408,7 +404,7 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
 def _largest_planned(spec: StudySpec, profile: DeviceProfile, devices: int) -> float:
     """The largest batch that has a plan by the profile's own laws, infinite where nothing limits it."""
     most = largest_batch(spec, profile, devices)
-    cap, micro_batches = largest_timed_micro_batch(spec, profile, devices), _most_micro_batches(spec, profile)
+    cap, micro_batches = largest_timed_micro_batch(spec, profile, devices, None), _most_micro_batches(spec, profile)
     by_accumulation = math.inf if cap is None or micro_batches is None else cap * micro_batches * devices
     return min(math.inf if most is None else most, by_accumulation)
 

@@ -24,6 +24,7 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import TrialSetup
+from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -42,6 +43,10 @@ def setup(batch: int = 32, accumulation: int = 1, budget: int = 400, rate: float
         epochs=1,
     )
     return replace(made, **changes)
+
+
+def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
+    return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
 
 
 class Net(Task):
@@ -80,6 +85,12 @@ class Net(Task):
 def run(path: Path, **options: object):  # type: ignore[no-untyped-def]
     spec = read_study(path)
     return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), **options)  # type: ignore[arg-type]
+
+
+def bsearch(*arguments: object) -> Result:
+    from bsearch.cli import main
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def as_optuna(url: str | Path, name: str = "small") -> optuna.Study:

@@ -1,205 +1,269 @@
-"""Mutation tests of the modules that hold the laws: which small faults in them would no test notice?
+"""Mutation tests of all rooms: which small faults would no test notice?
 
-In a copy of the working tree, uncommitted changes included, one place at a time is changed by the operators of Cosmic Ray and
-one of our own, and the tests that speak about the module run. A mutant that passes them all has survived: it is equivalent to
-the original, or no test states the law that it breaks.
+In a copy of the working tree, uncommitted changes included, the quick tests run once, and each line is recorded with the tests
+that execute it. Then one place at a time is changed, and the tests that execute its line run, those of its room and the most
+specific first. A mutant that passes them all is alive: it is equivalent to the original, or no test states the law it breaks.
 
     make mutants
-    .venv/bin/python tests/mutants.py spaces/plan.py objectives/training.py --sample 60 --seed 1
+    .venv/bin/python tests/mutants.py --count 60 --seed 1 --only spaces/laws/ search/store/lock.py
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
+import ast
+import json
 import os
 import random
-import re
 import shlex
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator
 from contextlib import suppress
-from itertools import chain
+from functools import cache
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.operators.operator import Operator
-from cosmic_ray.plugins import get_operator, operator_names
-from cosmic_ray.testing import run_tests
-from cosmic_ray.work_item import TestOutcome
-from parso.python.tree import Name
-from parso.tree import search_ancestor
+import pytest
+from coverage import Coverage, CoverageData
+from test_size import modules, tokens
 
 ROOT = Path(__file__).parent.parent
-QUICK = "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults)"
-# The tests that speak about each module; its docstrings' examples run too.
-TABLES = "tests/search/store/test_tables.py::test_"
-MODULES = {
-    "spaces/plan.py": "tests/spaces/test_plan.py",
-    "spaces/domain.py": "tests/spaces/test_domain.py tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
-    "spaces/learning_rate.py": "tests/spaces/test_learning_rate.py",
-    "spaces/boundary/storage.py": "tests/spaces/test_storage.py",
-    "objectives/data/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
-    "tests/objectives/test_modes.py",
-    "objectives/steps/stepping.py": "tests/objectives/test_training.py tests/objectives/test_units.py "
-    "tests/objectives/test_whole_run.py",
-    "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_checkpoint.py "
-    "tests/objectives/test_whole_run.py tests/objectives/test_evaluation.py",
-    "search/run/decisions/after.py": "tests/search/run/test_after.py",
-    "search/analysis/pareto.py": "tests/search/analysis/test_pareto.py "
-    "tests/search/analysis/test_confirm.py::test_a_lucky_run_loses_its_place",
-    "search/store/lock.py": f"{TABLES}one_driver_holds_a_study "
-    f"{TABLES}a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it "
-    f"{TABLES}a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere "
-    f"{TABLES}a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock_expires "
-    f"{TABLES}who_drives_a_study_is_asked_of_any_name {TABLES}the_lock_is_asked_for_again_until_the_database_answers "
-    f"{TABLES}of_many_drivers_at_once_exactly_one_wins {TABLES}a_holder_that_comes_to_life_keeps_its_study "
-    "tests/search/preview/test_doctor.py::test_a_holder_is_named_and_a_dead_one_too",
-}
-# Where a module holds more than laws, the functions that do.
-FUNCTIONS = {
-    "objectives/steps/stepping.py": {"step", "accumulate", "_weight", "rescale_gradients", "micro_batches"},
-    "objectives/training.py": {"evaluate", "measurements", "_step", "_measured"},
-}
+QUICK = "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults or rough)"
+# Not `-m pytest`, which would look for modules in this folder first.
+PYTEST = [f"{sys.prefix}/bin/pytest", *shlex.split("-q -p no:cacheprovider --hypothesis-seed=0 --hypothesis-profile=mutants")]
+RECORD = [*shlex.split("-m coverage run"), *PYTEST, *shlex.split("-p mutants --ignore=tests/test_size.py -m"), QUICK]
+# Seconds of the tests that a mutant has to pass, as they took while they were recorded.
+_TESTS_S = 20.0
+# How a mutant ends: of the last, no quick test executes the line, or only in another process.
+_ENDS = "killed", "alive", "unrun"
+# A mutant could end a process or delete a folder that is not its own.
+_UNSAFE = ("os.kill", "killpg", "rmtree", "terminate", "unlink")
+# Types, decorators and messages, of which no law speaks.
+_SILENT = {"annotation", "returns", "decorator_list", "exc", "msg"}
+# What has no two arguments of one kind.
+_UNLIKE = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "partial", "map", "filter", "enumerate"}
 # An operator is replaced by its nearest neighbour alone: that `+` is not `<<` is no law.
-OPERATORS = re.compile(
-    r"core/(ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Mul|Mod_FloorDiv|Pow_Mul|LShift_RShift|RShift_LShift"
-    r"|BitAnd_BitOr|BitXor_BitOr)|ReplaceComparisonOperator_(Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is)"
-    r"|ReplaceUnaryOperator_Delete_(USub|Not)|AddNot|Replace(True|False|And|Or|Break|Continue)With[A-Z][a-z]+"
-    r"|NumberReplacer|ExceptionReplacer|RemoveDecorator|ZeroIterationForLoop)"
-)
-
-
-class Remove(Operator):
-    """`a or b` becomes `a`, `f(a, b=1)` becomes `f(a)`, and a call, an assignment or a `raise` becomes `pass`."""
-
-    examples = classmethod(lambda cls: ())
-
-    def places(self, node: Any) -> list[int]:
-        """Which of a node's children may be removed, one at a time."""
-        if node.type in ("and_test", "or_test"):
-            return list(range(0, len(node.children), 2))
-        if node.type == "arglist":  # only a named argument may have a default
-            return [place for place, child in enumerate(node.children) if child.type == "argument" and child.children[0] != "*"]
-        statement = node.type == "simple_stmt" and node.children[0].type in ("expr_stmt", "atom_expr", "raise_stmt")
-        return [0] if statement and search_ancestor(node, "funcdef") else []
-
-    def mutation_positions(self, node: Any) -> list[tuple[Any, Any]]:
-        return [(node.children[place].start_pos, node.children[place].end_pos) for place in self.places(node)]
-
-    def mutate(self, node: Any, index: int) -> Any:
-        if node.type == "simple_stmt":
-            node.children[0] = Name("pass", (0, 0), prefix=node.get_first_leaf().prefix)
-        else:
-            first = max(self.places(node)[index] - 1, 0)
-            del node.children[first : first + 2]  # with the comma or the word before it, or behind the first
-        return node
+_PAIRS = shlex.split("Add Sub Mult Div Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn And Or BitAnd BitOr FloorDiv Mod")
+_NEIGHBOURS = {getattr(ast, name): getattr(ast, _PAIRS[place ^ 1])() for place, name in enumerate(_PAIRS)} | {
+    ast.Pow: ast.Mult()
+}
 
 
 class Mutant(NamedTuple):
-    """A module with one change."""
+    """A module with one change: the text between two of its bytes is another."""
 
-    line: int
-    operator: str
+    module: str
+    lines: set[int]  # its own, and its statement's first
+    begin: int
+    end: int
     text: str
 
 
-def says_nothing(node: Any) -> bool:
-    """Whether a node is part of a type, a decorator's arguments or a message, of which no law speaks."""
-    while node.parent is not None:
-        before, inner, node = node.get_previous_sibling(), node, node.parent
-        in_type = node.type in ("tfpdef", "annassign", "funcdef") and getattr(before, "value", "") in (":", "->")
-        if node.type in ("decorator", "fstring") or (in_type and inner.type != "suite"):
-            return True
-    return False
+def changed(node: Any, **fields: Any) -> Any:
+    return type(node)(**{name: getattr(node, name, None) for name in node._fields} | fields)
 
 
-def compiles(text: str) -> bool:
-    with suppress(SyntaxError):
-        return bool(compile(text, "mutant", "exec"))
-    return False
+def changes(node: Any, alike: dict[str, str]) -> Iterator[ast.AST]:
+    """What may stand in a node's place: the faults that are made here.
+
+    Args:
+        alike: by each argument of the function, another of its type.
+    """
+    match node:
+        case ast.Name(id=name, ctx=ast.Load()) if name in alike:
+            yield ast.Name(alike[name])
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in _NEIGHBOURS:
+            yield changed(node, op=_NEIGHBOURS[type(op)])
+        case ast.Compare(ops=[op]):
+            yield changed(node, ops=[_NEIGHBOURS[type(op)]])
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            yield node.operand
+        case ast.IfExp():
+            yield changed(node, body=node.orelse, orelse=node.body)
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield from (ast.Constant(value + 1), ast.Constant(value - 1))
+        case ast.Call(func=ast.Name(id="abs"), args=[_]) | ast.Call(func=ast.Name(id="max" | "min"), args=[_, _]):
+            yield from node.args
+        case ast.Expr(value=ast.Call()) | ast.Assign() | ast.AugAssign() | ast.Raise() | ast.Break() | ast.Continue():
+            yield ast.Pass()
+        case ast.If(body=[ast.Return() | ast.Raise() | ast.Continue()], orelse=[]):
+            yield ast.Pass()
+    if isinstance(node, ast.BoolOp):
+        yield from node.values
+    if isinstance(node, ast.Call):
+        for keyword in node.keywords:  # only a named argument may have a default
+            yield changed(node, keywords=[one for one in node.keywords if one is not keyword])
+        given = [*(changed(ast.keyword(), value=one) for one in node.args), *node.keywords]
+        for place, (a, b) in enumerate(pairwise(given)):
+            kinds = {type(a.value), type(b.value)} <= {ast.Name, ast.Attribute}
+            if kinds and ast.dump(a.value) != ast.dump(b.value) and getattr(node.func, "id", "") not in _UNLIKE:
+                swapped = [*given[:place], changed(a, value=b.value), changed(b, value=a.value), *given[place + 2 :]]
+                split = len(node.args)
+                yield changed(node, args=[one.value for one in swapped[:split]], keywords=swapped[split:])
 
 
-def mutants_of(module: str, source: str) -> list[Mutant]:
-    """Every change of a module once, in the order of its lines."""
-    functions, nodes = FUNCTIONS.get(module), list(ast_nodes(get_ast(source)))
-    lines, found = source.splitlines(), dict[str, Mutant]()
-    for operator in [*(get_operator(name)() for name in filter(OPERATORS.fullmatch, operator_names())), Remove()]:
-        places = [(node, start) for node in nodes for start, _ in operator.mutation_positions(node)]
-        for occurrence, (node, (line, _)) in enumerate(places):
-            function = search_ancestor(node, "funcdef")
-            if "os.kill(" in lines[line - 1]:  # with a signal other than 0 it would end a process that is not ours
-                continue
-            if says_nothing(node) or (functions and (function is None or function.name.value not in functions)):
-                continue
-            text = mutate_code(source, operator, occurrence)
-            if compiles(text):
-                found.setdefault(text, Mutant(line, type(operator).__name__, text))
-    return sorted(found.values())
+def alike(arguments: ast.arguments) -> dict[str, str]:
+    of_type = defaultdict[str, list[str]](list)
+    for one in (*arguments.args, *arguments.kwonlyargs):
+        if one.annotation:
+            of_type[ast.unparse(one.annotation)].append(one.arg)
+    return {one: other for names in of_type.values() for one, other in pairwise([*names, names[0]]) if one != other}
 
 
-def difference(before: str, after: str) -> str:
-    """The lines that changed, in one."""
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
-    return "  ".join(f"{line[0]} {line[1:].strip()}" for line in lines if line[0] in "+-" and line[1:].strip())
+def mutants_of(module: str) -> list[Mutant]:
+    """Every change of a module."""
+    source = Path(module).read_bytes()
+    lines, found = source.splitlines(keepends=True), list[Mutant]()
+
+    def visit(node: Any, statement: int, function: dict[str, str] | None) -> None:
+        statement = node.lineno if isinstance(node, ast.stmt) else statement
+        if isinstance(node, ast.FunctionDef):
+            function = alike(node.args)
+        if isinstance(node, ast.JoinedStr | ast.Assert) or (function and any(word in ast.unparse(node) for word in _UNSAFE)):
+            return
+        for change in changes(node, function or {}):
+            if function is not None or not isinstance(node, ast.stmt):
+                ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+                places = (sum(map(len, lines[: line - 1])) + column for line, column in ends)
+                text = ast.unparse(ast.fix_missing_locations(change))
+                found.append(
+                    Mutant(module, {node.lineno, statement}, *places, f"({text})" if isinstance(node, ast.expr) else text)
+                )
+        for name, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST) and name not in _SILENT:
+                    visit(child, statement, function)
+
+    visit(ast.parse(source), 0, None)
+    return found
 
 
-def copy_tree(package: Path) -> None:
-    """Copy the working tree: what git knows or would add, as it is now."""
-    listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (package / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, package / name)
+# While they are recorded, this is a plug-in of pytest.
 
 
-def survivors_of(module: str, sample: int | None, seed: int) -> list[str]:
-    """Try a module's mutants and print their row of the table; returns a line for each that survived."""
-    command = [str(Path(sys.executable).with_name("pytest")), "-x", "-q", "-p", "no:cacheprovider", "-m", QUICK]
-    command += ["--hypothesis-seed=0", "--hypothesis-profile=mutants", "--doctest-modules", module, *MODULES[module].split()]
-    began = time.monotonic()
-    clean = subprocess.run(command, capture_output=True, text=True)
-    if clean.returncode:
-        sys.exit(f"{module}: expected tests that pass before any change, got:\n{clean.stdout[-3000:]}")
-    limit_s = 20 + 4 * (time.monotonic() - began)  # a mutant that takes longer has been noticed
-    source = Path(module).read_text()
-    mutants = mutants_of(module, source)
-    chosen = mutants if sample is None else sorted(random.Random(seed).sample(mutants, min(sample, len(mutants))))
-    survivors, began = [], time.monotonic()
-    for mutant in chosen:
-        Path(module).write_text(mutant.text)
-        outcome, output = run_tests(shlex.join(command), limit_s)
-        assert outcome != TestOutcome.INCOMPETENT, output
-        if outcome == TestOutcome.SURVIVED:
-            survivors.append(f"{module}:{mutant.line}  {mutant.operator}  {difference(source, mutant.text)}")
-    Path(module).write_text(source)
-    counts = f"{len(chosen)} of {len(mutants)}", len(chosen) - len(survivors), len(survivors), round(time.monotonic() - began)
-    print("{:<28}{:>12}{:>8}{:>10}{:>9}".format(module, *counts), flush=True)
-    return survivors
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    Coverage.current().switch_context(item.nodeid)  # type: ignore[union-attr]
+    return (yield)
+
+
+_took_s = Counter[str]()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _took_s[report.nodeid] += report.duration if report.passed else inf  # type: ignore[assignment]
+
+
+def pytest_sessionfinish() -> None:
+    took_file().write_text(json.dumps(_took_s))
+
+
+def took_file() -> Path:
+    return Path(os.environ["COVERAGE_FILE"]).with_suffix(".json")
+
+
+class Recorded:
+    """Which tests execute a line, and what they took."""
+
+    def __init__(self) -> None:
+        self._took_s: dict[str, float] = json.loads(took_file().read_text())
+        self._data = CoverageData(os.environ["COVERAGE_FILE"])
+        self._data.read()
+        self._lines = Counter(
+            test for name in self._data.measured_files() for some in self.tests(name).values() for test in some
+        )
+
+    @cache  # noqa: B019
+    def tests(self, module: str) -> dict[int, list[str]]:
+        """By line; of all together at 0."""
+        by_line = self._data.contexts_by_lineno(module)
+        return by_line | {0: [*{test for some in by_line.values() for test in some}]}
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The room's and the most specific first; where a line runs as the module is imported, all the module's."""
+        by_line, room, left_s = self.tests(mutant.module), Path(mutant.module).parent, _TESTS_S
+        found, chosen = {test for line in mutant.lines for test in by_line.get(line, ())}, []
+        found = found if found != {""} else {*by_line[0]}
+        for test in sorted(found, key=lambda test: (not test.startswith(f"tests/{room}/"), self._lines[test])):
+            if self._took_s.get(test, inf) <= left_s:
+                left_s -= self._took_s[test]
+                chosen.append(test)
+        return chosen
+
+
+def drawn(only: list[str], count: int, seed: int) -> list[Mutant]:
+    """So many mutants of all rooms: each has its share by its tokens, and one at least."""
+    rooms, rng = defaultdict[str, list[Path]](list), random.Random(seed)
+    for path in sorted(modules()):
+        if str(module := path.relative_to(ROOT)).startswith(tuple(only)) and module.parts[0] != "verify":
+            rooms[str(module.parent)].append(module)
+    every = {room: [one for module in some for one in mutants_of(str(module))] for room, some in rooms.items()}
+    shares = Counter({room: 1 for room, some in every.items() if some})
+    while shares.total() < count and (open_ := [room for room in shares if shares[room] < len(every[room])]):
+        shares[max(open_, key=lambda room: tokens(rooms[room]) / shares[room])] += 1
+    return [mutant for room, share in shares.items() for mutant in rng.sample(every[room], share)]
+
+
+def is_killed(mutant: Mutant, tests: list[str]) -> bool:
+    """Whether a test fails; a mutant that takes much longer has been noticed too."""
+    path = Path(mutant.module)
+    source = path.read_bytes()
+    path.write_bytes(source[: mutant.begin] + mutant.text.encode() + source[mutant.end :])
+    process = subprocess.Popen([*PYTEST, "-x", *tests], stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait(60 + 4 * _TESTS_S) != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_bytes(source)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(MODULES)}; default: all")
-    parser.add_argument("--sample", type=int, metavar="N", help="at most N mutants of each module, at random; default: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample; default: 0")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="PATH", help="of modules whose paths begin so; default: all")
+    parser.add_argument("--count", type=int, default=120, metavar="N", help="of mutants; default: 120")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw; default: 0")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keeps which test executes what, or reads it there")
     options = parser.parse_args()
-    if unknown := [module for module in options.modules if module not in MODULES]:
-        parser.error(f"expected some of {', '.join(MODULES)}; got {', '.join(unknown)}")
     with tempfile.TemporaryDirectory(prefix="bsearch-mutants-") as folder:
-        copy_tree(Path(folder, "bsearch"))
-        os.chdir(Path(folder, "bsearch"))
-        os.environ |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        record = (options.record or Path(folder, "record")).absolute()
+        os.environ |= {"PYTHONPATH": f"{folder}:{folder}/bsearch/tests", "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(record)}
+        # What git knows or would add, as it is now.
+        Path(folder, "bsearch").mkdir()
+        copy = f"git ls-files -coz --exclude-standard | xargs -0 cp --parents -t {folder}/bsearch"
+        subprocess.run(["sh", "-c", copy], cwd=ROOT)
+        os.chdir(f"{folder}/bsearch")
         # Bytecode is checked by its source's hash: two mutants may have one size and be written in the same second.
         subprocess.run([sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."], check=True)
-        print("{:<28}{:>12}{:>8}{:>10}{:>9}".format("module", "mutants", "killed", "survived", "seconds"), flush=True)
-        rows = [survivors_of(module, options.sample, options.seed) for module in options.modules or MODULES]
-        print("", *chain.from_iterable(rows), sep="\n")
+        if not took_file().exists():
+            subprocess.run([sys.executable, *RECORD])
+        recorded, counts, survivors = Recorded(), defaultdict[str, list[int]](lambda: [0, 0, 0]), []
+        for mutant in drawn(options.only, options.count, options.seed):
+            tests = recorded.tests_of(mutant)
+            end = 2 if not tests else 0 if is_killed(mutant, tests) else 1
+            before = Path(mutant.module).read_bytes()[mutant.begin : mutant.end].decode()
+            before, where = " ".join(before.split())[:100], f"{mutant.module}:{max(mutant.lines)}"
+            said = f"{where}  {before} -> {mutant.text[:100]}  ({len(tests)} tests)"
+            print(_ENDS[end], said, flush=True)
+            for room in (str(Path(mutant.module).parent), "all"):
+                counts[room][end] += 1
+            if end:
+                survivors.append(f"{_ENDS[end]} {said}")
+    print(f"\n{'room':<32}", *(f"{name:>8}" for name in _ENDS))
+    for room, each in sorted(counts.items()):
+        print(f"{room:<32}", *(f"{number:>8}" for number in each))
+    print("", *sorted(survivors), sep="\n")
 
 
 if __name__ == "__main__":

@@ -299,6 +299,12 @@ def buffers_of(reference: str, setup: dict[str, Any]) -> Iterator[tuple[list[flo
     yield run.ranks.all_gathered({"all": [float(codebook.sum())]})["all"], apart
 
 
+class OwnGroups(torch.optim.SGD):
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.base = torch.optim.SGD([dict(group) for group in self.param_groups], **options)
+
+
 class SAM(torch.optim.Optimizer):
     """Sharpness-aware minimisation: the gradient is there before `step`; the closure gives it at the worst weights nearby."""
 

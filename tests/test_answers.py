@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
 from bsearch.search.report.stdio.answer import KINDS, MOST, answer, error_answer, schemas
 from bsearch.spaces.errors import Fault, StudyFileError
 from bsearch.spaces.laws.bottlenecks import bottlenecks
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan
 from bsearch.spaces.plan import BatchPlan
-from click.testing import CliRunner, Result
+from click.testing import Result
 from conftest import TASKS
-from helpers import validated
+from helpers import bsearch, validated
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +25,7 @@ SCHEMAS = schemas()
 
 
 def asked(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    return bsearch(*arguments, "--json")
 
 
 @pytest.mark.slow
@@ -72,7 +71,7 @@ def test_a_run_says_each_event_and_its_end(study_file: Callable[..., Path]) -> N
 
 def test_what_is_said_of_a_script_is_not_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(main, ["run", "--json", "--", "python", "none.py"])
+    done = bsearch("run", "--json", "--", "python", "none.py")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "looking at python none.py" in done.stderr
     assert validated(done.stderr.splitlines()[-1])["error"]["kind"] == "study"
@@ -176,4 +175,4 @@ def test_a_loader_limits_from_where_it_takes_half_of_a_step(fixed_ms: float, per
 def test_memory_limits_where_the_devices_together_hold_no_batch(devices: int, limits: list[str]) -> None:
     law = StepTime(((8, 0.01), (300, 0.4)), update_s=0.001, devices=devices)
     profile = DeviceProfile("gpu", "none", 1000, largest_micro_batch=300, step_times=(law,))
-    assert [limit.by for limit in bottlenecks(profile, 512)] == limits
+    assert [limit.by for limit in bottlenecks(profile, 512, 0.0)] == limits

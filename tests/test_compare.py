@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.cli import main
 from bsearch.objectives.loading import _module_of_file, modules_apart
 from bsearch.search.compare.revision import Revision
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError
-from click.testing import CliRunner, Result
-from helpers import validated
+from click.testing import Result
+from helpers import bsearch, validated
 
 STUDY = """study: {name}
 task: tasks.py:Mine
@@ -45,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compared(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["compare", *arguments])
+    return bsearch("compare", *arguments)
 
 
 def git(*words: str) -> str:

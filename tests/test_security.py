@@ -15,13 +15,12 @@ from pathlib import Path
 
 import optuna
 import pytest
-from bsearch.cli import main
 from bsearch.search.report.export import csv_text
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.boundary.files import write_file
 from bsearch.spaces.record import TrialFacts
-from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
+from helpers import bsearch
 
 ROOT = Path(__file__).parent.parent
 
@@ -170,18 +169,18 @@ HOSTILE = ["\x1b[31mred", "[red]", "[/nothing]", "=cmd()|'/c calc'!A0", "<script
 
 def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 3}, training={"evaluations": 1})
-    assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
+    assert bsearch("run", path, "--serial").exit_code == 0
     tables = Tables(f"sqlite:///{tmp_path}/small.db")
     for trial in tables.trials("small"):
         hostile = TrialFacts(extra={f"note{number}": text for number, text in enumerate(HOSTILE)})
         tables.save_trial("small", replace(trial, facts=trial.facts | hostile))
     with tables.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE bsearch_attempt SET traceback = ?", ("\x1b]0;owned\x07[bold]line",))
-    one = CliRunner().invoke(main, ["show", str(path), "--pick", "1"]).output
+    one = bsearch("show", path, "--pick", "1").output
     for shown in (r"\x1b[31mred", "[red]", "[/nothing]", "<script>", r"\u009b2J", ":boom:", r"\x1b]0;owned\x07[bold]line"):
         assert shown in one
-    outputs = [CliRunner().invoke(main, ["show", str(path), *more]) for more in ([], ["--all"], ["--pick", "1"], ["--json"])]
-    outputs += [CliRunner().invoke(main, ["export", str(path), "--to", kind]) for kind in ("csv", "json")]
+    outputs = [bsearch("show", path, *more) for more in ([], ["--all"], ["--pick", "1"], ["--json"])]
+    outputs += [bsearch("export", path, "--to", kind) for kind in ("csv", "json")]
     for result in outputs:
         assert result.exit_code == 0, result.output
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", result.output)
@@ -199,9 +198,9 @@ def test_a_table_shows_brackets_of_a_message(study_file: Callable[..., Path], tm
     yield Measurement(setup.samples_budget, 0.1, 0.5)
 """)
     path = study_file(task="tasks.py:Mine", training={"samples": 400, "evaluations": 1})
-    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    ran = bsearch("run", path, "--serial")
     assert r"[/red] \x1b[2J [bold]x" in ran.output
-    assert r"[/red] \x1b[2J [bold]x" in CliRunner().invoke(main, ["show", str(path), "--all"]).output
+    assert r"[/red] \x1b[2J [bold]x" in bsearch("show", path, "--all").output
 
 
 def test_cells_of_a_csv_begin_no_formula() -> None:
@@ -228,24 +227,24 @@ def test_what_is_no_plain_file_is_written_to_and_not_replaced(tmp_path: Path) ->
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").symlink_to(tmp_path / "nowhere")
-    result = CliRunner().invoke(main, ["init", str(tmp_path)])
+    result = bsearch("init", tmp_path)
     assert (result.exit_code, "already contains tasks.py; nothing was written" in result.output) == (2, True)
     assert os.listdir(tmp_path) == ["tasks.py"]
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../up", "a/b", "/abs", ".hidden", "-rf", "a\\b", "", "a" * 101, "a\n", "a\x00"])
 def test_no_name_of_a_study_leaves_its_folder(study_file: Callable[..., Path], name: str) -> None:
-    result = CliRunner().invoke(main, ["run", str(study_file(study=name)), "--serial"])
+    result = bsearch("run", study_file(study=name), "--serial")
     assert result.exit_code == 2
     assert "study: expected a name of letters, digits, '.', '_' and '-'" in result.output
 
 
 def test_show_leaves_databases_of_others_as_they_are(tmp_path: Path) -> None:
     optuna.create_study(study_name="theirs", storage=f"sqlite:///{tmp_path}/theirs.db")
-    result = CliRunner().invoke(main, ["show", f"sqlite:///{tmp_path}/theirs.db"])
+    result = bsearch("show", f"sqlite:///{tmp_path}/theirs.db")
     assert (result.exit_code, "holds no study of bsearch's" in result.output) == (1, True)
     assert b"bsearch_study" not in (tmp_path / "theirs.db").read_bytes()
-    assert CliRunner().invoke(main, ["show", f"sqlite:///{tmp_path}/deep/er/no.db"]).exit_code == 1
+    assert bsearch("show", f"sqlite:///{tmp_path}/deep/er/no.db").exit_code == 1
     assert not (tmp_path / "deep").exists()
 
 

@@ -80,8 +80,6 @@ class TimeLeft:
         assert self._ends_by is not None
         left_s = plannable_s(self._ends_by - now - self._closing_s)
         steps = int(left_s / (per_sample * self._size))
-        if seen + steps * self._size >= self._whole:
-            return self._whole
         return min(seen + max(steps, 1) * self._size, self._whole)
 
     def facts(self, seen: int) -> dict[str, float]:

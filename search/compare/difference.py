@@ -50,7 +50,7 @@ class Runs:
     parameters: Sequence[Mapping[str, Any]]
     seconds: Array
     scores: Array
-    seeds: Sequence[int | None] = ()
+    seeds: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Difference:
     noise: float
     runs: int
 
-    def better(self, margin: float = 0.0) -> Array:
+    def better(self, margin: float) -> Array:
         """The probability that the second side is better by more than this, (k,): of a normal difference."""
         from scipy.special import ndtr
 

@@ -57,9 +57,9 @@ class Comparison:
     runs: tuple[int, int]
     measure: Literal["train_s", "samples"]
     found: Difference | None
-    margin: float = 0.0
-    share: float = 1.0
-    same_data: bool | None = None
+    margin: float
+    share: float
+    same_data: bool | None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -73,7 +73,7 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """Of the second side's best, whatever it takes: better or worse by no more than the margin, or worse."""
-        return "cannot tell" if self.found is None else verdict(self.found, self.margin, self.share)
+        return "cannot tell" if self.found is None else verdict(self.found, self.margin, self.share, -1)
 
     @property
     def same_results(self) -> bool:
@@ -109,12 +109,12 @@ def targets(runs: int) -> list[int]:
     return sorted({max(LEAST, math.ceil(share * runs)) for share in _LOOKS})
 
 
-def verdict(found: Difference, margin: float = 0.0, share: float = 1.0, place: int = -1) -> Verdict:
+def verdict(found: Difference, margin: float, share: float, place: int) -> Verdict:
     """What is sure of the second side's best.
 
     Args:
         share: of the budget that is used.
-        place: of the training time within which; default: the longest.
+        place: of the training time within which.
     """
     drawn, boundary = found.drawn[place] + margin, _BOUNDARY * (1 + _FEW / found.runs)
     off = float(drawn.mean()) / max(float(drawn.std()), 1e-12) * math.sqrt(share)
@@ -124,9 +124,9 @@ def verdict(found: Difference, margin: float = 0.0, share: float = 1.0, place: i
 def refereed(
     specs: tuple[StudySpec, StudySpec],
     run: Callable[[StudySpec], StoredStudy],
-    trials: int | None = None,
-    hours: float | None = None,
-    margin: float = 0.0,
+    trials: int | None,
+    hours: float | None,
+    margin: float,
 ) -> Iterator[Comparison]:
     """Search both sides in turn, and compare them after each part of the budget; ends when it is sure.
 
@@ -182,7 +182,7 @@ def check_comparable(first: StudySpec, second: StudySpec) -> None:
         raise StudyFileError(faults)
 
 
-def compared(first: StoredStudy, second: StoredStudy, margin: float = 0.0, share: float = 1.0) -> Comparison:
+def compared(first: StoredStudy, second: StoredStudy, margin: float, share: float = 1.0) -> Comparison:
     """Two studies by the runs that they have.
 
     Raises:

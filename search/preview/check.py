@@ -119,7 +119,7 @@ def _span(started_at: str, ended_at: str, trial: TrialRecord) -> Span:
     started, ended = (datetime.fromisoformat(at).timestamp() for at in (started_at, ended_at))
     facts = trial.facts
     known_s = facts.train_s if facts.train_s_source == "known" else None
-    return Span(started, ended, known_s, facts.measured_train_s or 0.0, share=1.0, counts=True)
+    return Span(started, ended, known_s, facts.measured_train_s or 0.0, 1.0, 1.0, 1)
 
 
 def profile_study(spec: StudySpec, card: Card | None = None) -> ProfiledStudy:

@@ -193,7 +193,7 @@ def _advice(
     searched = len(spec.searched())
     if trials < 5 * searched:
         advice.append(f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
-    if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
+    if profile.batch_statistics and (micro_batch_cap(spec, profile, 1, None) or spec.space.accumulation is not None):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"
         )

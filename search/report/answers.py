@@ -48,7 +48,7 @@ def study_answer(stored: StoredStudy, driver: Driver | None, study: str) -> dict
     profiles: Mapping[Any, DeviceProfile] = {}
     with closing(stored.tables()) as tables, suppress(StorageError):
         profiles = stored_profiles(stored, tables)
-    limits = [] if not profiles else bottlenecks(next(iter(profiles.values())), int(bounds(spec.space.effective_batch)[1]))
+    limits = [] if not profiles else bottlenecks(next(iter(profiles.values())), int(bounds(spec.space.effective_batch)[1]), 0.0)
     return {
         **document,
         "budget": {"trials": spec.budget.trials, "done": counted(records)},

@@ -199,7 +199,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
     if done >= budget:
         notify(Event("message", text=f"{study.name} has met its budget: {done} of {budget} trials are done"))
-    elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over()):
+    elif not (stopped := _passed(study, row.deadline) or Spending(study.spec, {}, trials).over(0.0)):
         return None
     if row.identity["space"] == study.identity["space"]:  # a wider one is searched first
         _store(study)

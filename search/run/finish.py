@@ -53,7 +53,7 @@ class Finish:
         deadline: Deadline | None,
         law: Law | None,
         whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-        earlier: Sequence[TrialRecord] = (),
+        earlier: Sequence[TrialRecord],
     ) -> None:
         self.kept, self.deadline = kept, deadline
         self._budget, self._law, self._whole = budget, law, whole
@@ -108,7 +108,7 @@ def _span_of(record: TrialRecord) -> Span | None:
     if record.outcome != "complete" or facts.train_s_source != "known" or not facts.train_s or not facts.measured_train_s:
         return None
     started_s, ended_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (record.started_at, record.ended_at))
-    return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0)
+    return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0, 1.0, 1)
 
 
 def finish_of(

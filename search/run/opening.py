@@ -22,7 +22,7 @@ HOLDS, _ENOUGH = 0.9, 5
 def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
     """The feasible batches and their limits, in one line."""
     profiles = list(profiles)
-    caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
+    caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile, 1, None)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
     kinds = dict.fromkeys(variant.recomputes for profile in profiles for variant in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
@@ -62,7 +62,12 @@ def _words(mode: ActivationCheckpointing, embedding: Embedding) -> str:
 
 def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]) -> list[int]:
     """The largest micro-batches of profiles that recompute this, ascending."""
-    caps = (micro_batch_cap(spec, variant) for profile in profiles for variant in profile.each if variant.recomputes == kind)
+    caps = (
+        micro_batch_cap(spec, variant, 1, None)
+        for profile in profiles
+        for variant in profile.each
+        if variant.recomputes == kind
+    )
     return sorted({cap for cap in caps if cap is not None})
 
 
@@ -129,7 +134,7 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
         if spread:
             yield exchange_sentence(max(spread, key=lambda exchange: exchange.between_s))
         caps = [
-            micro_batch_cap(spec, variant, devices)
+            micro_batch_cap(spec, variant, devices, None)
             for profile in profiles
             for variant in profile.each
             if variant.step_time(devices)

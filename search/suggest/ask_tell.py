@@ -172,7 +172,7 @@ class Search:
             OptimizerSettings(float(values["reference_rate"])),
             reference_batch=self.reference_batch,
             effective_batch=int(values["effective_batch"]),
-            constants=RuleConstants.at(self.reference_batch, values.get("exponent"), values.get("noise_batch")),  # type: ignore[arg-type]
+            constants=RuleConstants.at(self.reference_batch, values.get("exponent"), values.get("noise_batch"), 1.0),  # type: ignore[arg-type]
         )
         return replace(suggestion, parameters={**values, "learning_rate": scaled.learning_rate})
 

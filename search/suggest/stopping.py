@@ -30,6 +30,8 @@ _NEAR, _FAR_WEIGHT = 0.7, 0.05
 _TIME_WIDTH = 0.5
 # Prior standard deviation of the remaining change, in the same unit, and how many curves the prior is worth.
 _PRIOR_STD, _PRIOR_CURVES = 0.3, 2.0
+# Share of would-be front members that are stopped.
+_RISK = 0.05
 # Prior standard deviation of the slope of final on current score, about 1.
 _SLOPE_STD = 0.5
 
@@ -233,7 +235,7 @@ class FrontStopping(EarlyStopping):
     still look like hardly any mistakes (docs/decisions/0011).
     """
 
-    def __init__(self, metric: Metric, risk: float = 0.05) -> None:
+    def __init__(self, metric: Metric, risk: float) -> None:
         super().__init__(metric)
         self.risk = risk
 
@@ -255,7 +257,7 @@ class FrontStopping(EarlyStopping):
 
 def early_stopping(kind: str, metric: Metric) -> EarlyStopping:
     """What decides which trials are stopped: `front` or `none`."""
-    return NoEarlyStopping(metric) if kind == "none" else FrontStopping(metric)
+    return NoEarlyStopping(metric) if kind == "none" else FrontStopping(metric, _RISK)
 
 
 def stopped_sentence(facts: TrialFacts) -> str:

@@ -52,7 +52,7 @@ class Bottleneck:
         return f"memory-bound: micro-batches of more than {self.high} samples do not fit"
 
 
-def bottlenecks(profile: DeviceProfile, highest: int, evaluation: float = 0.0) -> Iterator[Bottleneck]:
+def bottlenecks(profile: DeviceProfile, highest: int, evaluation: float) -> Iterator[Bottleneck]:
     """What limits a task on a device, as far as its steps were timed.
 
     Args:

@@ -179,7 +179,7 @@ class DeviceProfile:
         )
         return replace(first, alternatives=tuple(others))
 
-    def step_time(self, devices: int = 1) -> StepTime | None:
+    def step_time(self, devices: int) -> StepTime | None:
         """The law for this number of devices, if it was measured."""
         return next((law for law in self.step_times if law.devices == devices), None)
 
@@ -193,7 +193,7 @@ class DeviceProfile:
             return math.inf
         return self.limit_bytes * (1 - headroom) - self.extra_bytes(devices)
 
-    def cap_on(self, devices: int, headroom: float, effective_batch: int | None = None) -> int | None:
+    def cap_on(self, devices: int, headroom: float, effective_batch: int | None) -> int | None:
         """The largest micro-batch that fits on each of a trial's devices; None: no limit.
 
         Args:
@@ -217,7 +217,7 @@ class DeviceProfile:
         return replace(self, memory=law, largest_micro_batch=cap)
 
     def after_measurement(
-        self, micro_batch: int, peak_bytes: float, headroom: float, devices: int = 1, effective_batch: int = 0
+        self, micro_batch: int, peak_bytes: float, headroom: float, devices: int, effective_batch: int
     ) -> Self:
         """The profile after a training with this micro-batch took so many bytes, where they tell more than the law.
 

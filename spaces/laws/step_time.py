@@ -195,13 +195,13 @@ def doubt(law: StepTime) -> float:
     return max(0.03, 2 * (law.interval or 0.0), 2 * (law.misfit[0] if law.misfit else 0.0))
 
 
-def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 1) -> BatchPlan:
+def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int) -> BatchPlan:
     """The accumulation, from the plan's own up, with the shortest known step time.
 
     More micro-batches than needed must save 3 % of the time, and twice the law's interval and misfit.
 
     >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
-    >>> fastest_plan(BatchPlan(256), law).accumulation
+    >>> fastest_plan(BatchPlan(256), law, smallest_micro_batch=1).accumulation
     4
     """
     if law.interval is None:

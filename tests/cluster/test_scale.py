@@ -48,7 +48,7 @@ def test_the_law_of_seconds_is_that_of_the_trials_setup(study_file: Callable[...
         "accumulation": {"low": 1, "high": 6},
     }
     spec = read_study(study_file(space=space))
-    law = known_taken(spec, {(): PROFILE})
+    law = known_taken(spec, {(): PROFILE}, None)
     assert law is not None
     rng, none = random.Random(0), 0
     for _ in range(600):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from bsearch.cli import main
 from bsearch.cluster.submit import submitter as registry
 from bsearch.cluster.submit.files import copy_package
 from bsearch.cluster.submit.submitter import GROUP, OURS, Job, Plan, Submission, open_submitter
@@ -18,15 +17,10 @@ from bsearch.spaces.boundary.distribution import DISTRIBUTION
 from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study.file import parse_study, read_study
 from bsearch.spaces.study.submit import Submit
-from click.testing import CliRunner, Result
 from conftest import TASKS
-from helpers import validated
+from helpers import bsearch, validated
 
 ROOT = Path(__file__).parents[2]
-
-
-def bsearch(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 class Paper:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
 from bsearch.extras.tracking.follow import tell
 from bsearch.extras.tracking.trackers import TrackedTrial
 from bsearch.search.store.rows import MeasurementRow
@@ -26,8 +25,8 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
-from click.testing import CliRunner
 from conftest import BSEARCH, TASKS, small_study
+from helpers import bsearch
 
 FACTS = TrialFacts(effective_batch=8, betas=(0.9, 0.99), samples_budget=100, seed=1, peak_bytes=5)
 
@@ -70,9 +69,9 @@ def test_an_unknown_tracker_is_told(tracking: Any, message: str) -> None:
 
 def test_one_that_is_not_installed_is_told(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 1, "profile_s": 0})
-    assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
+    assert bsearch("run", path, "--serial").exit_code == 0
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    told = CliRunner().invoke(main, ["export", str(path), "--to", "mlflow"])
+    told = bsearch("export", path, "--to", "mlflow")
     assert told.exit_code == 2
     assert "tracking: mlflow is not installed. Run pip install mlflow" in told.output
 
@@ -92,7 +91,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StoredStudy:
         task=f"{TASKS}:ManyFates", space=space, budget={"trials": 8, "profile_s": 0}, training={"evaluations": 3}
     )
     (folder / "study.yaml").write_text(yaml.safe_dump(made))
-    assert CliRunner().invoke(main, ["run", str(folder / "study.yaml"), "--serial"]).exit_code == 0
+    assert bsearch("run", folder / "study.yaml", "--serial").exit_code == 0
     return StoredStudy.open(str(folder / "study.yaml"))
 
 
@@ -199,7 +198,7 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
     assert ran.returncode == 0, ran.stdout
     assert "trials not sent (MlflowException" in ran.stdout
     # Later everything is there, each trial once.
-    assert CliRunner().invoke(main, ["export", str(path), "--to", "mlflow"]).exit_code == 0
+    assert bsearch("export", path, "--to", "mlflow").exit_code == 0
     known = StoredStudy.open(str(path))
     numbers = sorted(int(run.data.tags["bsearch.trial"]) for run in mlflow_runs(database.parent))
     assert numbers == [record.number for record in known.records]

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from bsearch.cli import main
 from bsearch.objectives.machine.device_memory import is_out_of_memory, memory_is_short
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.trial import Measurement
-from click.testing import CliRunner
-from helpers import setup
+from helpers import bsearch, setup
 
 from fake_gpu import device as fake
 from fake_gpu.child import environment, in_child
@@ -181,7 +179,7 @@ def study(name: str, **changes: Any) -> dict[str, Any]:
         **changes,
     }
     Path("study.yaml").write_text(yaml.safe_dump(values))
-    result = CliRunner().invoke(main, ["run", "--serial", "study.yaml"])
+    result = bsearch("run", "--serial", "study.yaml")
     os.chdir(folder.parent)
     try:
         records = StoredStudy.open(str(folder / "study.yaml")).records

@@ -146,7 +146,7 @@ def test_the_plan_is_the_fastest_that_fits_as_a_slow_search_finds(
     plan = planned(spec, known, batch, 1)
 
     def seconds(one: BatchPlan) -> float:
-        step_time = known.under(one).step_time()
+        step_time = known.under(one).step_time(1)
         assert step_time is not None
         return step_time.step_s(one)
 

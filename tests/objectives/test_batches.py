@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from bsearch.objectives.data.batches import (
     Fetcher,
     SampleKeys,
     SampleStream,
+    _equal,
     _grouped,
     ahead,
     batches,
@@ -297,6 +299,23 @@ def test_a_subset_of_tensors_is_indexed_as_it_would_be_read_one_by_one(inner: li
     # Indices of one byte are places too, though to torch they would be a mask.
     small = Fetcher(Subset(tensors, np.array(inner, dtype=np.uint8))).fetch(in_order(len(inner), len(inner), 0)[0])  # type: ignore[arg-type]
     assert small[1].tolist() == inner
+
+
+def test_leaves_are_equal_where_their_kind_shape_and_every_value_are() -> None:
+    leaves = [
+        torch.zeros(2),
+        torch.zeros(2).double(),
+        torch.zeros(1),
+        torch.ones(2),
+        np.zeros(2),
+        np.ones(2),
+        0,
+        0.0,
+        "0",
+        None,
+    ]
+    for (place, leaf), (other_place, other) in product(enumerate(leaves), enumerate(copy.deepcopy(leaves))):
+        assert _equal(leaf, other) is (place == other_place)
 
 
 def test_validation_on_the_training_data_is_seen() -> None:

@@ -12,7 +12,7 @@ from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import TrialSetup
 from helpers import Net, setup
-from rank_jobs import SAM
+from rank_jobs import SAM, OwnGroups
 from torch import nn
 
 
@@ -20,12 +20,6 @@ class Asserts(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is not None, "it needs one"
-
-
-class OwnGroups(torch.optim.SGD):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.base = torch.optim.SGD([dict(group) for group in self.param_groups], **options)
 
 
 @pytest.mark.parametrize(

@@ -16,27 +16,22 @@ import pytest
 import torch
 from bsearch.objectives.parallel.rank_main import RankDiedError, _picklable
 from bsearch.objectives.parallel.rank_processes import RankProcesses, close_ranks, rank_processes
-from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
-from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.driver import StudyResult
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
-from helpers import setup
+from helpers import on, setup
+from helpers import run as in_process
 from rank_jobs import after_evaluation, buffers_of, evaluated, statistics, trained, who
 
 # Starting ranks takes seconds.
 pytestmark = pytest.mark.slow
 
 WIDE = f"{TASKS}:WideNet"
-
-
-def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
-    return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
 
 
 @pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
@@ -215,7 +210,7 @@ def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, T
     path = study_file(**({"space": space, "devices": {"per_trial": 2, "kind": "cpu"}} | changes))
     spec = read_study(path)
     assert spec.storage is not None
-    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task)), Tables(spec.storage)
+    return in_process(path), Tables(spec.storage)
 
 
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from bsearch.objectives.examination.examine import examined
 from bsearch.objectives.examination.fixed_noise import fixed_noise
-from bsearch.objectives.examination.step import uneven_parts
+from bsearch.objectives.examination.step import Effort, Step, compared, uneven_parts
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.examination import Examination
@@ -117,6 +117,34 @@ def test_dropout_is_off_and_no_other_argument_is_touched(name: str) -> None:
         found = SWITCHED[name](0.5)
     HEADS.dropout = 0.0
     assert torch.equal(found, expected)
+
+
+class Off(Step):
+    """A step whose gradient is off by so much in other orders, and by so much in parts."""
+
+    offs = 0.0, 0.0
+
+    def gradient(self, parts: Any, *_: Any, **__: Any) -> tuple[Tensor, float]:
+        reordered, split = self.offs
+        off = split if len(parts) > 1 else reordered if parts[0][0] else 0.0
+        return torch.tensor([1.0, off], dtype=torch.float64), 1.0
+
+
+LOGARITHMS = st.floats(-9.0, 0.0)
+
+
+@given(LOGARITHMS, LOGARITHMS, st.sampled_from([torch.float64, torch.float32, None]), st.booleans())
+def test_what_differs_by_more_than_a_hundred_roundings_is_told(
+    reordered: float, split: float, dtype: torch.dtype | None, brief: bool
+) -> None:
+    """Between 2e-5 and 1e-3, where rounding is not measured 1e-3; 3e-2 under autocast."""
+    step = Off(nn.Linear(1, 1), lambda _: None, lambda _: torch.zeros(()), dtype)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Off, "offs", (10**reordered, 10**split))
+        found = compared(step, 1, 0, Effort(24, 1, brief))
+    tolerance = 3e-2 if dtype is None else 1e-3 if brief else min(max(100 * 10**reordered, 2e-5), 1e-3)
+    assert found.tolerance == pytest.approx(tolerance)
+    assert found.difference == pytest.approx(10**split)
 
 
 class Attention(Base):

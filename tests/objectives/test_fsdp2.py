@@ -16,17 +16,14 @@ from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state.checkpoint import experiment_of
-from bsearch.objectives.task_code import task_code_hash
-from bsearch.search.run.driver import run_study
-from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan, Sharding
 from bsearch.spaces.study.devices import Memory
-from bsearch.spaces.study.file import read_study, study_from_dict
+from bsearch.spaces.study.file import study_from_dict
 from conftest import TASKS as LOOPS
 from conftest import small_study
-from helpers import setup
+from helpers import run, setup
 from rank_jobs import cut_off, evaluated, optimizer_states, peak
 
 DIGITS = "bsearch.objectives.digits:Digits"
@@ -161,11 +158,9 @@ def test_a_model_too_large_for_one_device_is_searched_and_trained(study_file: Ca
         "budget": {"trials": 3, "profile_s": 0.5},
     }
     with pytest.raises(StudyFileError, match=r"memory\.limit: expected room for a micro-batch of 1 sample"):
-        spec = read_study(study_file(**changes, devices={"kind": "cpu"}))
-        run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+        run(study_file(**changes, devices={"kind": "cpu"}))
     path = study_file(**changes, devices={"per_trial": 2, "kind": "cpu", "sharding": "fsdp2"})
-    spec = read_study(path)
-    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+    result = run(path)
     records = result.study.records
     assert [record.outcome for record in records] == ["complete"] * 3
     assert all(0 < (record.facts.peak_bytes or 0) <= 5.5e6 for record in records)

@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from bsearch.cli import main
 from bsearch.objectives.language.packing import IGNORED, Document, best_fit, pack, positions
 from bsearch.objectives.optimizers import OPTIMIZERS
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
@@ -21,8 +20,7 @@ from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan
 from bsearch.spaces.trial import TrialSetup
-from click.testing import CliRunner
-from helpers import setup
+from helpers import bsearch, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -377,9 +375,9 @@ def test_a_study_ends_with_adapters_that_load_elsewhere(language: dict[str, Any]
     }
     path = tmp_path / "study.yaml"
     path.write_text(json.dumps(study))
-    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    ran = bsearch("run", path, "--serial")
     assert ran.exit_code == 0, ran.output
-    trained = CliRunner().invoke(main, ["train", str(path), "--pick", "best", "--serial", "--keep", str(tmp_path / "model")])
+    trained = bsearch("train", path, "--pick", "best", "--serial", "--keep", tmp_path / "model")
     assert trained.exit_code == 0, trained.output
     told = json.loads((tmp_path / "model" / "training.json").read_text())
     elsewhere = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "model"))

@@ -30,7 +30,7 @@ from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
 from loop_tasks import AsTask, adversarial, classifier, digits, net, parameters_after, seen_at_evaluations, sgd
-from rank_jobs import SAM
+from rank_jobs import SAM, OwnGroups
 from torch import nn
 
 FILE = loop_tasks.__file__
@@ -103,12 +103,6 @@ def test_an_optimizer_that_needs_a_closure_is_refused_by_name(optimizer: Any) ->
 def test_a_closure_that_an_optimizer_would_not_need_is_refused_where_it_is_given() -> None:
     with pytest.raises(AssertionError, match=r"Loop: optimizers: net: .* got SGD with a closure"):
         attempt("optional_closure", setup(57))
-
-
-class OwnGroups(torch.optim.SGD):
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        self.base = torch.optim.SGD([dict(group) for group in self.param_groups], **options)
 
 
 def test_rates_that_the_schedule_would_not_reach_are_refused() -> None:

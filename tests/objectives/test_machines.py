@@ -16,9 +16,8 @@ from bsearch.objectives.parallel import machines as machines_module
 from bsearch.objectives.parallel.machines import RemoteRanks
 from bsearch.objectives.parallel.rank_main import Meeting, RankDiedError
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.spaces.plan import BatchPlan
 from conftest import TASKS
-from helpers import setup
+from helpers import on
 from rank_jobs import evaluated, ids, trained, who
 
 # Starting ranks takes seconds.
@@ -56,10 +55,6 @@ def spread() -> Iterator[Callable[..., RankProcesses]]:
     yield make
     for one in made:
         one.close()
-
-
-def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
-    return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
 
 
 def test_ranks_over_machines_equal_one_process_and_end_with_their_job(spread: Callable[..., RankProcesses]) -> None:

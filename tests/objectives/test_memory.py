@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from bsearch.cli import main
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.machine.device_memory import is_out_of_memory
 from bsearch.objectives.profiling.memory.limit import fastest_evaluation_batch, verified
@@ -28,9 +27,8 @@ from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.study.file import parse_study
 from bsearch.spaces.trial import TrialSetup
-from click.testing import CliRunner
 from conftest import TASKS
-from helpers import as_optuna, run, setup
+from helpers import as_optuna, bsearch, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -575,11 +573,11 @@ def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Calla
 @pytest.mark.slow
 def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path]) -> None:
     path = limited_study(study_file, 1)
-    result = CliRunner().invoke(main, ["profile", str(path)])
+    result = bsearch("profile", path)
     assert result.exit_code == 0, result.output
     assert "traced on fake tensors" in result.output
     assert "Limit 586 KiB, 5% kept free: the largest micro-batch is " in result.output
-    document = json.loads(CliRunner().invoke(main, ["profile", str(path), "--json"]).output)
+    document = json.loads(bsearch("profile", path, "--json").output)
     document = document["memory"]
     largest = document["largest_micro_batch"]
     assert document["largest_effective_batch"]["4"] == 4 * largest
@@ -588,7 +586,7 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
     small = path.with_name("too-small.yaml")
     small.write_text(path.read_text().replace("600kB", "100kB"))
     for command in ("run", "check", "profile"):
-        refused = CliRunner().invoke(main, [command, str(small), *(["--serial"] if command == "run" else [])])
+        refused = bsearch(command, small, *(["--serial"] if command == "run" else []))
         assert refused.exit_code == 2
         assert "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at" in refused.output
 
@@ -596,7 +594,7 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
 @pytest.mark.long
 def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..., Path]) -> None:
     path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"}, training={"precision": "tf32"})
-    shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "a100-40gb", "--json"])
+    shown = bsearch("profile", path, "--device-like", "a100-40gb", "--json")
     assert shown.exit_code == 0, shown.output
     document = json.loads(shown.output)
     assert (document["device"], document["speed"]) == ("A100 40GB", [])
@@ -607,7 +605,7 @@ def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..
     # An allocator takes pages of 2 and of 20 MiB: a step that needs one of the latter does not fit.
     assert memory["curve"][-1]["predicted_bytes"] <= 9.5 * 2**20
     assert 100 < memory["largest_micro_batch"] < 320
-    unknown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "A100"])
+    unknown = bsearch("profile", path, "--device-like", "A100")
     assert (unknown.exit_code, "device-like: expected one of T4 16GB" in unknown.output) == (2, True)
     assert "Did you mean" in unknown.output
 
@@ -619,7 +617,7 @@ def test_a_model_that_cannot_be_traced_is_not_predicted_for_a_card(study_file: C
         "        return Loss(loss.total * (2.0 if float(batch[0].mean()) > 1e9 else 1.0), loss.denominator)\n"
     )
     path = study_file(task="tasks.py:Mine")
-    shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "A100 80GB"])
+    shown = bsearch("profile", path, "--device-like", "A100 80GB")
     assert shown.exit_code == 2
     assert "expected a model that can be traced" in shown.output
     assert "Traceback" not in shown.output

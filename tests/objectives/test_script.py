@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.cli import main
 from bsearch.objectives.loop import newest_loop
 from bsearch.objectives.profiling.loop_session import examined_session
 from bsearch.objectives.script.look import looked_at
@@ -33,9 +32,8 @@ from bsearch.objectives.task_code import sources_of, task_code_hash
 from bsearch.search.preview.script import files_of, found_in, metric_in, script_of
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.trial import Measurement, TrialSetup
-from click.testing import CliRunner
 from conftest import BSEARCH
-from helpers import finished, setup
+from helpers import bsearch, finished, setup
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # The loaders of these scripts, as they make them by themselves.
@@ -1106,9 +1104,9 @@ def test_a_script_is_one_command_and_is_killed_and_goes_on(folder: Path) -> None
     after = finished(folder / "plain.db")
     assert before.items() <= after.items()
     assert len(after) == 12
-    other = CliRunner().invoke(main, ["run", "--serial", "--", "python", "plain.py", "--lr", "2"])
+    other = bsearch("run", "--serial", "--", "python", "plain.py", "--lr", "2")
     assert (other.exit_code, "of another command" in other.output) == (2, True)
-    kept = CliRunner().invoke(main, ["train", "study.yaml", "--serial", "--pick", "best", "--keep", "kept"])
+    kept = bsearch("train", "study.yaml", "--serial", "--pick", "best", "--keep", "kept")
     assert kept.exit_code == 0, kept.output
     state = torch.load("kept/model.pt", weights_only=True)
     accuracy = json.loads((folder / "kept" / "training.json").read_text())["accuracy"]

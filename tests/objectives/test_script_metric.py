@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from bsearch.cli import main
 from bsearch.objectives.script.metric import metric_pattern, value_of
 from bsearch.spaces.errors import TaskError
-from click.testing import CliRunner
+from helpers import bsearch
 
 PLAIN = {
     "acc: 9/10 (90%)": 0.9,
@@ -66,7 +65,7 @@ for epoch in range(3):
 def test_a_script_of_another_locale_is_refused_before_the_first_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
-    done = CliRunner().invoke(main, ["init", "--", "python", "train.py"])
+    done = bsearch("init", "--", "python", "train.py")
     assert done.exit_code
     assert "got 'val accuracy: 0,900' in 'val accuracy: 0,900'" in done.output
     assert not Path("study.yaml").exists()

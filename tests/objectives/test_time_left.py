@@ -29,9 +29,12 @@ class Clock:
         return self.now
 
 
-def trained(step_s: list[float], steps: int, within_s: float) -> tuple[int, float]:
-    """Steps of a training of so many that has to be done within some seconds, and its seconds; steps slow down in parts."""
-    clock, made = Clock(), setup(batch=10, budget=10 * steps)
+def trained(step_s: list[float], steps: int, within_s: float, evaluate_s: float) -> tuple[int, float]:
+    """Steps of a training of so many that has to be done within some seconds, and its seconds; steps slow down in parts.
+
+    It evaluates on its way and at its end, where the test and saving take as long.
+    """
+    clock, made = Clock(), setup(batch=10, budget=10 * steps, training={"evaluations": 5})
     left, patch = TimeLeft(replace(made, ends_by=clock.now + within_s), 0), pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(time_left, "time", clock)
@@ -40,19 +43,22 @@ def trained(step_s: list[float], steps: int, within_s: float) -> tuple[int, floa
             left.update(done, 10 * done, Ranks())
             clock.now += step_s[done * len(step_s) // steps]
             done += 1
-    return done, clock.now - 1000.0
+            if 10 * done >= left.due:
+                clock.now += evaluate_s
+                left.evaluated(evaluate_s, 10 * done)
+    return done, clock.now + 2 * evaluate_s - 1000.0
 
 
-@given(st.floats(0.01, 1.0), st.integers(50, 400), st.floats(1.2, 5.0))
-def test_one_that_fits_is_whole(step_s: float, steps: int, room: float) -> None:
-    done, _ = trained([step_s], steps, room * step_s * steps + 5.0)
+@given(st.floats(0.01, 1.0), st.integers(50, 400), st.floats(1.2, 5.0), st.floats(0.0, 5.0))
+def test_one_that_fits_is_whole(step_s: float, steps: int, room: float, evaluate_s: float) -> None:
+    done, _ = trained([step_s], steps, room * (step_s * steps + 7 * evaluate_s) + 5.0, evaluate_s)
     assert done == steps
 
 
-@given(st.lists(st.floats(0.02, 0.3), min_size=1, max_size=4), st.integers(100, 400), st.floats(0.2, 1.5))
-def test_one_that_slows_down_ends_in_time(step_s: list[float], steps: int, share: float) -> None:
-    within_s = max(share * sum(step_s) / len(step_s) * steps, 40 * max(step_s) + 2.0)
-    done, took_s = trained(step_s, steps, within_s)
+@given(st.lists(st.floats(0.02, 0.3), min_size=1, max_size=4), st.integers(100, 400), st.floats(0.2, 1.5), st.floats(0.0, 2.0))
+def test_one_that_slows_down_ends_in_time(step_s: list[float], steps: int, share: float, evaluate_s: float) -> None:
+    within_s = max(share * sum(step_s) / len(step_s) * steps, 40 * max(step_s) + 2.0) + 7 * evaluate_s
+    done, took_s = trained(step_s, steps, within_s, evaluate_s)
     assert done <= steps
     # It looks at the clock every eight steps, so it may be late by as many of the slowest.
     assert took_s <= within_s + 8 * max(step_s)

@@ -14,6 +14,7 @@ import torch
 from bsearch.objectives.data.batches import Fetcher, in_order
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.machine.torch_settings import allow_tf32
+from bsearch.objectives.parallel.data_parallel import Ranks
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.steps.stepping import rescale_gradients
@@ -22,7 +23,7 @@ from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
-from bsearch.spaces.plan import plan_batch
+from bsearch.spaces.plan import BatchPlan, plan_batch
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, TrialSetup
 from conftest import TASKS
@@ -230,6 +231,19 @@ def test_more_right_answers_than_answers_are_told() -> None:
 def trained(task: Task, made: TrialSetup) -> tuple[list[Measurement], dict[str, torch.Tensor]]:
     run = TrainingRun(task, made)
     return list(run.measurements()), run.model.state_dict()
+
+
+def test_ranks_begin_with_the_same_weights_and_draw_apart() -> None:
+    """Dropout is another on each of them, and with each seed."""
+    draws = set()
+    for seed in range(4):
+        weights = []
+        for rank in range(4):
+            run = TrainingRun(Points(), setup(plan=BatchPlan(8, 1, 4), sharding="fsdp2", training={"seed": seed}), Ranks(rank))
+            weights.append([parameter.tolist() for parameter in run.parameters])
+            draws.add(float(torch.rand(())))
+        assert weights == weights[:1] * 4
+    assert len(draws) == 16
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bsearch.cli import main
-from click.testing import CliRunner
+from helpers import bsearch as entered
 
 KIND = "names used as paths"
 TASK = """
@@ -36,7 +35,7 @@ def study_in(folder: Path, *parameters: str) -> Path:
     }
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(study))
-    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    ran = entered("run", path, "--serial")
     assert ran.exit_code == 0, ran.output
     return path
 
@@ -54,7 +53,7 @@ def test_no_parameter_names_a_file_outside_the_study(attack, tmp_path: Path) -> 
     for ending in ("html", "csv", "json"):
         (theirs / f"train.{ending}").write_text("kept")
     for command in (["report", str(path)], ["export", str(path), "--out", str(inside / "x.csv")], ["show", str(path), "--all"]):
-        said = CliRunner().invoke(main, command)
+        said = entered(*command)
         for name in NAMES:
             with attack(f"{command[0]}: a parameter {name!r}"):
                 assert said.exit_code == 0, said.output[-300:]
@@ -80,7 +79,7 @@ def test_no_stored_name_leads_out_of_the_results(attack, finished: Path, tmp_pat
     for command in (["report", url], ["export", url, "--to", "tensorboard"], ["train", url, "--pick", "best", "--serial"]):
         with attack(f"{command[0]}: a stored study {name!r}"), pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            said = CliRunner().invoke(main, command).output
+            said = entered(*command).output
             assert "Traceback" not in said
             assert "internal error" not in said, said
             assert outside(tmp_path, folder) == set()

@@ -8,8 +8,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from bsearch.cli import main
-from click.testing import CliRunner
+from helpers import bsearch
 from tiny import tiny_study
 
 KIND = "folder names"
@@ -68,7 +67,7 @@ NAMES = [
 
 def printed(*arguments: str) -> str:
     """What a command prints; it must end well, and with no word of a bug."""
-    done = CliRunner().invoke(main, list(arguments))
+    done = bsearch(*arguments)
     assert done.exit_code == 0, f"{arguments[0]} ended with {done.exit_code}: {done.output!r} {done.exception!r}"
     assert "internal error" not in done.output
     return done.output

@@ -17,8 +17,7 @@ from typing import Any
 
 import bsearch
 import pytest
-from bsearch.cli import main
-from click.testing import CliRunner
+from helpers import bsearch as entered
 from tiny import BSEARCH, TASK, tiny_study
 
 KIND = "places and signals"
@@ -46,7 +45,7 @@ MOVES = TASK.replace("        return torch", '        import os\n        os.chdi
 
 def printed(*arguments: Any) -> str:
     """What a command prints; it must end well, and without a word of a bug."""
-    done = CliRunner().invoke(main, list(map(str, arguments)))
+    done = entered(*arguments)
     assert done.exit_code == 0, f"{arguments[0]} ended with {done.exit_code}: {done.output!r}"
     assert not [word for word in BUG if word in done.output], done.output
     return done.output
@@ -110,7 +109,7 @@ def test_what_is_suggested_can_be_typed(
     tiny_study(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     file = f"./{name}/study.yaml" if name.startswith("-") else f"{name}/study.yaml"
-    said = CliRunner().invoke(main, ["run", "--serial", file]).output
+    said = entered("run", "--serial", file).output
     with attack(f"{name!r}: the commands under Next"):
         lines = [line for line in said.splitlines() if line.startswith("  bsearch ")]
         assert len(lines) == 5, said
@@ -126,9 +125,9 @@ def test_files_that_look_like_options(attack: Callable[..., Any], tmp_path: Path
     tiny_study(tmp_path).rename(tmp_path / "-x.yaml")
     monkeypatch.chdir(tmp_path)
     with attack("-x.yaml"):
-        said = CliRunner().invoke(main, ["run", "--serial", "--", "-x.yaml"]).output
+        said = entered("run", "--serial", "--", "-x.yaml").output
         typed = next(line for line in said.splitlines() if line.startswith("  bsearch show")).strip().split("  ")[0]
-        assert CliRunner().invoke(main, shlex.split(typed)[1:]).exit_code == 0
+        assert entered(*shlex.split(typed)[1:]).exit_code == 0
 
 
 @pytest.mark.parametrize("task", ["REMOVES", "MOVES"])
@@ -141,7 +140,7 @@ def test_a_task_that_leaves_its_folder(
     monkeypatch.setenv("STANDS", str(stands))
     monkeypatch.chdir(stands)
     with attack(f"{task}: run"):
-        done = CliRunner().invoke(main, ["run", "--serial", os.path.relpath(file, stands)])
+        done = entered("run", "--serial", os.path.relpath(file, stands))
         assert "internal error" not in done.output, done.output
         if task == "REMOVES" and done.exit_code == 2:  # torch needs a working directory to import a part of itself
             assert "a test step failed: FileNotFoundError" in done.output

@@ -28,8 +28,8 @@ from typing import Any
 
 import pytest
 import yaml
-from bsearch.cli import main
-from click.testing import CliRunner, Result
+from click.testing import Result
+from helpers import bsearch
 from tiny import tiny_study
 
 KIND = "files of strangers"
@@ -296,7 +296,7 @@ def put(folder: Path, files: Files) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = bsearch(*arguments)
     result.again = arguments  # type: ignore[attr-defined]
     return result
 
@@ -321,7 +321,7 @@ def well(result: Result, seen: set[str], what: str, *, named: str = "") -> None:
     elif any(word in output for word in BUG):
         told = result.stderr.rpartition("internal error: ")[2].partition("\nThis is a bug")[0]
         told = re.sub(r"\n *For further information.*|\[type=", " ", told).replace("\n", " ")
-        again = CliRunner().invoke(main, ["--debug", *map(str, result.again)])  # type: ignore[attr-defined]
+        again = bsearch("--debug", *result.again)  # type: ignore[attr-defined]
         broken = f"{told[:400]} at {place_of(again.stderr)}"
     elif result.exit_code not in (0, 1, 2):
         broken = f"exit code {result.exit_code}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import bsearch
 import pytest
+from helpers import bsearch as entered
 from users import SPACE, small_study
 
 KIND = "a user's name among ours"
@@ -125,8 +126,6 @@ def test_a_metric_of_a_name_of_ours(attack: Any, tmp_path: Path) -> None:
 
 def test_tables_and_csv_of_a_metric_with_another_name(attack: Any, tmp_path: Path) -> None:
     """Where the metric is not accuracy, a column `accuracy` is that of a score, or none."""
-    from bsearch.cli import main
-    from click.testing import CliRunner
 
     (tmp_path / "task.py").write_text(
         "from bsearch import Measurement\n"
@@ -142,13 +141,13 @@ def test_tables_and_csv_of_a_metric_with_another_name(attack: Any, tmp_path: Pat
         objectives={"metric": "f1"},
     )
     (tmp_path / "study.yaml").write_text(json.dumps(study))
-    assert CliRunner().invoke(main, ["run", str(tmp_path / "study.yaml"), "--serial"]).exit_code == 0
+    assert entered("run", tmp_path / "study.yaml", "--serial").exit_code == 0
     with attack("front.csv has the metric, and its own accuracy"):
         front = list(csv.DictReader((tmp_path / "results" / "small" / "front.csv").read_text().splitlines()))
         assert all(float(row["f1"]) >= 0.5 for row in front)
         assert all(row.get("accuracy", "0.25") in ("0.25", "") for row in front)
     with attack("a trained point's log has both"):
-        ran = CliRunner().invoke(main, ["train", str(tmp_path / "study.yaml"), "--serial", "--keep", str(tmp_path / "out")])
+        ran = entered("train", tmp_path / "study.yaml", "--serial", "--keep", tmp_path / "out")
         assert ran.exit_code == 0, ran.output
         log = list(csv.DictReader((tmp_path / "out" / "log.csv").read_text().splitlines()))
         assert (float(log[-1]["accuracy"]), float(log[-1]["f1"]) >= 0.5) == (0.25, True)

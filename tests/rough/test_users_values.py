@@ -15,6 +15,7 @@ import bsearch
 import numpy as np
 import pytest
 import torch
+from helpers import bsearch as entered
 from users import SPACE, small_study
 
 KIND = "a user's value of another type"
@@ -232,8 +233,6 @@ def test_seconds(attack: Any, tmp_path: Path) -> None:
 
 
 def test_scores_at_the_ends_of_doubles(attack: Any, tmp_path: Path) -> None:
-    from bsearch.cli import main
-    from click.testing import CliRunner
 
     for kind in ("max", "min", "mixed", "tiny"):
         with attack(f"accuracy: {kind}"):
@@ -247,7 +246,7 @@ def test_scores_at_the_ends_of_doubles(attack: Any, tmp_path: Path) -> None:
                 budget={"trials": 8},
             )
             (folder / "study.yaml").write_text(json.dumps(study))
-            result = CliRunner().invoke(main, ["run", str(folder / "study.yaml"), "--serial"])
+            result = entered("run", folder / "study.yaml", "--serial")
             assert result.exit_code == 0, result.output[-500:]
             assert kind != "tiny" or json.loads((folder / "results" / "small" / "front.json").read_text())["front"]
             assert kind == "tiny" or "8 diverged" in result.output
@@ -266,8 +265,6 @@ CHOICES = {
 
 
 def test_choices_of_a_study_file(attack: Any, tmp_path: Path) -> None:
-    from bsearch.cli import main
-    from click.testing import CliRunner
 
     forms = {
         "a list": "  clip: [1.0, {}]\n",
@@ -282,7 +279,7 @@ def test_choices_of_a_study_file(attack: Any, tmp_path: Path) -> None:
                     "study: small\ntask: nowhere:Task\nspace:\n  effective_batch: {low: 16, high: 64}\n"
                     "  reference_rate: 0.1\n" + text.format(written) + "budget: {trials: 1, profile_s: 0}\n"
                 )
-                result = CliRunner().invoke(main, ["run", str(file), "--serial"])
+                result = entered("run", file, "--serial")
                 assert result.exit_code in (1, 2), result.output[-300:]
                 assert "study.yaml:6" in result.output and "expected" in result.output and hint in result.output, result.output[
                     -500:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bsearch.cli import main
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 BSEARCH = Path(sys.executable).parent / "bsearch"
 TASK = """
@@ -60,10 +59,6 @@ def tiny_study(folder: Path, task: str = TASK, **changes: Any) -> Path:
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     return file
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def in_words(result: Result, *exit_codes: int) -> str:

@@ -53,7 +53,7 @@ def test_a_length_is_so_many_samples(study_file: Callable[..., Path], length: st
     try:
         setup = trial_setup(spec, "lengths", suggestion, PROFILE, "cpu")
     except InfeasiblePlanError:
-        law = known_taken(spec, {(): PROFILE})
+        law = known_taken(spec, {(): PROFILE}, None)
         assert law is not None
         assert law({"effective_batch": batch, "accumulation": parts}) != law({"effective_batch": batch, "accumulation": parts})
         return
@@ -65,7 +65,7 @@ def test_a_length_is_so_many_samples(study_file: Callable[..., Path], length: st
     else:
         assert samples == round(wanted[length])
     assert setup.epochs == pytest.approx(samples / 1000, abs=5e-4)
-    law = known_taken(spec, {(): PROFILE})
+    law = known_taken(spec, {(): PROFILE}, None)
     assert law is not None
     known = law({"effective_batch": batch, "accumulation": parts})
     assert known == (value if length == "train_s" else known_train_s(PROFILE, setup))

@@ -70,12 +70,9 @@ def test_a_wish_below_the_minimum_is_raised_and_above_it_kept(batch: int, device
     assert made.accumulation == max(min(wish, made.shares[0]), fewest)
 
 
-def test_what_cannot_be_planned_says_by_how_much() -> None:
-    with pytest.raises(InfeasiblePlanError, match="at most 4 micro-batches") as near:
+def test_what_cannot_be_planned_is_told() -> None:
+    with pytest.raises(InfeasiblePlanError, match="at most 4 micro-batches"):
         plan_batch(500, largest_micro_batch=100, accumulation_high=4)
-    with pytest.raises(InfeasiblePlanError) as far:
-        plan_batch(5000, largest_micro_batch=100, accumulation_high=4)
-    assert 0 < near.value.violation < far.value.violation
     with pytest.raises(InfeasiblePlanError, match="at least 2 samples per micro-batch"):
         plan_batch(5, accumulation=3, smallest_micro_batch=2)
     with pytest.raises(InfeasiblePlanError, match="expected an integer >= 1, got 0"):
@@ -90,20 +87,6 @@ def test_parts_differ_by_at_most_one(total: int, parts: int) -> None:
     assert sum(shares) == total
     assert len(shares) == parts
     assert max(shares) - min(shares) <= 1
-
-
-@given(st.integers(1, 5000), st.integers(1, 700), st.integers(1, 4), st.integers(1, 3), st.integers(2, 64))
-def test_steps_spend_the_budget_exactly(budget: int, batch: int, devices: int, smallest: int, cap: int) -> None:
-    limits = {"devices": devices, "smallest_micro_batch": smallest, "largest_micro_batch": cap}
-    try:
-        sizes = list(step_sizes(budget, batch, **limits))
-    except InfeasiblePlanError:
-        assert budget < batch
-        return
-    assert sum(sizes) == budget
-    if budget >= batch:
-        assert sizes[:-1] == [batch] * (len(sizes) - 1)
-        assert sizes[-1] < 2 * batch
 
 
 def test_how_far_a_plan_misses_is_the_share_of_its_limit() -> None:
@@ -143,12 +126,14 @@ def test_the_steps_of_a_training_are_its_step_sizes_each_planned(
         return
     del limits["devices"]  # they are the plan's
     try:
-        sizes = step_sizes(budget, batch, devices=devices, **limits)
+        sizes = list(step_sizes(budget, batch, devices=devices, **limits))
         expected = [plan if size == batch else plan_batch(size, devices=devices, **limits) for size in sizes]
     except InfeasiblePlanError:  # the remainder has no plan, neither on its own nor joined to the step before
         with pytest.raises(InfeasiblePlanError):
             step_plans(plan, budget, **limits)
         return
+    assert sum(sizes) == budget
+    assert budget < batch or (set(sizes[:-1]) <= {batch} and sizes[-1] < 2 * batch)
     runs = step_plans(plan, budget, **limits)
     assert [run.plan for run in runs for _ in range(run.count)] == expected
     assert all(run.count > 0 for run in runs)
@@ -175,5 +160,5 @@ def test_several_devices_have_room_for_a_second_copy_of_the_gradients() -> None:
     law = MemoryLaw(((1, 100), (11, 1100)))
     known = DeviceProfile("gpu", "a card", 100, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200)
     assert (known.usable_bytes(1, 0.0), known.usable_bytes(2, 0.0)) == (1000, 800)
-    assert (known.cap_on(1, 0.0), known.cap_on(2, 0.0)) == (10, 8)
+    assert tuple(known.cap_on(devices, 0.0, None) for devices in (1, 2)) == (10, 8)
     assert DeviceProfile.from_dict(known.to_dict()) == known

@@ -14,7 +14,7 @@ from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.spaces.domain import Range, count_of, every_value_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
-from bsearch.spaces.planning import cost_keys, training_cost, trial_setup
+from bsearch.spaces.planning import cost_keys, optimizer_settings, training_cost, trial_setup
 from bsearch.spaces.profile_request import profile_faults, profiling_setup
 from bsearch.spaces.record import TrialResult
 from bsearch.spaces.study.file import study_from_dict
@@ -96,6 +96,16 @@ def test_a_half_life_of_beta2_reaches_the_trial_and_needs_an_optimizer_that_gets
     assert str(fault).startswith("training.beta2_scaling: expected a task whose AdamW gets betas=setup.betas")
     with pytest.raises(StudyFileError, match=r"training\.beta2_scaling: expected constant with rule adam_sde"):
         study({"rule": "adam_sde"}, training={"beta2_scaling": "half_life"})
+
+
+@given(st.floats(0.5, 20.0), st.floats(0.5, 20.0), st.integers(8, 64))
+def test_a_decay_in_shares_of_the_training_is_that_of_the_studys_longest(epochs: float, longest: float, batch: int) -> None:
+    # Wang & Aitchison 2024: B / (rate x decay x samples) is one number, whatever a trial's length.
+    spec = study({"rule": "adamw_tau", "weight_decay": 0.1, "epochs": {"low": min(epochs, longest), "high": longest}})
+    if epochs <= longest:
+        made = optimizer_settings(spec, batch, epochs, spec.fixed())
+        reference = spec.space.reference_batch / (0.1 * 0.1 * longest)
+        assert batch / (made.learning_rate * made.weight_decay * epochs) == pytest.approx(reference)
 
 
 def test_an_average_of_weights_is_the_trials_own_and_a_part_of_the_cost() -> None:

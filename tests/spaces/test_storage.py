@@ -19,6 +19,7 @@ from bsearch.spaces.boundary.storage import network_file_system, sqlite_parts, s
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
 from conftest import TASKS
+from helpers import bsearch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy.engine import URL, make_url
@@ -213,11 +214,11 @@ def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_i
 ) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
     arguments = ["run", str(path), "--serial"]
-    assert "network file system" not in CliRunner().invoke(main, [*arguments, "--trials", "1"]).output
+    assert "network file system" not in bsearch(*arguments, "--trials", "1").output
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path.resolve()} nfs4 rw 0 0\n")
     monkeypatch.setattr(database_module, "MOUNTS", mounts)
-    result = CliRunner().invoke(main, arguments)
+    result = bsearch(*arguments)
     assert result.exit_code == 0, result.output
     assert result.output.count("network file system (nfs4)") == 1
     assert not (tmp_path / "small.db-wal").exists()
@@ -232,5 +233,5 @@ def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_i
 
 def test_a_folder_with_braces_is_no_template(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 1}, storage="sqlite:///{x}/small.db")
-    assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
+    assert bsearch("run", path, "--serial").exit_code == 0
     assert (tmp_path / "{x}" / "small.db").exists()

@@ -84,7 +84,7 @@ def with_each_kind(
             if law is not None:
                 found[0] = replace(found[0], memory=replace(law, note="; ".join(filter(None, (reason, law.note)))))
             continue
-        caps = {devices: found[0].cap_on(devices, request.memory.headroom) for devices in request.devices}
+        caps = {devices: found[0].cap_on(devices, request.memory.headroom, None) for devices in request.devices}
         if all(cap is None or cap >= request.largest_share(profile.training_set, devices) for devices, cap in caps.items()):
             break  # every micro-batch fits without more
     if not found:

@@ -25,12 +25,12 @@ class Span:
     """
 
     started_s: float
-    ended_s: float | None = None
-    known_s: float | None = None
-    trained_s: float = 0.0
-    share: float = 0.0
-    counts: float = 1.0
-    devices: int = 1
+    ended_s: float | None
+    known_s: float | None
+    trained_s: float
+    share: float
+    counts: float
+    devices: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class ClockFactors:
         overhead_s: seconds of an attempt outside training: its start, evaluations, checkpoints.
     """
 
-    slowdown: float = 1.0
-    overhead_s: float = 0.0
+    slowdown: float
+    overhead_s: float
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> ClockFactors:
@@ -69,7 +69,7 @@ class ClockFactors:
 def at_once(spans: Sequence[Span]) -> int:
     """How many attempts run side by side: the most that did at any of the latest starts.
 
-    >>> at_once([Span(0, 2), Span(1, 3), Span(3, None)])
+    >>> at_once([Span(began, ended, None, 0.0, 0.0, 1.0, 1) for began, ended in ((0, 2), (1, 3), (3, None))])
     2
     """
     latest = sorted(spans, key=lambda span: span.started_s)[-_RECENT:]

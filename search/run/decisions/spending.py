@@ -83,7 +83,7 @@ class Spending:
         """What a trial's attempts that ended have cost; None if that is unknown."""
         return self._of_trials.get(number)
 
-    def over(self, running: float = 0.0) -> str:
+    def over(self, running: float) -> str:
         """Why the study ends here; empty while the budget lasts.
 
         Args:

@@ -188,7 +188,7 @@ def _reference_rate(spec: StudySpec, values: dict[str, Any], record: TrialRecord
         OptimizerSettings(1.0),
         reference_batch=spec.space.reference_batch,
         effective_batch=batch,
-        constants=RuleConstants.at(spec.space.reference_batch, values.get("exponent"), values.get("noise_batch")),
+        constants=RuleConstants.at(spec.space.reference_batch, values.get("exponent"), values.get("noise_batch"), 1.0),
     ).learning_rate
     return rate / factor
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bsearch.search.compare.difference import Runs, difference
+from bsearch.search.compare.difference import Difference, Runs, difference
 from bsearch.search.compare.referee import targets, verdict
 from bsearch.search.suggest.space_transform import SpaceTransform, distribution
 from bsearch.spaces.domain import Range
+from hypothesis import given
+from hypothesis import strategies as st
 
 DOMAINS = {
     "effective_batch": Range(low=8, high=512, log=True),
@@ -32,14 +34,14 @@ def runs(count: int, seed: int, gain: float = 0.0, moved: float = 0.0, slower: f
     parameters: list[dict[str, Any]] = [
         {"effective_batch": round(batch), "learning_rate": rate} for batch, rate in zip(batches, rates, strict=True)
     ]
-    return Runs(parameters, seconds, scores)
+    return Runs(parameters, seconds, scores, [])
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.03, "better"), (-0.03, "worse")])
 @pytest.mark.parametrize("moved", [0.0, 1.2])
 def test_a_change_is_told_where_its_best_is(gain: float, expected: str, moved: float) -> None:
     found = difference(SPACES, (runs(24, 1), runs(24, 2, gain, moved)))
-    assert verdict(found) == expected
+    assert verdict(found, 0.0, 1.0, -1) == expected
     assert abs(found.drawn[-1].mean() - gain) < 3 * found.drawn[-1].std() + 0.003
     first, second = (one["learning_rate"] for one in found.best)
     assert abs(math.log(second / first) - moved) < 0.8
@@ -48,13 +50,35 @@ def test_a_change_is_told_where_its_best_is(gain: float, expected: str, moved: f
 
 def test_equals_are_called_seldom() -> None:
     """Of twenty pairs of equals, whose best settings lie elsewhere in half, at most two."""
-    said = [verdict(difference(SPACES, (runs(16, seed), runs(16, 100 + seed, moved=seed % 2)))) for seed in range(20)]
+    each = (difference(SPACES, (runs(16, seed), runs(16, 100 + seed, moved=seed % 2))) for seed in range(20))
+    said = [verdict(found, 0.0, 1.0, -1) for found in each]
     assert said.count("cannot tell") >= 18
 
 
-def test_a_loss_within_the_margin_is_none() -> None:
-    found = difference(SPACES, (runs(24, 1), runs(24, 2, -0.03)))
-    assert [verdict(found, margin) for margin in (0.0, 0.06)] == ["worse", "better"]
+def normal(mean: float, std: float, count: int) -> Difference:
+    return Difference(np.ones(1), np.array([[mean - std, mean + std]]), ({}, {}), None, NOISE, count)
+
+
+@given(st.floats(-9, 9), st.floats(0.1, 3), st.integers(6, 500), st.floats(-3, 3), st.floats(0.1, 1.0))
+def test_an_early_look_asks_for_more(mean: float, std: float, count: int, margin: float, share: float) -> None:
+    """By the root of the share of the budget that is used; a margin moves what is compared."""
+    said, last = verdict(normal(mean, std, count), margin, share, 0), (mean + margin) * math.sqrt(share)
+    assert said == verdict(normal(last, std, count), 0.0, 1.0, 0)
+    assert {"better": "worse", "worse": "better"}.get(said, said) == verdict(normal(-mean, std, count), -margin, share, 0)
+    assert said == "cannot tell" or abs(last) >= 2 * std
+
+
+def test_all_looks_together_call_few_equals() -> None:
+    """Of evidence that grows with the budget, as a random walk does: 5 % at most, less with few runs."""
+    walks = np.random.default_rng(0).standard_normal((4000, 4)).cumsum(axis=1) / 2
+    called = [
+        any(
+            verdict(normal(z / math.sqrt(s), 1.0, 10**6), 0.0, s, 0) != "cannot tell"
+            for z, s in zip(walk[1:], (0.5, 0.75, 1.0), strict=True)
+        )
+        for walk in walks
+    ]
+    assert 0.01 < np.mean(called) < 0.035
 
 
 def test_sides_are_compared_at_the_times_that_both_have() -> None:
@@ -74,7 +98,7 @@ def test_sides_whose_rates_lie_elsewhere_are_told_by_their_places() -> None:
     for one in second.parameters:
         one["learning_rate"] /= 50  # type: ignore[index]
     found, by_value = (difference(spaces, (first, second)) for spaces in ([(whole, whole), (SPACE, other)], [(whole, whole)]))
-    assert verdict(found) == "better"
+    assert verdict(found, 0.0, 1.0, -1) == "better"
     assert found.drawn[-1].std() < by_value.drawn[-1].std()
     assert abs(math.log(found.best[1]["learning_rate"] * 50 / found.best[0]["learning_rate"])) < 0.8
 

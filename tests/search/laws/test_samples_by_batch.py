@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.cli import main
 from bsearch.search.laws.samples_by_batch import _crossings, _doublings, samples_by_batch
-from click.testing import CliRunner
-from helpers import SPACE, validated
+from helpers import SPACE, bsearch, validated
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -77,15 +75,15 @@ def test_the_first_crossing_is_found(rows: list[list[float]], level: float) -> N
 @pytest.mark.long
 def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) -> None:
     path = study_file(space=SPACE | {"epochs": {"low": 1, "high": 4}}, budget={"trials": 12, "profile_s": 0.3}, stopping="none")
-    assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
-    told = CliRunner().invoke(main, ["ask", str(path), "--until", "0.5", "--batch", "50"])
+    assert bsearch("run", path, "--serial").exit_code == 0
+    told = bsearch("ask", path, "--until", "0.5", "--batch", "50")
     assert told.exit_code == 0, told.output
     assert "Samples to accuracy 0.5 in small: " in told.output
-    document = validated(CliRunner().invoke(main, ["ask", str(path), "--until", "0.3", "--json"]).output)
+    document = validated(bsearch("ask", path, "--until", "0.3", "--json").output)
     assert document["target"] == 0.3
     reached = [one["reached"] for one in document["predicted"]]
     assert all(0 <= one <= 1 for one in reached)
-    refused = CliRunner().invoke(main, ["ask", str(path), "--until", "0.3", "--batch", "4097"])
+    refused = bsearch("ask", path, "--until", "0.3", "--batch", "4097")
     assert refused.exit_code == 2
     assert "--batch: expected a batch in the study's range" in refused.output
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bsearch.search.laws.runs_table import RunsToTarget
-from bsearch.search.laws.samples_to_target import SHAPES, fit_batch_law, shapes_with
+from bsearch.search.laws.samples_to_target import SHAPES, _errors, fit_batch_law, shapes_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +64,18 @@ def test_units_of_data_and_of_batches_do_not_matter(seed: int, unit: float, time
     )
     assert other.critical_batch().value == pytest.approx(times * law.critical_batch().value, rel=1e-6)
     assert other.samples_at(300 * times).high == pytest.approx(unit * law.samples_at(300).high, rel=1e-6)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.5), st.integers(1, 6))
+def test_what_is_counted_in_epochs_is_known_to_an_epoch(seed: int, epoch: float, runs: int) -> None:
+    """All runs of a setting may take as many, and the law allows what was rounded away all the same."""
+    exact = np.random.default_rng(seed).uniform(2, 20, 40)
+    counted = np.ceil(exact / epoch) * epoch
+    errors = _errors([RunsToTarget(8, (float(one),) * runs) for one in counted])
+    away = np.log((counted - epoch / 2) / exact) / errors
+    assert 0.6 < np.sqrt(np.mean(away**2)) < 1.4
+    assert _errors([RunsToTarget(8, (float(one),) * runs) for one in exact]).max() < 1e-12
 
 
 def test_groups_share_the_law_but_not_its_level() -> None:

@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from bsearch.cli import main
 from bsearch.objectives.machine.host import cgroup_limit
 from bsearch.search.preview.doctor import (
     Finding,
@@ -24,12 +23,13 @@ from bsearch.search.preview.doctor import (
     storage_findings,
 )
 from bsearch.search.store.tables import Tables
-from click.testing import CliRunner, Result
+from click.testing import Result
 from conftest import BSEARCH
+from helpers import bsearch
 
 
 def doctor(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["check", *map(str, arguments)])
+    return bsearch("check", *arguments)
 
 
 def the(findings: Iterator[Finding], name: str) -> Finding:

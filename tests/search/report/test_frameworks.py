@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from bsearch.cli import main
 from bsearch.objectives.task_code import task_kind
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.report.frameworks import FRAMEWORKS
@@ -30,9 +29,9 @@ from bsearch.spaces.plan import BatchPlan, plan_batch, step_sizes
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.schedule import SCHEDULES
 from bsearch.spaces.study.file import study_from_dict
-from click.testing import CliRunner, Result
 from conftest import small_study
 from exported_settings import chosen, program
+from helpers import bsearch
 from tasks_for_tests import Points
 
 # Language models have tests of their own.
@@ -41,10 +40,6 @@ GENERAL = [name for name in FRAMEWORKS if name not in ("trl", "axolotl", "llamaf
 GOLDEN = Path(__file__).parents[2] / "golden"
 PROGRAMS = ["hf", "lightning", "accelerate", "pytorch"]
 EVEN = ["hf", "lightning", "accelerate", "deepspeed"]
-
-
-def bsearch(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 # ---------------------------------------------------------------- plans of equal micro-batches
@@ -215,7 +210,7 @@ def test_the_mapping_reads_back_whatever_the_names() -> None:
     document = yaml.safe_load(FRAMEWORKS["yaml"](settings).text)
     assert document["study"] == HOSTILE
     assert (document["effective_batch"], document["micro_batch"], document["accumulation"]) == (33, 17, 2)
-    assert document["steps"] == len(list(step_sizes(256, 33)))
+    assert document["steps"] == len(list(step_sizes(256, 33, devices=1)))
 
 
 # ---------------------------------------------------------------- the script

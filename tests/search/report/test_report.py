@@ -15,7 +15,6 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
-from bsearch.cli import main
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.decide import decision_data
@@ -25,8 +24,8 @@ from bsearch.search.report.page.page import picks, report_page
 from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.record import TrialFacts, TrialRecord
-from click.testing import CliRunner
 from conftest import TASKS, small_study
+from helpers import bsearch
 
 STRANGE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -37,7 +36,7 @@ def made_study(folder: Path, **changes: Any) -> Path:
 
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(small_study(**changes), sort_keys=False))
-    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    ran = bsearch("run", path, "--serial")
     assert ran.exit_code == 0, ran.output
     return path
 
@@ -134,7 +133,7 @@ def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_command_writes_the_page(study_path: Path) -> None:
-    result = CliRunner().invoke(main, ["report", str(study_path)])
+    result = bsearch("report", study_path)
     assert result.exit_code == 0, result.output
     assert (study_path.parent / "results" / "small" / "report.html").stat().st_size < 2_500_000
     assert result.output.count("wrote ") == 1

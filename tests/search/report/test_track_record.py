@@ -8,11 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from bsearch.cli import main
 from bsearch.search.report.track_record import Settled, TrackRecord, track_records
 from bsearch.search.run.opening import quantile, widened
-from click.testing import CliRunner
 from conftest import TASKS
+from helpers import bsearch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,11 +61,11 @@ def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_fil
         space={"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
         budget={"trials": 5, "profile_s": 0.4},
     )
-    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    ran = bsearch("run", path, "--serial")
     assert ran.exit_code == 0, ran.output
-    document = json.loads(CliRunner().invoke(main, ["show", str(path), "--record", "--json"]).output)
+    document = json.loads(bsearch("show", path, "--record", "--json").output)
     times = [one for one in document["settled"] if one["what"] == "training time"]
-    trials = json.loads(CliRunner().invoke(main, ["export", str(path), "--to", "json", "--all"]).output)["all"]
+    trials = json.loads(bsearch("export", path, "--to", "json", "--all").output)["all"]
     for one, trial in zip(times, trials, strict=True):
         assert one["predicted"] == pytest.approx(trial["train_s"], rel=1e-5)
         assert one["came"] == pytest.approx(trial["measured_train_s"], rel=1e-5)
@@ -74,10 +73,10 @@ def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_fil
     record = document["record"][0]
     assert record["within"] == 0
     assert record["interval"] >= record["ratio"][1] - 1 - 1e-5 > 3
-    shown = CliRunner().invoke(main, ["show", str(path), "--record"]).output
+    shown = bsearch("show", path, "--record").output
     assert "Training times were predicted to" in shown
     assert sum("training time" in line for line in shown.splitlines()) == 5
-    again = CliRunner().invoke(main, ["run", str(path), "--serial", "--trials", "6"])
+    again = bsearch("run", path, "--serial", "--trials", "6")
     (said,) = re.findall(r"to ±([\d.]+)%, in nine of ten of the 5 trials so far", again.output)
     assert float(said) / 100 == pytest.approx(record["interval"], rel=1e-4)
 
@@ -94,11 +93,11 @@ def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(study_file: Callab
         },
         budget={"trials": 3, "profile_s": 0.1},
     )
-    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    ran = bsearch("run", path, "--serial")
     assert ran.exit_code == 0, ran.output
     with closing(sqlite3.connect(tmp_path / "small.db")) as connection, connection:
         connection.execute("UPDATE bsearch_trial SET parameters = 'x' WHERE number = 1")
     for options in ([], ["--all"], ["--record"]):
-        shown = CliRunner().invoke(main, ["show", str(path), *options])
+        shown = bsearch("show", path, *options)
         assert shown.exit_code == 0, shown.output
         assert "trial" in shown.output

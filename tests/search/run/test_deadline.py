@@ -31,9 +31,8 @@ from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import changed_study, parse_study
 from bsearch.spaces.study.goals import Budget, Direction, Metric, turned
 from bsearch.spaces.trial import Measurement, TrialSetup
-from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
-from helpers import SPACE, as_optuna, finished, run, setup
+from helpers import SPACE, as_optuna, bsearch, finished, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -232,11 +231,6 @@ def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
     assert "study.yaml:4" in str(refused.value)
 
 
-def test_a_deadline_given_in_python_limits_the_study_instead_of_its_trials() -> None:
-    study = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\n")
-    assert (study.budget.trials, changed_study(study, {"budget": {"by": "2h"}}).budget.trials) == (20, UNLIMITED)
-
-
 @pytest.mark.parametrize(
     ("budget", "trials"),
     [
@@ -258,30 +252,6 @@ def test_repeats_in_the_last_part_of_no_number_of_trials_are_refused() -> None:
         StudyFileError, match=r"confirm: expected fewer than budget\.trials, which has to be given with it; got 2"
     ):
         parse_study(text)
-
-
-@pytest.mark.parametrize(
-    ("now", "text", "moment"),
-    [
-        ("2026-01-10T12:00-05:00", "2026-07-28 09:00", "2026-07-28T09:00:00-04:00"),
-        ("2026-03-08T01:00-05:00", "18:00", "2026-03-08T18:00:00-04:00"),
-        ("2026-07-10T12:00-04:00", "2026-11-28 09:00", "2026-11-28T09:00:00-05:00"),
-    ],
-)
-def test_a_moment_is_by_the_rules_of_its_own_day(monkeypatch: pytest.MonkeyPatch, now: str, text: str, moment: str) -> None:
-    monkeypatch.setenv("TZ", "America/New_York")
-    time.tzset()
-    try:
-        assert moment_of(text, datetime.fromisoformat(now)).isoformat() == moment
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
-def bsearch(*arguments: object) -> Result:
-    from bsearch.cli import main
-
-    return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
 LONG: dict[str, Any] = {
@@ -542,17 +512,27 @@ def test_only_a_limit_of_time_or_money_leaves_the_trials_unlimited(budget: dict[
     assert changed_study(study, {"budget": budget}).budget.trials == trials
 
 
-def until(ends_at: float) -> Deadline:
-    return Deadline("10h", ends_at - 36_000, ends_at)
+SECONDS = st.floats(0.0, 36_000.0)
+
+
+@given(SECONDS, SECONDS)
+def test_a_study_trains_until_what_comes_after_has_to_begin(tmp_path_factory: Any, left_s: float, passed_s: float) -> None:
+    now = time.time()
+    deadline = Deadline("10h", now - passed_s, now + left_s)
+    made = Finish(Budget(by="10h"), keeper(tmp_path_factory.mktemp("kept") / "model"), deadline, None, dict, [])
+    setup_of = made.setup(setup())
+    assert setup_of.ends_by - now == pytest.approx(left_s - deadline.closing_s(1.0), abs=5)
+    assert made.resumes() is (setup_of.ends_by > time.time())
+    assert deadline.closing_s(9.0) <= max(0.12 * (passed_s + left_s), 5.0) + 1e-6
+    assert 5.0 <= deadline.closing_s(0.1) == deadline.closing_s(1.0) <= deadline.closing_s(2.0) <= 30.0
 
 
 def test_earlier_trials_show_how_fast_the_machine_is(tmp_path: Path) -> None:
     facts = TrialFacts(train_s=10.0, train_s_source="known", measured_train_s=15.0)
-    at = "2026-11-27T10:00:00+00:00"
+    at, limit = "2026-11-27T10:00:00+00:00", Deadline("10h", time.time(), time.time() + 7200)
     earlier = TrialRecord.of(0, "complete", {}, facts, (10.0, 0.5), started_at=at, ended_at=at)
     fresh, resumed = (
-        Finish(Budget(by="10h"), keeper(tmp_path / "model"), until(time.time() + 36_000), None, dict, records)
-        for records in ([], [earlier])
+        Finish(Budget(by="10h"), keeper(tmp_path / "model"), limit, None, dict, records) for records in ([], [earlier])
     )
     assert resumed.longest_s() == pytest.approx(fresh.longest_s() / 1.5, rel=0.01)
 
@@ -560,13 +540,14 @@ def test_earlier_trials_show_how_fast_the_machine_is(tmp_path: Path) -> None:
 @given(st.lists(st.floats(0.5, 3.0), min_size=1, max_size=20), st.floats(1.0, 1000.0))
 def test_what_is_expected_to_fit_follows_the_machine(tmp_path_factory: Any, slowdowns: list[float], known_s: float) -> None:
     """A training fits if what it takes on this machine, by the trials so far, is over before the end is set aside."""
-    spans = [Span(10.0 * n, 10.0 * n + 2 * each + 0.5, 2.0, 2 * each, 1.0) for n, each in enumerate(slowdowns)]
+    spans = [Span(10.0 * n, 10.0 * n + 2 * each + 0.5, 2.0, 2 * each, 1.0, 1.0, 1) for n, each in enumerate(slowdowns)]
     mean = sum(slowdowns) / len(slowdowns)
     takes_s, aside_s = known_s * mean + 0.5, 60.0
     for left_s, fits in ((1.1 * takes_s + aside_s + 10, True), (0.9 * takes_s, False)):
         ends = time.time() + left_s
         kept_in = keeper(tmp_path_factory.mktemp("kept") / "model")
-        made = Finish(Budget(by="10h"), kept_in, Deadline("10h", ends - 2 * left_s, ends), lambda values: known_s, dict)
+        deadline = Deadline("10h", ends - 2 * left_s, ends)
+        made = Finish(Budget(by="10h"), kept_in, deadline, lambda values: known_s, dict, [])
         made.follow(lambda: spans)
         assert made.fits({}) is fits
         assert made.longest_s() < left_s / mean
@@ -587,12 +568,6 @@ def test_a_suggestion_that_just_does_not_fit_does_not_end_the_search(
 
     run(study_file(task=f"{TASKS}:Points", budget={"by": "20s", "trials": 2}), watch=look)
     assert len(begun) == 1
-
-
-def test_an_interrupted_trial_resumes_in_what_time_there_is(tmp_path: Path) -> None:
-    moments = [time.time() + 60, time.time() - 60]
-    resumes = [Finish(Budget(by="10h"), keeper(tmp_path / "m"), until(ends), None, dict).resumes() for ends in moments]
-    assert resumes == [True, False]
 
 
 def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -623,6 +598,9 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
 @pytest.mark.parametrize(
     ("now", "text", "moment"),
     [
+        ("2026-01-10T12:00-05:00", "2026-07-28 09:00", "2026-07-28T09:00:00-04:00"),  # by the rules of its own day
+        ("2026-03-08T01:00-05:00", "18:00", "2026-03-08T18:00:00-04:00"),
+        ("2026-07-10T12:00-04:00", "2026-11-28 09:00", "2026-11-28T09:00:00-05:00"),
         ("2026-03-08T00:00-05:00", "02:30", "2026-03-08T03:30:00-04:00"),  # the clock is set from 2 to 3
         ("2026-11-01T00:30-04:00", "01:30", "2026-11-01T01:30:00-04:00"),
         ("2026-11-01T01:45-04:00", "01:30", "2026-11-01T01:30:00-05:00"),  # shown again an hour later
@@ -633,7 +611,8 @@ def test_times_when_the_clock_is_set(now: str, text: str, moment: str, monkeypat
     with monkeypatch.context() as changed:
         changed.setenv("TZ", "America/New_York")
         time.tzset()
-        assert moment_of(text, datetime.fromisoformat(now).astimezone()).isoformat() == moment
+        told = datetime.fromisoformat(now)
+        assert {moment_of(text, each).isoformat() for each in (told, told.astimezone())} == {moment}
     time.tzset()
 
 

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from bsearch.cli import main
 from bsearch.search.report.page.page import report_page
 from bsearch.search.report.page.study_data import StudyData
 from bsearch.search.run.profiles import stored_profiles
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import StudyFileError, TaskError
-from click.testing import CliRunner
 from conftest import TASKS, small_study
-from helpers import run
+from helpers import bsearch, run
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import f1_score, roc_auc_score
 
@@ -63,7 +61,7 @@ def test_a_loss_that_compares_samples_is_refused_with_the_way_out(study_file: Ca
     path = study_file(task=write(tmp_path, declared=False))
     with pytest.raises(TaskError, match=r"coupled.py:\d+: Contrast.loss, on training data: .* couples_samples = True"):
         run(path)
-    done = CliRunner().invoke(main, ["check", str(path)])
+    done = bsearch("check", path)
     assert done.exit_code == 2 and "couples_samples = True" in done.output and "accept_inexact" in done.output
 
 
@@ -87,7 +85,7 @@ def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
     assert max(record.facts.effective_batch or 0 for record in records) <= cap
     assert profile.examination is not None and profile.examination.verdict == "unsplit"
     # 1,200 samples are no multiple of most batches: a remainder is a step of its own, never more than fits.
-    shown = CliRunner().invoke(main, ["check", str(path)]).output.replace("\n", " ")
+    shown = bsearch("check", path).output.replace("\n", " ")
     assert "batches are never split, as the training code says (couples_samples" in shown
     assert f"feasible batches: 16 to {cap}" in shown
 
@@ -115,24 +113,24 @@ def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callab
     done = run(path, notify=lambda event: lines.append(event.text))
     assert not done.failure
     assert any("examined: inexact" in line and "MeanScore.score" in line for line in lines)
-    shown = CliRunner().invoke(main, ["show", str(path)]).output.replace("\n", " ")
+    shown = bsearch("show", path).output.replace("\n", " ")
     assert "Not exact (training.accept_inexact)" in shown and "error: expected a ratio of sums" in shown
     assert "Examined: inexact" in report_page(StudyData.of(StoredStudy.open(str(path))))
     # Without the key it is refused, although the profile is stored.
     path.write_text(path.read_text().replace("accept_inexact: true", "accept_inexact: false"))
     path.write_text(path.read_text().replace("trials: 3", "trials: 4"))
-    again = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    again = bsearch("run", path, "--serial")
     assert again.exit_code == 2 and "accept_inexact: true" in again.output
 
 
 @pytest.mark.slow
 def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) -> None:
     path = study_file()
-    checked = CliRunner().invoke(main, ["check", str(path), "--json"])
+    checked = bsearch("check", path, "--json")
     examination = json.loads(checked.stdout)["examination"]
     assert examination["verdict"] == "exact"
     assert "samples has the same gradient unsplit and in " in examination["text"] and "in float64" in examination["text"]
-    shown = CliRunner().invoke(main, ["check", str(path)]).output.replace("\n", " ")
+    shown = bsearch("check", path).output.replace("\n", " ")
     assert "samples has the same gradient unsplit and in " in shown
 
 
@@ -184,7 +182,7 @@ def test_the_fronts_auroc_is_scikit_learns_of_the_kept_model(study_file: Callabl
     front = run(path).study.front
     best = front.best
     assert best is not None and best.accuracy is not None
-    kept = CliRunner().invoke(main, ["train", str(path), "--pick", "best", "--serial", "--keep", str(tmp_path / "kept")])
+    kept = bsearch("train", path, "--pick", "best", "--serial", "--keep", tmp_path / "kept")
     assert kept.exit_code == 0, kept.output
     model = torch.nn.Sequential(torch.nn.Linear(30, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     (weights,) = (tmp_path / "kept").rglob("model.pt")

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.decisions.attempt import Attempt
 from bsearch.search.run.decisions.spending import Spending, prices_of
-from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.driver import StudyResult
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.plan import BatchPlan
@@ -20,16 +18,11 @@ from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import parse_study, read_study
 from bsearch.spaces.trial import Suggestion
 from conftest import TASKS
-from helpers import as_optuna, setup
+from helpers import as_optuna, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
 StudyFile = Callable[..., Path]
-
-
-def run(path: Path) -> StudyResult:
-    spec = read_study(path)
-    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
 
 
 @pytest.mark.slow

@@ -15,18 +15,12 @@ from unittest.mock import ANY
 
 import pytest
 import torch
-from bsearch.cli import main
 from bsearch.cluster.study import Study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task import Task
 from bsearch.spaces.trial import TrialSetup
-from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
-from helpers import run
-
-
-def bsearch(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from helpers import bsearch, run
 
 
 @pytest.fixture
@@ -140,6 +134,17 @@ def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
     assert not checkpoints[0].exists()
     one, other = (torch.load(folder / "model.pt", weights_only=True) for folder in (whole, cut))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_one_that_fails_ends_with_1(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    task = tmp_path / "fails.py"
+    task.write_text(
+        "from bsearch.objectives.digits import Digits\n\n\nclass Fails(Digits):\n    def after_step(self, model, setup):\n"
+        "        assert setup.model_folder is None\n"
+    )
+    path = study_file(task=f"{task}:Fails", budget={"trials": 1})
+    assert bsearch("run", path, "--serial").exit_code == 0
+    assert bsearch("train", path, "--serial").exit_code == 1
 
 
 @pytest.mark.parametrize(

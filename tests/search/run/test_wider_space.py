@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.cli import main
 from bsearch.search.store.stored import has_grown
-from click.testing import CliRunner
+from helpers import bsearch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,11 +62,11 @@ def test_a_study_with_a_wider_range_keeps_its_trials_and_goes_on(study_file: Cal
         space = {"effective_batch": batch, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
         written = study_file(space=space, budget={"trials": trials, "profile_s": 0.1})
         assert written == path
-        result = CliRunner().invoke(main, ["run", str(path), "--serial"])
+        result = bsearch("run", path, "--serial")
         return result.exit_code, " ".join(result.output.split())
 
     def trials() -> list[tuple[Any, ...]]:
-        output = CliRunner().invoke(main, ["export", str(path), "--to", "json", "--all"]).output
+        output = bsearch("export", path, "--to", "json", "--all").output
         names = ("trial", "outcome", "train_s", "accuracy", "effective_batch", "learning_rate", "seed", "ended_at")
         return [tuple(trial[name] for name in names) for trial in json.loads(output)["all"]]
 
@@ -80,7 +79,7 @@ def test_a_study_with_a_wider_range_keeps_its_trials_and_goes_on(study_file: Cal
     assert after[:3] == before
     assert len(after) == 8
     assert any(trial[4] < 60 for trial in after[3:])
-    copied = CliRunner().invoke(main, ["export", str(path), "--to", "optuna"])
+    copied = bsearch("export", path, "--to", "optuna")
     assert copied.exit_code == 0, copied.output
     for batch, reason in (({"low": 8, "high": 900}, True), ({"low": 60, "high": 80}, False), (64, False)):
         code, told = run(batch, 9)

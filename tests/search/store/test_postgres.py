@@ -16,14 +16,11 @@ from typing import Any
 import psycopg
 import pytest
 from bsearch.cli import main
-from bsearch.objectives.task_code import task_code_hash
-from bsearch.search.run.driver import run_study
 from bsearch.search.run.events import Event
-from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.tables import Tables
-from bsearch.spaces.study.file import read_study
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
+from helpers import bsearch, run
 from postgres_server import PASSWORD, PostgresServer, free_port
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
@@ -75,7 +72,7 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 4}, storage=url)
     with driving(path) as first:
         wait_for(lambda: postgres.states(url)["complete"] >= 1, first)
-        refused = CliRunner().invoke(main, ["run", str(path), "--serial"])
+        refused = bsearch("run", path, "--serial")
         assert refused.exit_code == 1
         assert f"study small: process {first.pid} on {os.uname().nodename} has been running it since 20" in refused.output
         wait_for(lambda: postgres.states(url)["running"] == 1, first)  # not between two trials
@@ -83,7 +80,7 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
         first.wait()
     done = postgres.states(url)["complete"]
     assert postgres.states(url)["running"] == 1
-    again = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    again = bsearch("run", path, "--serial")
     assert again.exit_code == 0, again.output
     assert f"resuming: {done} of 4 trials are done" in again.output
     assert postgres.states(url) == {"complete": 4}
@@ -132,7 +129,7 @@ def test_a_server_that_fails_over_to_another_port_is_followed(
     assert PASSWORD not in output
     assert postgres.states(url) == {"complete": 5}
     assert Counter(row.number for row in Tables(both).attempts("small")) == dict.fromkeys(range(5), 1)
-    shown = CliRunner().invoke(main, ["show", str(path), "--all"])
+    shown = bsearch("show", path, "--all")
     assert shown.exit_code == 0, shown.output
     assert PASSWORD not in shown.output
 
@@ -152,8 +149,7 @@ def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(
             postgres.sql(cut, url.rpartition("/")[2])
 
     messages: list[str] = []
-    spec = read_study(study_file(task=f"{TASKS}:Points", budget={"trials": 4}, storage=url))
-    run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), notify=notify)
+    run(study_file(task=f"{TASKS}:Points", budget={"trials": 4}, storage=url), notify=notify)
     assert postgres.states(url) == {"complete": 4}
     assert not [text for text in messages if "the database" in text]
 
@@ -182,7 +178,6 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
         {"effective_batch": 32, "reference_rate": 0.1, "rule": "linear"},
     ]
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 8}, confirm=1, baseline=start, storage=url)
-    spec = read_study(path)
     monkeypatch.setattr(PGDialect_psycopg, "do_commit", breaks)
     losing = False
 
@@ -190,7 +185,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
         nonlocal losing
         losing = True
 
-    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), watch=watch)
+    result = run(path, watch=watch)
     losing = False
     assert lost[0] > 3
     assert postgres.states(url) == {"complete": 8}
@@ -251,7 +246,7 @@ def test_the_password_is_nowhere_to_be_read(postgres: PostgresServer, study_file
     wrong = url.replace(database, "nowhere")
     other = url.replace("+psycopg", "+nothing")
     for arguments in (["show", url, "--json"], ["show", wrong], ["--debug", "show", wrong], ["show", other]):
-        shown = CliRunner().invoke(main, arguments).output
+        shown = bsearch(*arguments).output
         assert "***" in shown
         texts[f"bsearch {' '.join(arguments[:2])}"] = shown
     assert [name for name, text in texts.items() if PASSWORD in text] == []

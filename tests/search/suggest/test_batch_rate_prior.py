@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bsearch.search.analysis import gaussian_process
-from bsearch.search.analysis.gaussian_process import Structure, conditioned, fitted
+from bsearch.search.analysis.gaussian_process import Plain, Structure, conditioned, fitted
 from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.priors.batch_rate_prior import (
     BARE,
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_finite_differences(
     assert slopes == pytest.approx(numeric, rel=1e-5, abs=1e-5 * np.abs(slopes).max())
 
 
-@pytest.mark.parametrize("structure", [ScorePrior(PLACE), SecondsPrior(PLACE)])
+@pytest.mark.parametrize("structure", [Plain(3), ScorePrior(PLACE), SecondsPrior(PLACE)])
 def test_the_process_is_the_textbooks(structure: Structure) -> None:
     """The slow twin: the conditional of a joint normal, written out point by point."""
     rng = np.random.default_rng(0)

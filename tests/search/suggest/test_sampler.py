@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.gaussian_process import conditioned, fitted
-from bsearch.search.run.driver import run_study
-from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.front_model import _LATER, FrontModel, _Candidates, nearness
 from bsearch.search.suggest.front_suggester import FrontSuggester
@@ -28,6 +25,7 @@ from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.goals import Direction, Objectives, turned
 from conftest import TASKS
+from helpers import run
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -112,29 +110,6 @@ def test_every_sampler_asks_for_what_applies(sampler: str) -> None:
         facts = TrialFacts(train_s=1.0 + number)
         trials.end(number, TrialResult("complete", facts, (1.0 + number, 0.5 + 0.1 * sgd)))
     assert {"momentum" in trial.parameters for trial in trials} == {True, False}
-
-
-def test_the_process_is_the_textbooks() -> None:
-    """The slow twin: the conditional of a joint normal, by plain inverses."""
-    rng = np.random.default_rng(0)
-    points, values, others = rng.random((12, 3)), rng.standard_normal(12), rng.random((5, 3))
-    log_scales, log_noise = np.log([0.3, 0.8, 2.0]), math.log(0.05)
-    process = conditioned(points, values, log_scales, log_noise, float(values.mean()), float(values.std()))
-
-    def covariance(some: np.ndarray, more: np.ndarray) -> np.ndarray:
-        def of(a: np.ndarray, b: np.ndarray) -> float:
-            r = math.sqrt(sum(((x - y) / math.exp(s)) ** 2 for x, y, s in zip(a, b, log_scales, strict=True)))
-            return (1 + math.sqrt(5) * r + 5 * r * r / 3) * math.exp(-math.sqrt(5) * r)
-
-        return np.array([[of(a, b) for b in more] for a in some])
-
-    inverse = np.linalg.inv(covariance(points, points) + (math.exp(log_noise) + 1e-8) * np.eye(12))
-    cross = covariance(others, points)
-    mean = values.mean() + values.std() * cross @ inverse @ ((values - values.mean()) / values.std())
-    std = values.std() * np.sqrt(np.diag(covariance(others, others) - cross @ inverse @ cross.T))
-    got_mean, got_std = process.predict(others)
-    assert got_mean == pytest.approx(mean, rel=1e-6)
-    assert got_std == pytest.approx(std, rel=1e-5)
 
 
 def test_a_fit_finds_what_matters_and_the_noise() -> None:
@@ -406,8 +381,7 @@ def test_infinite_values_and_laws_do_no_harm() -> None:
 @pytest.mark.parametrize("sampler", ["front", "gp", "nsga2", "qmc", "random", "optuna.samplers:RandomSampler"])
 def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str) -> None:
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
-    spec = read_study(path)
-    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+    result = run(path)
     assert [record.outcome in ("complete", "stopped") for record in result.study.records] == [True] * 7
     assert len({record.parameters["effective_batch"] for record in result.study.records}) > 3
 
@@ -415,9 +389,8 @@ def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str
 def test_a_sampler_that_is_none_is_told(study_file: Callable[..., Path]) -> None:
     with pytest.raises(StudyFileError, match=r"sampler: expected one of front, tpe, .*; got 'tpee'\. Did you mean 'tpe'"):
         read_study(study_file(sampler="tpee"))
-    spec = read_study(study_file(task=f"{TASKS}:Points", sampler="math:pi"))
     with pytest.raises(StudyFileError, match="sampler: expected an Optuna sampler at math:pi, got float"):
-        run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+        run(study_file(task=f"{TASKS}:Points", sampler="math:pi"))
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])

@@ -112,7 +112,7 @@ def test_more_risk_stops_more() -> None:
 
 def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> None:
     curves = measured_curves(1)
-    stopping = FrontStopping(Metric())
+    stopping = FrontStopping(Metric(), 0.05)
     for number, (seconds, values) in enumerate(curves[:40]):
         for tenth, value in enumerate(values, start=1):
             assert not stopping.report(number, tenth / 10, seconds, value) or number >= LEAST_CURVES
@@ -121,6 +121,22 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     assert not any(stopping.report(99, (tenth + 1) / 10, fastest, 0.05) for tenth in range(9))
     slowest = max(seconds for seconds, _ in curves) * 2
     assert any(stopping.report(100, (tenth + 1) / 10, slowest, 0.05) for tenth in range(9))
+
+
+@given(st.floats(0.55, 1.0))
+def test_what_reaches_no_floor_is_stopped_once_a_trial_does(floor: float) -> None:
+    """However fast it is: before that, only a trial that is no slower than one on the front."""
+    ended = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    stopping = FrontStopping(Metric(at_least=floor), 0.05)
+    for number, end in enumerate(ended):
+        stopping.learn(number, 10.0, [(tenth / 10, tenth * end / 10) for tenth in range(1, 11)], done=True)
+
+    def stops(taken: float, end: float) -> bool:
+        return any(stopping.report(99, tenth / 10, taken, tenth * end / 10) for tenth in range(1, 10))
+
+    assert stops(9.9, 0.01) is (floor <= max(ended))
+    assert not stops(9.9, floor)
+    assert stops(10.1, 0.01)
 
 
 @pytest.mark.parametrize("pauses", [False, True])

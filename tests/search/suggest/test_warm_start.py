@@ -9,25 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.task_code import task_code_hash
-from bsearch.search.run.driver import StudyResult, run_study
+from bsearch.search.run.driver import StudyResult
 from bsearch.search.run.events import Event
-from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import TrialSetup
+from helpers import run
 from tasks_for_tests import Points
 from torch import nn
 
 
 def ran(path: Path) -> tuple[StudyResult, list[str]]:
-    spec, said = read_study(path), []
+    said = []
 
     def notify(event: Event) -> None:
         if event.kind == "message":
             said.append(event.text)
 
-    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), notify=notify), said
+    return run(path, notify=notify), said
 
 
 @pytest.fixture
