@@ -106,7 +106,15 @@ def by_compare(order: list[str], seed: int, trials: int) -> tuple[list[tuple[str
         study = example / "study.yaml"
         study.write_text(study.read_text().replace("evaluations: 1}", f"evaluations: 1, seed: {seed}}}"))
         begun = time.perf_counter()
-        command = [sys.executable, example / "loop.py", f"{place}/work", "--trials", str(trials), "--candidates", *order]
+        command = [
+            sys.executable,
+            example / "loop.py",
+            f"{place}/work",
+            "--trials",
+            str(trials),
+            "--candidates",
+            *order,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         print(done.stdout, flush=True)
         lines = [line.split() for line in done.stdout.splitlines()[:-1]]
@@ -117,7 +125,10 @@ def by_one_run(truth: Truth, order: list[str], seed: int, spot: Spot) -> tuple[l
     code, decided, begun = (EXAMPLE / "tasks.py").read_text(), [], time.perf_counter()
     for place, name in enumerate(order):
         change = edited(code, name)
-        before, after = (truth.score(each, spot, 1000 * seed + 2 * place + side) for side, each in enumerate((code, change)))
+        before, after = (
+            truth.score(each, spot, 1000 * seed + 2 * place + side)
+            for side, each in enumerate((code, change))
+        )
         decided.append((name, after > before))
         code = change if after > before else code
     return decided, time.perf_counter() - begun
@@ -138,7 +149,9 @@ def judged(truth: Truth, decided: list[tuple[str, bool]]) -> tuple[Counter[str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--orders", type=int, default=4)
     parser.add_argument("--trials", type=int, default=24)
     options = parser.parse_args()
@@ -149,7 +162,10 @@ def main() -> None:
         code = (EXAMPLE / "tasks.py").read_text()
         print("truth of each edit of the first code, whose best is {:.4f} ± {:.4f}".format(*truth.best(code)))
         for name in EDITS:
-            print("  {:10s} {:+.4f} ± {:.4f}".format(name, *truth.difference(code, edited(code, name))), flush=True)
+            print(
+                "  {:10s} {:+.4f} ± {:.4f}".format(name, *truth.difference(code, edited(code, name))),
+                flush=True,
+            )
         for seed in range(1, options.orders + 1):
             order = random.Random(seed).sample(list(EDITS), len(EDITS))
             ways = {"compare": by_compare(order, seed, options.trials)}

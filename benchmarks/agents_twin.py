@@ -59,7 +59,9 @@ FIELDS = [*SPACE, "steps", "device_batch", "seed", "text", "bits", "train_s"]
 
 LENGTH, VOCABULARY = 32, 256  # of sequences, in bytes
 EVALUATED = 192  # validation sequences
-RANDOM = 300  # trainings of the table that are spread over all settings that fit; most others are near good ones
+RANDOM = (
+    300  # trainings of the table that are spread over all settings that fit; most others are near good ones
+)
 WORST = 8.0  # bits per byte of a uniform guess, and of what diverged
 # The virtual device: floating-point operations a second, seconds of each kernel's launch, bytes of memory, and the time a
 # trial has.
@@ -102,7 +104,11 @@ def steps_of(setting: Mapping[str, Any], device_batch: int) -> int:
 def largest_device_batch(setting: Mapping[str, Any]) -> int:
     """The largest micro-batch that fits, by the memory law; 0 where none does."""
     fixed = peak_bytes(setting, 0)
-    return min(setting["effective_batch"], int((MEMORY - fixed) // (peak_bytes(setting, 1) - fixed))) if fixed < MEMORY else 0
+    return (
+        min(setting["effective_batch"], int((MEMORY - fixed) // (peak_bytes(setting, 1) - fixed)))
+        if fixed < MEMORY
+        else 0
+    )
 
 
 @cache
@@ -132,7 +138,10 @@ def trained(setting: Mapping[str, Any], steps: int, seed: int) -> float:
             self.scales = nn.Parameter(torch.ones(2))
             self.queries = nn.Linear(width, 3 * heads * wide, bias=False)
             self.joined = nn.Linear(heads * wide, width, bias=False)
-            self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+            self.up, self.down = (
+                nn.Linear(width, 4 * width, bias=False),
+                nn.Linear(4 * width, width, bias=False),
+            )
             nn.init.zeros_(self.joined.weight)
             nn.init.zeros_(self.down.weight)
 
@@ -166,11 +175,20 @@ def trained(setting: Mapping[str, Any], steps: int, seed: int) -> float:
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in RATES}
     for name, parameter in model.named_parameters():
         kind = "matrix" if parameter.ndim == 2 and "gains" not in name else "scalar"
-        kind = "embedding" if name.startswith(("bytes", "places")) else "head" if name.startswith("head") else kind
+        kind = (
+            "embedding"
+            if name.startswith(("bytes", "places"))
+            else "head"
+            if name.startswith("head")
+            else kind
+        )
         groups[f"{kind}_rate"].append(parameter)
     decays = {"matrix_rate": setting["weight_decay"]}
     optimizer = torch.optim.AdamW(
-        [{"params": group, "lr": setting[name], "weight_decay": decays.get(name, 0.0)} for name, group in groups.items()],
+        [
+            {"params": group, "lr": setting[name], "weight_decay": decays.get(name, 0.0)}
+            for name, group in groups.items()
+        ],
         betas=(setting["beta1"], setting["beta2"]),
         foreach=True,
     )
@@ -225,10 +243,16 @@ def next_setting(rows: list[dict[str, Any]], rng: np.random.Generator) -> tuple[
             moved = rng.random(len(SPACE)) < 0.5
             points = np.where(moved, near + rng.normal(0, 0.15, len(SPACE)), near)
             points = np.clip(np.where(points < 0, -points, np.where(points > 1, 2 - points, points)), 0, 1)
-        setting = {name: random_value(domain, at) for (name, domain), at in zip(SPACE.items(), points, strict=True)}
+        setting = {
+            name: random_value(domain, at) for (name, domain), at in zip(SPACE.items(), points, strict=True)
+        }
         most = largest_device_batch(setting)
         # As planned, or as drawn.
-        device_batch = most if rng.random() < 0.6 else min(random_value(DEVICE_BATCH, rng.random()), setting["effective_batch"])
+        device_batch = (
+            most
+            if rng.random() < 0.6
+            else min(random_value(DEVICE_BATCH, rng.random()), setting["effective_batch"])
+        )
         if 1 <= device_batch <= most:
             return setting, int(device_batch), int(rng.integers(1, 1_000_000))
 
@@ -245,10 +269,17 @@ def table() -> list[dict[str, Any]]:
     whole = {
         "steps",
         "seed",
-        *(name for name, domain in (SPACE | {"device_batch": DEVICE_BATCH}).items() if isinstance(domain["low"], int)),
+        *(
+            name
+            for name, domain in (SPACE | {"device_batch": DEVICE_BATCH}).items()
+            if isinstance(domain["low"], int)
+        ),
     }
     return [
-        {name: value if name == "text" else int(value) if name in whole else float(value) for name, value in row.items()}
+        {
+            name: value if name == "text" else int(value) if name in whole else float(value)
+            for name, value in row.items()
+        }
         for row in csv.DictReader(lines)
     ]
 
@@ -261,17 +292,27 @@ def make(minutes: float) -> None:
     rows, begun = table(), time.monotonic()
     if not TABLE.exists():
         packed = TABLE.with_suffix(".csv.gz")
-        TABLE.write_bytes(gzip.decompress(packed.read_bytes()) if packed.exists() else (",".join(FIELDS) + "\n").encode())
+        TABLE.write_bytes(
+            gzip.decompress(packed.read_bytes()) if packed.exists() else (",".join(FIELDS) + "\n").encode()
+        )
     named = text()[2]
     if {row["text"] for row in rows} - {named}:
-        raise SystemExit(f"{TABLE.name}: trained with another text than that of docs/ now ({named}); check out the table's")
+        raise SystemExit(
+            f"{TABLE.name}: trained with another text than that of docs/ now ({named}); check out the table's"
+        )
     rng = np.random.default_rng(len(rows))
     with TABLE.open("a") as out:
         while time.monotonic() - begun < 60 * minutes:
             setting, device_batch, seed = next_setting(rows, rng)
             steps, at = steps_of(setting, device_batch), time.perf_counter()
             bits = trained(setting, steps, seed)
-            row = setting | {"steps": steps, "device_batch": device_batch, "seed": seed, "text": named, "bits": round(bits, 5)}
+            row = setting | {
+                "steps": steps,
+                "device_batch": device_batch,
+                "seed": seed,
+                "text": named,
+                "bits": round(bits, 5),
+            }
             rows.append(row | {"train_s": round(time.perf_counter() - at, 3)})
             csv.writer(out, lineterminator="\n").writerow(
                 [f"{value:.6g}" if isinstance(value, float) else value for value in rows[-1].values()]
@@ -293,10 +334,16 @@ class Surrogate:
         from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
         points, targets = features(rows), scaled(np.array([row["bits"] for row in rows]))
-        kernel = kernels.ConstantKernel() * kernels.Matern(np.full(points.shape[1], 2.0), (0.1, 100.0), nu=2.5)
+        kernel = kernels.ConstantKernel() * kernels.Matern(
+            np.full(points.shape[1], 2.0), (0.1, 100.0), nu=2.5
+        )
         few = np.random.default_rng(0).permutation(len(rows))[:700]  # for the length scales
-        process = GaussianProcessRegressor(kernel + kernels.WhiteKernel(0.05), normalize_y=True).fit(points[few], targets[few])
-        fixed = GaussianProcessRegressor(process.kernel_, optimizer=None, normalize_y=True).fit(points, targets)
+        process = GaussianProcessRegressor(kernel + kernels.WhiteKernel(0.05), normalize_y=True).fit(
+            points[few], targets[few]
+        )
+        fixed = GaussianProcessRegressor(process.kernel_, optimizer=None, normalize_y=True).fit(
+            points, targets
+        )
         return cls(fixed, noise_of(rows))
 
     def bits(self, settings: list[dict[str, Any]]) -> np.ndarray:
@@ -359,11 +406,16 @@ def noise_of(rows: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
     alike: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         alike.setdefault(tuple(row[name] for name in [*SPACE, "steps"]), []).append(row["bits"])
-    several = sorted((np.mean(bits), np.var(bits, ddof=1), len(bits) - 1) for bits in alike.values() if len(bits) > 1)
+    several = sorted(
+        (np.mean(bits), np.var(bits, ddof=1), len(bits) - 1) for bits in alike.values() if len(bits) > 1
+    )
     if len(several) < 8:  # of a table that is being made
         return ((0.0, 0.0),)
     parts = np.array_split(np.array(several), 4)
-    return tuple((float(part[:, 0].mean()), float(math.sqrt(np.average(part[:, 1], weights=part[:, 2])))) for part in parts)
+    return tuple(
+        (float(part[:, 0].mean()), float(math.sqrt(np.average(part[:, 1], weights=part[:, 2]))))
+        for part in parts
+    )
 
 
 # One reference rate, that of matrices, and ratios to it: two decades each, around the middles of the free ranges.
@@ -381,10 +433,15 @@ def with_rates(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A setting with its four rates, of one with ratios; within their free ranges, beyond which the table knows nothing."""
     if "learning_rate" not in parameters:
         return dict(parameters)
-    ratios = {"matrix_rate": 1.0, **{f"{name}_rate": parameters[f"{name}_ratio"] for name in ("embedding", "head", "scalar")}}
+    ratios = {
+        "matrix_rate": 1.0,
+        **{f"{name}_rate": parameters[f"{name}_ratio"] for name in ("embedding", "head", "scalar")},
+    }
     setting = {name: parameters[name] for name in SPACE if name not in RATES}
     rates = {name: parameters["learning_rate"] * ratio for name, ratio in ratios.items()}
-    return setting | {name: min(max(rate, RATES[name]["low"]), RATES[name]["high"]) for name, rate in rates.items()}
+    return setting | {
+        name: min(max(rate, RATES[name]["low"]), RATES[name]["high"]) for name, rate in rates.items()
+    }
 
 
 @dataclass
@@ -479,7 +536,17 @@ def searched(way: str, seed: int, trials: int, surrogate: Surrogate) -> Searched
     return result
 
 
-WAYS = ["random", "tpe", "tpe-planned", "cmaes", "bsearch", "bsearch-ratios", "bsearch-timed", "gp", "gp-planned"]
+WAYS = [
+    "random",
+    "tpe",
+    "tpe-planned",
+    "cmaes",
+    "bsearch",
+    "bsearch-ratios",
+    "bsearch-timed",
+    "gp",
+    "gp-planned",
+]
 AFTER = (10, 25, 50)
 
 
@@ -492,7 +559,9 @@ def cell(values: np.ndarray) -> str:
     return f"{values.mean():.4f} ± {values.std(ddof=1) / math.sqrt(len(values)):.4f}"
 
 
-def compare(ways: list[str], seeds: int, surrogate: Surrogate, rows: list[dict[str, Any]]) -> dict[str, list[Searched]]:
+def compare(
+    ways: list[str], seeds: int, surrogate: Surrogate, rows: list[dict[str, Any]]
+) -> dict[str, list[Searched]]:
     """Search by each way, and print."""
     found: dict[str, list[Searched]] = {}
     reached: dict[str, np.ndarray] = {}
@@ -512,13 +581,18 @@ def compare(ways: list[str], seeds: int, surrogate: Surrogate, rows: list[dict[s
                 less = "  ".join(cell(column) for column in (reached[way] - reached[other]).T)
                 print(f"{'   less ' + other:<16} {less}", flush=True)
     if {"bsearch", "bsearch-ratios"} <= set(reached):
-        print(f"ratios after 25 less free rates after 50: {cell(reached['bsearch-ratios'][:, 1] - reached['bsearch'][:, 2])}")
+        print(
+            f"ratios after 25 less free rates after 50: {cell(reached['bsearch-ratios'][:, 1] - reached['bsearch'][:, 2])}"
+        )
     if "random" in reached:
         known = min(float(surrogate.bits(rows).min()), *(float(values.min()) for values in reached.values()))
         middle = np.median(reached["random"], axis=0)
         print(f"share of the way from random search's median to the best known, {known:.3f}:")
         for way, values in reached.items():
-            print(f"{way:<16}" + "".join(f"{share:7.2f}" for share in (middle - values.mean(axis=0)) / (middle - known)))
+            print(
+                f"{way:<16}"
+                + "".join(f"{share:7.2f}" for share in (middle - values.mean(axis=0)) / (middle - known))
+            )
     return found
 
 
@@ -538,16 +612,21 @@ def verify(found: dict[str, list[Searched]], count: int) -> None:
                 true.append(trained(setting, setting["steps"], seed=77))
                 predicted.append(result.bits[best])
         print(
-            f"{way:<16}  trained anew after {count}: {cell(np.array(true))}, predicted {cell(np.array(predicted))}", flush=True
+            f"{way:<16}  trained anew after {count}: {cell(np.array(true))}, predicted {cell(np.array(predicted))}",
+            flush=True,
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--make", type=float, metavar="MINUTES", help="train and append to the table")
     parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--verify", action="store_true", help="also train the best setting of each search after 25 trials")
+    parser.add_argument(
+        "--verify", action="store_true", help="also train the best setting of each search after 25 trials"
+    )
     options = parser.parse_args()
     if options.make:
         make(options.make)

@@ -34,7 +34,13 @@ BEFORE = [
     for q in (0.35, 0.5, 0.7, 0.85, 1.0, 1.15)
 ]
 # Sharpness and growth of synthetic laws.
-TRUTHS = {"plain": (1.0, 1.0), "flat": (1.0, 0.0), "sharp": (4.0, 1.0), "slow": (1.0, 0.5), "sharp and slow": (2.0, 0.7)}
+TRUTHS = {
+    "plain": (1.0, 1.0),
+    "flat": (1.0, 0.0),
+    "sharp": (4.0, 1.0),
+    "slow": (1.0, 0.5),
+    "sharp and slow": (2.0, 0.7),
+}
 
 # Of each point: predicted over measured, and whether the interval holds (NaN where there is none).
 Row = tuple[float, float]
@@ -67,7 +73,10 @@ LAWS: dict[str, Predict] = {"before": of_shapes(BEFORE), "now": of_shapes(SHAPES
 
 
 def left_out(points: Sequence[RunsToTarget], predict: Predict) -> list[Row]:
-    return [predict([one for one in points if one.effective_batch != point.effective_batch], point) for point in points]
+    return [
+        predict([one for one in points if one.effective_batch != point.effective_batch], point)
+        for point in points
+    ]
 
 
 def mean_error(rows: Sequence[Row]) -> float:
@@ -82,7 +91,10 @@ def chosen_on_others(workloads: Mapping[str, Sequence[RunsToTarget]]) -> tuple[l
     }
     found, chosen = [], []
     for name in workloads:
-        best = min(CHOICES, key=lambda plain: sum(mean_error(own) for other, own in rows[plain].items() if other != name))
+        best = min(
+            CHOICES,
+            key=lambda plain: sum(mean_error(own) for other, own in rows[plain].items() if other != name),
+        )
         found += rows[best][name]
         chosen.append(best)
     return found, chosen
@@ -94,7 +106,9 @@ def mlperf_runs(path: Path) -> dict[str, list[RunsToTarget]]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             samples = tuple(map(float, row["to_target"].split()))
-            points.setdefault(row["workload"], []).append(RunsToTarget(int(row["effective_batch"]), samples, row["round"]))
+            points.setdefault(row["workload"], []).append(
+                RunsToTarget(int(row["effective_batch"]), samples, row["round"])
+            )
     return points
 
 
@@ -104,7 +118,9 @@ def zeus(path: Path) -> dict[str, list[RunsToTarget]]:
     with path.open() as file:
         for row in csv.DictReader(file):
             if float(row["target_metric"]) == ZEUS_TARGETS[row["dataset"]]:
-                found.setdefault(row["dataset"], {}).setdefault(int(row["batch_size"]), []).append(float(row["target_epoch"]))
+                found.setdefault(row["dataset"], {}).setdefault(int(row["batch_size"]), []).append(
+                    float(row["target_epoch"])
+                )
     return {
         name: [
             RunsToTarget(batch, tuple(reached))
@@ -120,13 +136,20 @@ def synthetic(shape: tuple[float, float], batches: int, rng: np.random.Generator
     (sharpness, growth), lowest = shape, 2.0 ** rng.integers(3, 9)
     measured = np.round(lowest * 2 ** np.linspace(0, rng.uniform(3, 7), batches))
     knee = np.exp(rng.uniform(np.log(measured[0]) + 0.5, np.log(measured[-1]) + 0.5))
-    medians = (1 + (measured / knee) ** sharpness) ** (growth / sharpness) * np.exp(0.05 * rng.standard_normal(batches))
+    medians = (1 + (measured / knee) ** sharpness) ** (growth / sharpness) * np.exp(
+        0.05 * rng.standard_normal(batches)
+    )
     runs = 1e5 * medians[:, None] * np.exp(0.1 * rng.standard_normal((batches, 10)))
-    return [RunsToTarget(int(batch), tuple(map(float, row))) for batch, row in zip(measured, runs, strict=True)]
+    return [
+        RunsToTarget(int(batch), tuple(map(float, row))) for batch, row in zip(measured, runs, strict=True)
+    ]
 
 
 def figures(rows: Sequence[Row]) -> str:
-    errors, held = np.abs(np.array([times for times, _ in rows]) - 1), [holds for _, holds in rows if not np.isnan(holds)]
+    errors, held = (
+        np.abs(np.array([times for times, _ in rows]) - 1),
+        [holds for _, holds in rows if not np.isnan(holds)],
+    )
     interval = f"{np.mean(held):>6.0%}" if held else ""
     return f"{np.median(errors):>8.1%}{np.quantile(errors, 0.9):>7.1%}{interval}"
 
@@ -137,7 +160,9 @@ def line(ground: str, tables: Sequence[Sequence[RunsToTarget]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--synthetic", type=int, default=30, help="tables of each kind")
     options = parser.parse_args()
     print(f"{'':<32}{'points':>7}{'before, 90th, held':>21}{'now, 90th, held':>21}{'plainest, 90th':>15}")
@@ -160,7 +185,10 @@ def main() -> None:
     for truth, shape in TRUTHS.items():
         for batches in (3, 5, 8):
             rng = np.random.default_rng(batches)
-            line(f"synthetic, {truth}, {batches}", [synthetic(shape, batches + 1, rng) for _ in range(options.synthetic)])
+            line(
+                f"synthetic, {truth}, {batches}",
+                [synthetic(shape, batches + 1, rng) for _ in range(options.synthetic)],
+            )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ class Truth:
     def drawn(cls, rng: np.random.Generator, share: float) -> Truth:
         a, b, c, d = rng.normal([0.45, 0.0, 0.22, -0.4], [0.08, 0.05, 0.08, 0.12])
         cliff, turned = rng.uniform(0.3, 1.0), rng.uniform(-0.2, 0.2)
-        return cls((a, b, c, d), cliff if share else math.inf, turned, cliff + share / (1 - share) * (cliff - LOW))
+        return cls(
+            (a, b, c, d), cliff if share else math.inf, turned, cliff + share / (1 - share) * (cliff - LOW)
+        )
 
     def best(self, samples: float, parameters: float) -> tuple[float, float]:
         """Logarithms of the best batch and rate."""
@@ -78,7 +80,9 @@ class Truth:
         return 1.7 + 0.8 * (size[1] / 1e7) ** -0.2 + 0.7 * (size[0] / 1e8) ** -0.2
 
 
-def study(truth: Truth, sizes: Sequence[tuple[float, float]], trials: int, rng: np.random.Generator) -> list[TrialRecord]:
+def study(
+    truth: Truth, sizes: Sequence[tuple[float, float]], trials: int, rng: np.random.Generator
+) -> list[TrialRecord]:
     """Random trials of each size."""
     made = []
     for size in sizes:
@@ -105,7 +109,9 @@ def study(truth: Truth, sizes: Sequence[tuple[float, float]], trials: int, rng: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--studies", type=int, default=12)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.0, 0.05, 0.1, 0.2])
@@ -121,7 +127,10 @@ def main() -> None:
             for way, rows in found.items():
                 excesses, batch, rate = (np.array(column) for column in zip(*rows, strict=True))
                 held = f"{batch.mean():>7.2f}{rate.mean():>6.2f}"
-                print(f"{name:<20}{share:>6.2f}  {way:<12}{excesses.mean():>8.4f}{excesses.max():>8.4f}{held}", flush=True)
+                print(
+                    f"{name:<20}{share:>6.2f}  {way:<12}{excesses.mean():>8.4f}{excesses.max():>8.4f}{held}",
+                    flush=True,
+                )
 
 
 Judged = tuple[float, float, float]  # excess loss; whether the intervals of batch and rate hold the truth
@@ -136,7 +145,10 @@ def judged_ways(
     records = study(truth, sizes, trials, rng)
     of_last = [record for record in records if record.facts.samples_budget == sizes[-1][0]]
     best = min(of_last, key=lambda record: record.accuracy or 0.0).facts
-    yield "unchanged", (truth.lost(best.effective_batch or 1, best.learning_rate or 1.0, large), math.nan, math.nan)
+    yield (
+        "unchanged",
+        (truth.lost(best.effective_batch or 1, best.learning_rate or 1.0, large), math.nan, math.nan),
+    )
     at_best, best_rate = truth.best(*sizes[-1])
     fitted = best_rates("made up", of_last, [round(math.exp(at_best))])
     of_batch = min(fitted.rates, key=lambda one: abs(math.log(one.effective_batch) - at_best))

@@ -20,7 +20,11 @@ from bsearch.spaces.trial import Measurement
 def cost(name: str, optimizer: str, folder: Path, repeats: int) -> tuple[float, float, float]:
     """Median seconds to write and to read a checkpoint, and its MiB."""
     model = torchvision.models.get_model(name)
-    steps = torch.optim.AdamW(model.parameters()) if optimizer == "adamw" else torch.optim.SGD(model.parameters(), momentum=0.9)
+    steps = (
+        torch.optim.AdamW(model.parameters())
+        if optimizer == "adamw"
+        else torch.optim.SGD(model.parameters(), momentum=0.9)
+    )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     steps.step()
@@ -31,7 +35,9 @@ def cost(name: str, optimizer: str, folder: Path, repeats: int) -> tuple[float, 
         checkpoint.add(Measurement(samples_seen=1, elapsed_s=1.0, accuracy=0.5))
         started = time.perf_counter()
         rng_state = [random_state(torch.device("cpu"))]
-        checkpoint.save({"model": model.state_dict(), "optimizer": steps.state_dict(), "rng_state": rng_state})
+        checkpoint.save(
+            {"model": model.state_dict(), "optimizer": steps.state_dict(), "rng_state": rng_state}
+        )
         writes.append(time.perf_counter() - started)
         assert not checkpoint._write_error, checkpoint._write_error
         started = time.perf_counter()

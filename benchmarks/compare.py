@@ -86,7 +86,10 @@ def changed(problem: Problem, change: str, deviation: float) -> Side:
             "high": min(high, best * (high / low) ** 0.25),
         }
     if change == "moved":
-        space["reference_rate"] |= {"low": 4 * space["reference_rate"]["low"], "high": 4 * space["reference_rate"]["high"]}
+        space["reference_rate"] |= {
+            "low": 4 * space["reference_rate"]["low"],
+            "high": 4 * space["reference_rate"]["high"],
+        }
     return Side(problem, score, lambda one: back(logit(mean(at(one))) + shift(one)), space)
 
 
@@ -109,9 +112,17 @@ def searched(side: Side, runs: int, seed: int) -> list[Runs]:
                 suggestion = search.ask()
                 parameters = dict(suggestion.parameters)
                 score = side.score(parameters, rng)
-                search.tell(suggestion.number, side.problem.seconds(parameters), score, *(["diverged"] * math.isnan(score)))
+                search.tell(
+                    suggestion.number,
+                    side.problem.seconds(parameters),
+                    score,
+                    *(["diverged"] * math.isnan(score)),
+                )
             else:
-                best = sorted({tuple(one.items()) for one, _, score in found}, key=lambda one: -mean_of(found, dict(one)))
+                best = sorted(
+                    {tuple(one.items()) for one, _, score in found},
+                    key=lambda one: -mean_of(found, dict(one)),
+                )
                 parameters = dict(best[left % min(REPEATED, len(best))])
                 score = side.score(parameters, rng)
             if not math.isnan(score):
@@ -142,7 +153,9 @@ def judged(task: str, change: str, runs: int, seed: int) -> dict[str, Any]:
         }
         for name, domain in first.space.items()
     }
-    common, *own = (SpaceTransform(SearchSpace.of(domains_of(one)).searched) for one in (wide, first.space, second.space))
+    common, *own = (
+        SpaceTransform(SearchSpace.of(domains_of(one)).searched) for one in (wide, first.space, second.space)
+    )
     spaces = [(common, common), (own[0], own[1])]
     for looked, target in zip(zip(*sides, strict=True), targets(runs), strict=True):
         found = difference(spaces, looked, seed)
@@ -180,7 +193,9 @@ def run_deviation(problem: Problem) -> float:
     """Of a run, on the logit's scale, among settings near the best."""
     groups = [[logit(curve[-1]) for curve in curves] for curves in problem.curves.values()]  # type: ignore[attr-defined]
     best = max(map(statistics.fmean, groups))
-    return math.sqrt(statistics.fmean(statistics.variance(group) for group in groups if statistics.fmean(group) > best - 1))
+    return math.sqrt(
+        statistics.fmean(statistics.variance(group) for group in groups if statistics.fmean(group) > best - 1)
+    )
 
 
 def true_difference(task: str, change: str) -> float:
@@ -193,12 +208,16 @@ def true_difference(task: str, change: str) -> float:
         best = max(map(other.accuracy, grid(other)))
     else:
         side, times = changed(problem, change, deviation), 4 if change == "moved" else 1
-        best = max(side.mean({**one, "reference_rate": times * one["reference_rate"]}) for one in grid(problem))
+        best = max(
+            side.mean({**one, "reference_rate": times * one["reference_rate"]}) for one in grid(problem)
+        )
     return (logit(best) - logit(first)) / deviation
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=["digits@4", "digits@16", "cifar@2", "cifar@8"])
     changes = ["none", "better", "worse", "moved", "early", "tails", "lost", "narrow"]
     parser.add_argument("--changes", nargs="+", default=changes)
@@ -210,20 +229,27 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         for task in options.tasks:
             for change in options.changes:
-                print(f"{task:10s} {change:8s}  {true_difference(task, change):+.1f} standard deviations of a run", flush=True)
-                jobs = [pool.submit(judged, task, change, options.runs, seed) for seed in range(options.repeats)]
+                print(
+                    f"{task:10s} {change:8s}  {true_difference(task, change):+.1f} standard deviations of a run",
+                    flush=True,
+                )
+                jobs = [
+                    pool.submit(judged, task, change, options.runs, seed) for seed in range(options.repeats)
+                ]
                 results = [job.result() for job in jobs]
                 z = [one["z"] for one in results]
                 for way in ("compare", "higher", "t-test"):
                     shares = [
-                        sum(one[way] == said for one in results) / len(results) for said in ("better", "worse", "cannot tell")
+                        sum(one[way] == said for one in results) / len(results)
+                        for said in ("better", "worse", "cannot tell")
                     ]
                     said = "  ".join(f"{share:6.0%}" for share in shares)
                     print(f"{task:10s} {change:8s}  {way:12s}{said}", flush=True)
                 mean, std = (statistics.fmean(one[name] for one in results) for name in ("mean", "std"))
                 used = statistics.median(one["runs"] for one in results)
                 print(
-                    f"{'':20s}  z {np.mean(z):+.2f} sd {np.std(z):.2f}; mean {mean:+.4f} std {std:.4f} runs {used}", flush=True
+                    f"{'':20s}  z {np.mean(z):+.2f} sd {np.std(z):.2f}; mean {mean:+.4f} std {std:.4f} runs {used}",
+                    flush=True,
                 )
 
 

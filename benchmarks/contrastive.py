@@ -94,8 +94,13 @@ def gradients(folder: str) -> None:
                     (split,) = gradient(reference, values)
                 else:
                     (split,) = rank_processes(2, "cpu", 1).run(gradient, reference, values)
-                off = float(torch.cat([(a - b).flatten() for a, b in zip(split, whole, strict=True)]).norm()) / scale
-                shares = " | ".join(" + ".join(map(str, plan.micro_batches(device))) for device in range(devices))
+                off = (
+                    float(torch.cat([(a - b).flatten() for a, b in zip(split, whole, strict=True)]).norm())
+                    / scale
+                )
+                shares = " | ".join(
+                    " + ".join(map(str, plan.micro_batches(device))) for device in range(devices)
+                )
                 print(f"{name:8} {shares:32} {off:.1e}")
     close_ranks()
 
@@ -116,7 +121,11 @@ def costs(folder: str) -> None:
         print(
             f"{name}: largest micro-batch unsplit and cached: {[one.largest_micro_batch for one in profile.each]}; batch {most}"
         )
-        plans = {batch: planned(spec, profile, batch, 1) for batch in (101, 150, 257, 311, 400, 512) if batch <= most}
+        plans = {
+            batch: planned(spec, profile, batch, 1)
+            for batch in (101, 150, 257, 311, 400, 512)
+            if batch <= most
+        }
         for _ in range(5):
             for batch, plan in plans.items():
                 rounds.setdefault(batch, []).append(step_s(reference, replace(setup, plan=plan)))
@@ -219,7 +228,11 @@ def study(folder: str) -> None:
             found: Study = run_study(str(path))
             print(f"\n{name}:")
             print(found.front.to_frame().to_string())
-            print(found.trials.to_frame()[["accuracy", "train_s", "effective_batch", "micro_batch", "epochs"]].to_string())
+            print(
+                found.trials.to_frame()[
+                    ["accuracy", "train_s", "effective_batch", "micro_batch", "epochs"]
+                ].to_string()
+            )
 
 
 if __name__ == "__main__":

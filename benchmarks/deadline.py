@@ -93,7 +93,9 @@ class Driver:
     def __init__(self, problem: Problem, limit_s: float, mean_s: float, seed: int) -> None:
         self.problem, self.limit_s, self.mean_s, self.seed = problem, limit_s - CLOSING * mean_s, mean_s, seed
         self.world, self.rng = World.of(limit_s, mean_s, seed), np.random.default_rng((5, seed))
-        self.suggester = FrontSuggester(problem.space, 1, known_seconds=problem.seconds, by_time=True, seed=seed)
+        self.suggester = FrontSuggester(
+            problem.space, 1, known_seconds=problem.seconds, by_time=True, seed=seed
+        )
         self.trials: list[TrialRecord] = []
         self.spans: list[Span] = []
         self.now_s, self.result = 0.0, Result()
@@ -116,7 +118,9 @@ class Driver:
         accuracy, true = self._reached(parameters, share)
         self.spans.append(Span(began_s, self.now_s, known_s, share * took_s, share, 1.0, 1))
         values = known_s, accuracy
-        self.trials.append(TrialRecord.of(number, "complete", dict(parameters), TrialFacts(train_s=known_s), values))
+        self.trials.append(
+            TrialRecord.of(number, "complete", dict(parameters), TrialFacts(train_s=known_s), values)
+        )
         if accuracy > self.best:
             self.best, self.result.kept = accuracy, true
         self.result.trials += 1
@@ -125,13 +129,18 @@ class Driver:
     def _reached(self, parameters: Mapping[str, Any], share: float) -> tuple[float, float]:
         """The metric as measured, and the truth of the setting; of a training cut short whose schedule was cut too."""
         if share < 1 and "epochs" in parameters:
-            parameters = {**parameters, "epochs": max(parameters["epochs"] * share, self.problem.space["epochs"].low)}
+            parameters = {
+                **parameters,
+                "epochs": max(parameters["epochs"] * share, self.problem.space["epochs"].low),
+            }
             share = 1.0
         curve = self.problem.curve(parameters, self.rng)
         if share == 1 and isinstance(self.problem, Table):
             return curve[-1], curve[-1]  # a model is what its own seed made it
         if share < 1:
-            return (reached := float(np.interp(share * FRACTIONS, range(FRACTIONS + 1), [0.0, *curve]))), reached
+            return (
+                reached := float(np.interp(share * FRACTIONS, range(FRACTIONS + 1), [0.0, *curve]))
+            ), reached
         return curve[-1], self.problem.accuracy(parameters)
 
     def known_s(self, until_s: float) -> float:
@@ -274,7 +283,9 @@ def table(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws", "lcbench"])
     parser.add_argument("--deadlines", type=int, default=500)
     parser.add_argument("--ways", nargs="+", default=list(WAYS))

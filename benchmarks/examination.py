@@ -64,12 +64,18 @@ def seconds(repeats: int) -> None:
             begun = time.perf_counter()
             found = examined(run, 2 if "ResNet" in name else 1)
             took.append(time.perf_counter() - begun)
-        print(f"{name:22}{took[0]:10.2f}{median(took[1:]):11.2f}  {found.samples:7}  {found.difference:.1e}   {found.verdict}")
+        print(
+            f"{name:22}{took[0]:10.2f}{median(took[1:]):11.2f}  {found.samples:7}  {found.difference:.1e}   {found.verdict}"
+        )
 
 
 def alarms(seeds: int, settings: list[str], dealt: bool) -> None:
     """Dealt: each seed in one of the settings, in turn, rather than in all of them."""
-    print(f"{'training':52}" + "".join(f"{name:>10}" for name in settings) + "   refused of so many seeds; worst difference")
+    print(
+        f"{'training':52}"
+        + "".join(f"{name:>10}" for name in settings)
+        + "   refused of so many seeds; worst difference"
+    )
     total = count = 0
     for entry in ENTRIES:
         if entry.expects != "exact" or entry.framework:
@@ -93,22 +99,30 @@ def alarms(seeds: int, settings: list[str], dealt: bool) -> None:
                 refused += found.verdict != "exact"
                 worst = max(worst, found.difference)
                 if found.verdict != "exact":
-                    print(f"  {entry.name}, seed {seed}: {found.sentence} {[str(one) for one in found.refusals]}")
+                    print(
+                        f"  {entry.name}, seed {seed}: {found.sentence} {[str(one) for one in found.refusals]}"
+                    )
             count += len(chosen)
             row.append(refused)
         total += sum(row)
-        print(f"{entry.name:52}" + "".join(f"{refused:10}" for refused in row) + f"   {worst:.1e}", flush=True)
+        print(
+            f"{entry.name:52}" + "".join(f"{refused:10}" for refused in row) + f"   {worst:.1e}", flush=True
+        )
     print(f"false alarms: {total} of {count}")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("seconds", "alarms"))
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--dealt", action="store_true", help="each seed in one of the settings, in turn")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    seconds(arguments.repeats) if arguments.what == "seconds" else alarms(arguments.seeds, arguments.settings, arguments.dealt)
+    seconds(arguments.repeats) if arguments.what == "seconds" else alarms(
+        arguments.seeds, arguments.settings, arguments.dealt
+    )

@@ -63,8 +63,14 @@ def filled(path: Path, count: int) -> None:
         trials = Trials(tables, "growth", objectives=spec.objectives)
         first, setup = trials[0].facts.to_dict(), tables.setups("growth")[0]
         for number in range(1, count):
-            batch, rate, seconds = numbers.randint(16, 400), 0.02 * 25 ** numbers.random(), numbers.uniform(1, 9)
-            facts = TrialFacts.of(first | {"train_s": seconds, "effective_batch": batch, "learning_rate": rate})
+            batch, rate, seconds = (
+                numbers.randint(16, 400),
+                0.02 * 25 ** numbers.random(),
+                numbers.uniform(1, 9),
+            )
+            facts = TrialFacts.of(
+                first | {"train_s": seconds, "effective_batch": batch, "learning_rate": rate}
+            )
             trials.begin({"effective_batch": batch, "reference_rate": rate, "rule": "sqrt"}, facts)
             score, attempt = numbers.uniform(0.1, 0.9), replace(setup, number=number)
             tables.start_attempt(attempt)
@@ -96,7 +102,9 @@ class Pretending(SerialRunner):
             study.begun(setup.number)
             for part in (1, 2):
                 with counted(self.costs, "report a measurement", time.thread_time):
-                    study.report(setup.number, Measurement(setup.samples_budget * part // 2, 1.0 * part, 0.5, {}))
+                    study.report(
+                        setup.number, Measurement(setup.samples_budget * part // 2, 1.0 * part, 0.5, {})
+                    )
             with counted(self.costs, "end", time.thread_time):
                 study.end(setup.number, Outcome("complete"))
                 study.view()
@@ -110,8 +118,15 @@ def costs_after(folder: Path, count: int, repeats: int) -> Costs:
         "rule": ["linear", "sqrt"],
         "epochs": 1,
     }
-    study = {"study": "growth", "task": "bsearch.objectives.digits:Digits", "space": space, "training": {"evaluations": 2}}
-    path.write_text(yaml.safe_dump({**study, "storage": f"sqlite:///{count}.db", "budget": {"trials": 1, "profile_s": 0}}))
+    study = {
+        "study": "growth",
+        "task": "bsearch.objectives.digits:Digits",
+        "space": space,
+        "training": {"evaluations": 2},
+    }
+    path.write_text(
+        yaml.safe_dump({**study, "storage": f"sqlite:///{count}.db", "budget": {"trials": 1, "profile_s": 0}})
+    )
     spec = read_study(path)
     code = task_code_hash(spec.task)
     assert not run_study(spec, SerialRunner(spec.devices), code).failure
@@ -130,7 +145,9 @@ def costs_after(folder: Path, count: int, repeats: int) -> Costs:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--finished", type=int, nargs="+", default=[100, 1000, 4000, 10_000])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()

@@ -111,10 +111,19 @@ def measured(name: str, seconds: float, trials: int) -> list[Round]:
     ends = list(trained(law, trials))
     off = sorted(last.elapsed_s / known_s - 1 for known_s, last in ends)
     names = ("waited_s", "throttled_s", "stolen_share")
-    facts = {fact: statistics.median(float(last.facts.get(fact, "nan")) for _, last in ends) for fact in names}
+    facts = {
+        fact: statistics.median(float(last.facts.get(fact, "nan")) for _, last in ends) for fact in names
+    }
     alone = sorted(without_others_s(last) / known_s - 1 for known_s, last in ends)
-    print(f"{name}: {len(kept)} rounds; measured / known - 1, and without waits for others (median, lowest, highest):")
-    print("  " + ", ".join(f"{statistics.median(each):+.1%} ({each[0]:+.0%} to {each[-1]:+.0%})" for each in (off, alone)))
+    print(
+        f"{name}: {len(kept)} rounds; measured / known - 1, and without waits for others (median, lowest, highest):"
+    )
+    print(
+        "  "
+        + ", ".join(
+            f"{statistics.median(each):+.1%} ({each[0]:+.0%} to {each[-1]:+.0%})" for each in (off, alone)
+        )
+    )
     pressure = (pressure_s() - pressed_s) / (time.monotonic() - started)
     print(
         f"  pressure {pressure:.0%}; of {statistics.median(last.elapsed_s for _, last in ends):.2f} s: {facts}\n  {said(law)}",
@@ -132,9 +141,15 @@ def replayed(rounds: list[Round]) -> None:
         taken = rng.uniform(0.1, 0.4) if rng.random() < 0.75 else 0.0
         wanted_s = (timed_round.load.busy_s or 0.0) / (1 - taken)
         load = replace(timed_round.load, stolen_s=taken * wanted_s)
-        slowed.append(Round(tuple((s / (1 - taken), wait) for s, wait in timed_round.steps), timed_round.evaluations, load))
+        slowed.append(
+            Round(
+                tuple((s / (1 - taken), wait) for s, wait in timed_round.steps), timed_round.evaluations, load
+            )
+        )
     for name, counted in ("counted", True), ("not counted", False):
-        given = slowed if counted else [replace(each, load=replace(each.load, stolen_s=None)) for each in slowed]
+        given = (
+            slowed if counted else [replace(each, load=replace(each.load, stolen_s=None)) for each in slowed]
+        )
         law = with_uncertainty(fitted(given, PLANS))
         law = disturbed(law, 0.0, law.stolen)
         off = [law.step_s(plan) / truth.step_s(plan) - 1 for plan in PLANS]

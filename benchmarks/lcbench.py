@@ -24,7 +24,20 @@ from problems import FRACTIONS, Problem, random_value
 from scipy.interpolate import RegularGridInterpolator
 from scipy.stats.qmc import Sobol
 
-TASKS = ("167083", "167104", "167149", "167152", "167161", "167168", "167181", "167184", "167185", "167190", "167200", "168331")
+TASKS = (
+    "167083",
+    "167104",
+    "167149",
+    "167152",
+    "167161",
+    "167168",
+    "167181",
+    "167184",
+    "167185",
+    "167190",
+    "167200",
+    "168331",
+)
 LEAST_S = 0.1  # at corners of the space the surrogate's seconds fall below zero
 
 # As the surrogate's `config_space.json` has them, in the order of its input.
@@ -68,7 +81,9 @@ class LCBench(Problem):
         self._session, self._code, self._fixed = session, code, fixed
         self.space = {name: domain for name, domain in SPACE.items() if name not in fixed}
         if fixed:
-            self.lowest = float(np.median(self._surrogate(self._random(2000, np.random.default_rng(3)))[:, 1])) / 100
+            self.lowest = (
+                float(np.median(self._surrogate(self._random(2000, np.random.default_rng(3)))[:, 1])) / 100
+            )
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
         parameters = {**self._fixed, **parameters}
@@ -98,7 +113,9 @@ class LCBench(Problem):
 
     def _random(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Random settings (count, 8)."""
-        return self._rows([{name: random_value(one, rng) for name, one in self.space.items()} for _ in range(count)])
+        return self._rows(
+            [{name: random_value(one, rng) for name, one in self.space.items()} for _ in range(count)]
+        )
 
     def _points(self, rows: np.ndarray) -> np.ndarray:
         """Seconds and accuracy of settings (n, 8), (n, 2)."""
@@ -111,7 +128,11 @@ class LCBench(Problem):
             place, domain = list(SPACE).index(name), SPACE[name]
             step = 0.05 * rng.standard_normal(len(rows)) * (rng.random(len(rows)) < 3 / len(self.space))
             column = rows[:, place]
-            near = column * (domain.high / domain.low) ** step if domain.log else column + step * (domain.high - domain.low)
+            near = (
+                column * (domain.high / domain.low) ** step
+                if domain.log
+                else column + step * (domain.high - domain.low)
+            )
             near = np.round(near) if isinstance(domain, IntDistribution) else near
             moved[:, place] = np.clip(near, domain.low, domain.high)
         return moved
@@ -158,7 +179,9 @@ class LCBench(Problem):
         return np.asarray(self._session.run(None, {"x_cat": codes, "x_cont": rows.astype(np.float32)})[0])
 
 
-def lcbench_problems(folder: Path, tasks: Sequence[str] = TASKS, fixed: Mapping[str, float] = {}) -> list[Problem]:
+def lcbench_problems(
+    folder: Path, tasks: Sequence[str] = TASKS, fixed: Mapping[str, float] = {}
+) -> list[Problem]:
     """The tasks' problems, from the folder of the surrogate."""
     options = SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # the fastest, for single settings

@@ -25,7 +25,9 @@ import optuna
 import torch
 import yaml
 
-sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives"))  # for their models
+sys.path.extend(
+    str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives")
+)  # for their models
 
 from bsearch.benchmarks.verify.stages.tasks import GPU_MODELS, setup_of, task_of
 from bsearch.objectives.digits import Digits
@@ -55,11 +57,15 @@ LIMIT = 600_000
 
 
 def predictions() -> None:
-    print(f"{'model':<28}{'precision':<10}{'largest':>8}{'peak':>11}{'error':>8}{'line error':>12}{'traces':>8}{'s':>7}")
+    print(
+        f"{'model':<28}{'precision':<10}{'largest':>8}{'peak':>11}{'error':>8}{'line error':>12}{'traces':>8}{'s':>7}"
+    )
     errors = []
     for name, task, sizes in MODELS:
         for precision in ("fp32", "bf16"):
-            probe = MemoryProbe(task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2))
+            probe = MemoryProbe(
+                task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2)
+            )
             predicted = [probe.train_peak(size).total for size in sizes]
             real = [probe.counted("train", size).total for size in sizes]
             error = max(abs(p / r - 1) for p, r in zip(predicted, real, strict=True))
@@ -67,7 +73,9 @@ def predictions() -> None:
             # The usual approach: a line through the two smallest sizes that anyone would measure.
             slope = probe.train_peak(4).total - probe.train_peak(3).total
             line = (probe.train_peak(3).total + slope * (sizes[-1] - 3)) / real[-1] - 1
-            fresh = MemoryProbe(task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2))
+            fresh = MemoryProbe(
+                task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2)
+            )
             started = time.perf_counter()
             law = memory_law(fresh, real[-1], 2, 4096)
             assert law is not None
@@ -77,12 +85,16 @@ def predictions() -> None:
                 f"{line:>12.1%}{len(law.points):>8}{law_s:>7.1f}"
             )
     print(f"mean {statistics.mean(errors):.2%}, worst {max(errors):.2%}")
-    print("published: DNNMem 14-16 % mean, LLMem <= 3 %, xMem about 4 % median (on GPUs, against the allocator)\n")
+    print(
+        "published: DNNMem 14-16 % mean, LLMem <= 3 %, xMem about 4 % median (on GPUs, against the allocator)\n"
+    )
 
 
 def as_cuda() -> None:
     """Live MiB as a CPU and as CUDA runs a step, and what CUDA's allocator reserves for it beyond that."""
-    print(f"{'micro-batch':<34}{'precision':<10}{'CPU MiB':>9}{'CUDA MiB':>10}{'default':>10}{'expandable':>12}{'s':>7}")
+    print(
+        f"{'micro-batch':<34}{'precision':<10}{'CPU MiB':>9}{'CUDA MiB':>10}{'default':>10}{'expandable':>12}{'s':>7}"
+    )
     for name, (reference, parameters), sizes in GPU_MODELS:
         for precision in ("fp32", "bf16"):
             made = setup_of(BatchPlan(sizes[0]), "cpu", parameters, precision=precision)
@@ -105,7 +117,9 @@ def as_cuda() -> None:
 
 def wrong_laws(trials: int) -> None:
     """A study whose memory law is off by a factor: real runs at the brink, trials lost, and what was found."""
-    print(f"{'law':<10}{'real runs':>10}{'OOM errors':>12}{'lost trials':>13}{'largest found':>15}{'true':>7}")
+    print(
+        f"{'law':<10}{'real runs':>10}{'OOM errors':>12}{'lost trials':>13}{'largest found':>15}{'true':>7}"
+    )
     honest_law, honest_count = memory_law, MemoryProbe.counted
     true = None
     for factor in (1.0, 0.5, 2.0):
@@ -116,7 +130,9 @@ def wrong_laws(trials: int) -> None:
             assert law is not None
             return replace(law, points=tuple((size, round(factor * peak)) for size, peak in law.points))
 
-        def counted(self: MemoryProbe, kind: Any, size: int, limit: Any = None, runs: list[int] = runs) -> Any:
+        def counted(
+            self: MemoryProbe, kind: Any, size: int, limit: Any = None, runs: list[int] = runs
+        ) -> Any:
             runs.append(size)
             return honest_count(self, kind, size, limit)
 
@@ -185,7 +201,9 @@ def plain(trials: int, halves: bool) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=40)
     trials = parser.parse_args().trials
     warnings.simplefilter("ignore")

@@ -61,7 +61,9 @@ def old_runs(problem: Problem, here: Problem, seed: int) -> list[PriorTrial]:
     return found
 
 
-def searched(problem: Problem, share: Share, old: Sequence[PriorTrial], doubted: bool, seed: int) -> list[float]:
+def searched(
+    problem: Problem, share: Share, old: Sequence[PriorTrial], doubted: bool, seed: int
+) -> list[float]:
     """Shares of the true front after some trials of one search."""
     rng = np.random.default_rng(seed)
     search = Search(problem.domains(), stopping="none", known_seconds=problem.seconds, seed=seed)
@@ -105,7 +107,8 @@ def rows_of(file: Path) -> dict[tuple[str, int, str, int], list[float]]:
         return {}
     with file.open(newline="") as rows:
         return {
-            (name, int(place), way, int(seed)): list(map(float, shares)) for name, place, way, seed, *shares in csv.reader(rows)
+            (name, int(place), way, int(seed)): list(map(float, shares))
+            for name, place, way, seed, *shares in csv.reader(rows)
         }
 
 
@@ -137,14 +140,21 @@ def rate_of(parameters: Mapping[str, Any]) -> float:
 def true_rates(problem: Problem) -> dict[int, float]:
     """The best rate at a quarter, half and three quarters of the range of batches, on average over everything else."""
     rng, found = np.random.default_rng(3), {}
-    space = {name: domain for name, domain in problem.space.items() if name not in ("reference_rate", "learning_rate")}
+    space = {
+        name: domain
+        for name, domain in problem.space.items()
+        if name not in ("reference_rate", "learning_rate")
+    }
     name = next(name for name in ("learning_rate", "reference_rate") if name in problem.space)
     rates, batches = problem.space[name], problem.space["effective_batch"]
     others = [{key: random_value(domain, rng) for key, domain in space.items()} for _ in range(60)]
     for share in BATCHES:
         batch = round(batches.low * (batches.high / batches.low) ** share)
         grid = np.geomspace(rates.low, rates.high, 61)
-        means = [np.mean([problem.accuracy({**one, "effective_batch": batch, name: rate}) for one in others]) for rate in grid]
+        means = [
+            np.mean([problem.accuracy({**one, "effective_batch": batch, name: rate}) for one in others])
+            for rate in grid
+        ]
         # Tables are flat between their points: the middle of what is as good as the best.
         best = grid[np.flatnonzero(np.array(means) >= max(means) - 1e-12)]
         middle = float(np.exp(np.log(best).mean()))
@@ -163,11 +173,23 @@ def imported_runs(problem: Problem, count: int, seed: int, *, measured: bool = F
         parameters = {name: random_value(domain, rng) for name, domain in problem.space.items()}
         if measured and isinstance(problem, Table):
             nearest = dict(zip(problem.names, problem._nearest(parameters), strict=True))
-            parameters = {key: value if key == "reference_rate" else round(value) for key, value in nearest.items()}
-        row = {"bs": parameters["effective_batch"], "lr": rate_of(parameters), "runtime": problem.seconds(parameters)}
-        others = {name: value for name, value in parameters.items() if name not in ("effective_batch", "reference_rate")}
+            parameters = {
+                key: value if key == "reference_rate" else round(value) for key, value in nearest.items()
+            }
+        row = {
+            "bs": parameters["effective_batch"],
+            "lr": rate_of(parameters),
+            "runtime": problem.seconds(parameters),
+        }
+        others = {
+            name: value
+            for name, value in parameters.items()
+            if name not in ("effective_batch", "reference_rate")
+        }
         others.pop("learning_rate", None)
-        runs.append(Run(f"runs.csv:{place + 2}", row | others, {"val_acc": problem.curve(parameters, rng)[-1]}))
+        runs.append(
+            Run(f"runs.csv:{place + 2}", row | others, {"val_acc": problem.curve(parameters, rng)[-1]})
+        )
     (group,) = imported("runs.csv", runs, columns_of("runs.csv", runs))
     return as_study(group)
 
@@ -179,12 +201,17 @@ def best_accuracies(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarra
         batches, lengths = (np.array(problem.grid[place]) for place in places)
         best = np.full((len(batches), len(lengths)), -np.inf)
         for key, curves in problem.curves.items():
-            at = tuple(int(np.searchsorted(axis, key[place])) for axis, place in zip((batches, lengths), places, strict=True))
+            at = tuple(
+                int(np.searchsorted(axis, key[place]))
+                for axis, place in zip((batches, lengths), places, strict=True)
+            )
             best[at] = max(best[at], np.mean([curve[-1] for curve in curves]))
         return batches, lengths, best
     rng = np.random.default_rng(4)
     batches, lengths = np.geomspace(16, 512, 11).round(), np.array([1, 2, 3, 4, 6, 9, 13, 18, 26, 37, 52])
-    others = [{name: random_value(domain, rng) for name, domain in problem.space.items()} for _ in range(4000)]
+    others = [
+        {name: random_value(domain, rng) for name, domain in problem.space.items()} for _ in range(4000)
+    ]
     best = np.zeros((len(batches), len(lengths)))
     rows = problem._rows(others)  # type: ignore[attr-defined]
     places = [list(problem.space).index(name) for name in ("effective_batch", "epochs")]
@@ -201,7 +228,9 @@ def true_critical(batches: np.ndarray, lengths: np.ndarray, best: np.ndarray, le
     for place, of_batch in enumerate(best):
         reached = np.maximum.accumulate(of_batch)
         if reached[-1] >= level:
-            needed[place] = np.interp(level, reached, np.log(lengths)) if reached[0] < level else np.log(lengths[0])
+            needed[place] = (
+                np.interp(level, reached, np.log(lengths)) if reached[0] < level else np.log(lengths[0])
+            )
     if not np.isfinite(needed).any():
         return None
     first = int(np.argmin(needed))
@@ -223,7 +252,11 @@ def critical_of(family: Sequence[Problem], seeds: int, name: str) -> None:
         for (problem, table), seed in product(zip(family, tables, strict=True), range(seeds)):
             asked += 1
             study = imported_runs(problem, count, seed, measured=True)
-            complete = [record for record in study.records if record.outcome == "complete" and record.accuracy is not None]
+            complete = [
+                record
+                for record in study.records
+                if record.outcome == "complete" and record.accuracy is not None
+            ]
             answer = _critical_batch(study, complete)
             truth = None if answer.silent else true_critical(*table, answer.data["target"])
             if truth is None:
@@ -236,7 +269,9 @@ def critical_of(family: Sequence[Problem], seeds: int, name: str) -> None:
         print_held(f"{name}, {count} runs", asked, factors, held, widths)
 
 
-def print_held(title: str, asked: int, factors: Sequence[float], held: Sequence[bool], widths: Sequence[float]) -> None:
+def print_held(
+    title: str, asked: int, factors: Sequence[float], held: Sequence[bool], widths: Sequence[float]
+) -> None:
     texts = [title, f"{asked - len(held)} of {asked}"]
     if held:
         median = f"{math.exp(statistics.median(factors)):.3f}"
@@ -252,7 +287,9 @@ def target_points(name: str) -> list[list[RunsToTarget]]:
     return list(zeus(folder / "zeus" / "summary_train.csv").values())
 
 
-def target_study(points: Sequence[RunsToTarget], count: int, rng: np.random.Generator) -> tuple[StoredStudy, set[str]]:
+def target_study(
+    points: Sequence[RunsToTarget], count: int, rng: np.random.Generator
+) -> tuple[StoredStudy, set[str]]:
     """Random ones of all runs, as somebody's table has them, and the levels among them."""
     every = [(point, place) for point in points for place in range(len(point.samples))]
     chosen = rng.permutation(len(every))[:count]
@@ -281,9 +318,14 @@ def targets_of(name: str, seeds: int) -> None:
     whole = [fit_batch_law(points).critical_batch() for points in workloads]
     for count in COUNTS:
         asked = asked_critical = 0
-        figures: dict[str, tuple[list[float], list[bool], list[float]]] = {"data": ([], [], []), "critical": ([], [], [])}
+        figures: dict[str, tuple[list[float], list[bool], list[float]]] = {
+            "data": ([], [], []),
+            "critical": ([], [], []),
+        }
 
-        def add(what: str, truth: float, low: float, value: float, high: float, figures: Any = figures) -> None:
+        def add(
+            what: str, truth: float, low: float, value: float, high: float, figures: Any = figures
+        ) -> None:
             factors, held, widths = figures[what]
             factors.append(abs(math.log(value / truth)))
             held.append(low <= truth <= high)
@@ -292,8 +334,12 @@ def targets_of(name: str, seeds: int) -> None:
         for (points, critical), seed in product(zip(workloads, whole, strict=True), range(seeds)):
             rng = np.random.default_rng((seed, count))
             batches = sorted({point.effective_batch for point in points})
-            held = rng.choice(batches[1:-1], min(2, len(batches) - 3), replace=False) if len(batches) > 3 else []
-            study, levels = target_study([point for point in points if point.effective_batch not in held], count, rng)
+            held = (
+                rng.choice(batches[1:-1], min(2, len(batches) - 3), replace=False) if len(batches) > 3 else []
+            )
+            study, levels = target_study(
+                [point for point in points if point.effective_batch not in held], count, rng
+            )
             (answer,) = target_verdicts(study, "samples", [int(batch) for batch in held])
             at = {(one["effective_batch"], one["level"]): one for one in answer.data.get("predicted", ())}
             for point in points:
@@ -354,13 +400,17 @@ def verdicts_of(family: Sequence[Problem], seeds: int, name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     warmed = commands.add_parser("warm")
     warmed.add_argument("--problems", nargs="+", default=["lcbench", "laws"])
     warmed.add_argument("--seeds", type=int, default=3)
     warmed.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    warmed.add_argument("--rows", type=Path, default=Path("warm.csv"), help="where each search is written when it ends")
+    warmed.add_argument(
+        "--rows", type=Path, default=Path("warm.csv"), help="where each search is written when it ends"
+    )
     asked = commands.add_parser("verdicts")
     asked.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws", "odd", "lcbench"])
     asked.add_argument("--seeds", type=int, default=4)
@@ -373,14 +423,19 @@ def main() -> None:
     if options.command == "verdicts":
         print(
             "".join(
-                f"{text:>22}" for text in ("", "silent", "off by a factor", "rates held", "exponents held", "critical held")
+                f"{text:>22}"
+                for text in ("", "silent", "off by a factor", "rates held", "exponents held", "critical held")
             )
         )
         for name in options.problems:
             verdicts_of(problems(name), options.seeds, name)
         return
     if options.command == "critical":
-        print("".join(f"{text:>30}" for text in ("", "silent", "off by a factor of", "held", "width, a factor of")))
+        print(
+            "".join(
+                f"{text:>30}" for text in ("", "silent", "off by a factor of", "held", "width, a factor of")
+            )
+        )
         for name in options.problems:
             if name in ("mlperf", "zeus"):
                 targets_of(name, options.seeds)

@@ -32,7 +32,9 @@ from bsearch.spaces.trial import Measurement, TrialSetup
 def nothing(setup: TrialSetup) -> Iterator[Measurement]:
     """A training that takes no time and scores by its batch."""
     yield Measurement(
-        samples_seen=setup.samples_budget, elapsed_s=1.0 / setup.effective_batch, accuracy=setup.learning_rate % 1
+        samples_seen=setup.samples_budget,
+        elapsed_s=1.0 / setup.effective_batch,
+        accuracy=setup.learning_rate % 1,
     )
 
 
@@ -60,7 +62,11 @@ def ours(folder: Path, trials: int, over_ray: bool) -> list[float]:
         if event.kind == "ended":
             ends.append(time.perf_counter())
 
-    place = TuneRunner(spec.cluster, spec.devices, folder / "ray.log") if over_ray else nullcontext(SerialRunner(spec.devices))
+    place = (
+        TuneRunner(spec.cluster, spec.devices, folder / "ray.log")
+        if over_ray
+        else nullcontext(SerialRunner(spec.devices))
+    )
     with place as runner:
         run_study(spec, nullcontext(runner), task_code_hash(spec.task), notify=notify)
     return [after - before for before, after in pairwise(ends)]

@@ -77,10 +77,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--here", action="store_true", help="time the steps on this machine")
     arguments.add_argument("--like", default="A100 80GB", help="the card, where nothing is measured")
-    arguments.add_argument("--limits", type=float, nargs="+", default=[3.0, 4.0, 8.0, 16.0, 24.0], help="in GiB")
+    arguments.add_argument(
+        "--limits", type=float, nargs="+", default=[3.0, 4.0, 8.0, 16.0, 24.0], help="in GiB"
+    )
     arguments.add_argument("--precision", default="bf16")
     arguments.add_argument("--most", type=int, help="the largest micro-batch to time")
-    arguments.add_argument("--seconds", type=float, default=60.0, help="to time the steps of each kind of checkpointing")
+    arguments.add_argument(
+        "--seconds", type=float, default=60.0, help="to time the steps of each kind of checkpointing"
+    )
     given = arguments.parse_args()
     print(
         f"{'limit':<9}{'largest micro-batch':<36}{'batch':>5}  {'chosen':<10}{'m x k':>9}{'peak':>11}{'step':>9}{'took s':>7}"

@@ -57,7 +57,9 @@ def prior_of(way: str, one: Any, best: float, rng: np.random.Generator) -> dict[
     return {"best": best, "within": math.exp(within) if one.log else within}
 
 
-def shares_of(problem: Problem, share: Share, best: Mapping[str, Any], way: str, seed: int, known: bool) -> list[float]:
+def shares_of(
+    problem: Problem, share: Share, best: Mapping[str, Any], way: str, seed: int, known: bool
+) -> list[float]:
     """What one search has found after each of AFTER."""
     rng = np.random.default_rng((seed, 1))
     space = problem.domains()
@@ -84,7 +86,9 @@ def searches_of(family: str, number: int, seeds: int, known: bool) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="+", default=["lcbench", "laws", "cifar", "digits"])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--known", action="store_true", help="seconds are known beforehand")

@@ -85,7 +85,9 @@ class Problem(ABC):
 
 def random_value(distribution: Any, rng: np.random.Generator) -> float:
     low, high = distribution.low, distribution.high
-    value = math.exp(rng.uniform(math.log(low), math.log(high))) if distribution.log else rng.uniform(low, high)
+    value = (
+        math.exp(rng.uniform(math.log(low), math.log(high))) if distribution.log else rng.uniform(low, high)
+    )
     return round(value) if isinstance(distribution, IntDistribution) else value
 
 
@@ -159,7 +161,11 @@ class Laws(Problem):
         rng = np.random.default_rng(seed)
         self.critical = math.exp(rng.uniform(math.log(50), math.log(2000)))
         self.exponent, self.rate = rng.uniform(0.4, 1.0), math.exp(rng.uniform(math.log(0.02), math.log(0.3)))
-        self.curvature, self.best, self.steps = rng.uniform(0.05, 0.25), rng.uniform(0.7, 0.98), rng.uniform(30, 300)
+        self.curvature, self.best, self.steps = (
+            rng.uniform(0.05, 0.25),
+            rng.uniform(0.7, 0.98),
+            rng.uniform(30, 300),
+        )
         self.fixed_ms, self.sample_ms = rng.uniform(0.2, 2), math.exp(rng.uniform(-5, -3))
         self.tile = int(rng.choice([1, 16, 64]))
 
@@ -191,10 +197,16 @@ class Laws(Problem):
         final, away = self.accuracy(parameters), self._away(parameters)
         # The end of a schedule gains more after a higher rate.
         late = 0.15 / (1 + math.exp(-away))
-        part = [self._learned(parameters, (tenth + 1) / FRACTIONS) / self._learned(parameters) for tenth in range(FRACTIONS)]
+        part = [
+            self._learned(parameters, (tenth + 1) / FRACTIONS) / self._learned(parameters)
+            for tenth in range(FRACTIONS)
+        ]
         held = [1 - late * (1 - (tenth + 1) / FRACTIONS) ** 0.7 for tenth in range(FRACTIONS)]
         noise = 0.01 * rng.standard_normal(FRACTIONS)
-        return [0.1 + (final - 0.1) * one * other + more for one, other, more in zip(part, held, noise, strict=True)]
+        return [
+            0.1 + (final - 0.1) * one * other + more
+            for one, other, more in zip(part, held, noise, strict=True)
+        ]
 
 
 class OddLaws(Laws):
@@ -209,7 +221,11 @@ class OddLaws(Laws):
 
     def _away(self, parameters: Mapping[str, Any]) -> float:
         batch = parameters["effective_batch"]
-        return math.log(parameters["reference_rate"] * math.sqrt(batch / 256) / (self.rate * (batch / 256) ** self.exponent))
+        return math.log(
+            parameters["reference_rate"]
+            * math.sqrt(batch / 256)
+            / (self.rate * (batch / 256) ** self.exponent)
+        )
 
 
 class CrossingLaws(Laws):
@@ -255,7 +271,9 @@ class Zeus(Problem):
         """Take the seconds of an epoch, and the epochs to the target of every run (NaN: never), by batch size."""
         fewest = min(one for batch in epoch_s for one in epochs[batch] if not math.isnan(one))
         self.taken = {batch: epoch_s[batch] for batch in sorted(epoch_s)}
-        self.runs = {batch: [0.0 if math.isnan(one) else fewest / one for one in epochs[batch]] for batch in self.taken}
+        self.runs = {
+            batch: [0.0 if math.isnan(one) else fewest / one for one in epochs[batch]] for batch in self.taken
+        }
         self.space = {"effective_batch": IntDistribution(min(self.taken), max(self.taken), log=True)}
 
     def _nearest(self, parameters: Mapping[str, Any]) -> int:
@@ -326,7 +344,11 @@ def problems(family: str) -> list[Problem]:
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "zeus"
             return zeus_problems(folder) if folder.is_dir() else []
         case "lcbench" | "lcbench-size":
-            from lcbench import RECIPE, SIZE, lcbench_problems  # onnxruntime reads it, which the other problems do not need
+            from lcbench import (
+                RECIPE,
+                SIZE,
+                lcbench_problems,
+            )  # onnxruntime reads it, which the other problems do not need
 
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "lcbench"
             fixed = {"epochs": int(epochs)} | (SIZE if name == "lcbench" else RECIPE) if epochs else {}
@@ -370,7 +392,9 @@ class Decision:
         best = max(accuracy for _, accuracy in every)
         spread = best - max(every[0][1], problem.lowest)
         self.levels = [best - share * spread for share in self.TOLERANCES]
-        self.fastest_s = [min(seconds for seconds, accuracy in every if accuracy >= level) for level in self.levels]
+        self.fastest_s = [
+            min(seconds for seconds, accuracy in every if accuracy >= level) for level in self.levels
+        ]
         self.floor = best - 0.2 * spread
         self._ends = every[0][0], max(seconds for seconds, _ in every), self.floor
         self._top = hypervolume(every, *self._ends)
@@ -379,8 +403,13 @@ class Decision:
         """By tolerance, whether any is within it, then log of the seconds of the fastest such over the true one's (NaN: none);
         and the share of `top`."""
         within = [[seconds for seconds, accuracy in points if accuracy >= level] for level in self.levels]
-        logs = [math.log(min(some) / true) if some else math.nan for some, true in zip(within, self.fastest_s, strict=True)]
-        top = hypervolume(points, *self._ends) / self._top if self._top else math.nan  # where one setting is best and fastest
+        logs = [
+            math.log(min(some) / true) if some else math.nan
+            for some, true in zip(within, self.fastest_s, strict=True)
+        ]
+        top = (
+            hypervolume(points, *self._ends) / self._top if self._top else math.nan
+        )  # where one setting is best and fastest
         return [*map(float, map(bool, within)), *logs, top]
 
 
@@ -402,6 +431,12 @@ def head(title: str, after: Sequence[int]) -> str:
 def row(name: str, shares: list[list[float]], asks: list[float], more: str = "") -> str:
     """Mean and standard error of shares: (searches, columns); and the median seconds of an ask."""
     figures = np.array(shares)
-    errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures)) if len(figures) > 1 else np.zeros(figures.shape[1])
-    words = "".join(f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True))
+    errors = (
+        figures.std(axis=0, ddof=1) / math.sqrt(len(figures))
+        if len(figures) > 1
+        else np.zeros(figures.shape[1])
+    )
+    words = "".join(
+        f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True)
+    )
     return f"{name:<34}{words}   {1e3 * statistics.median(asks):6.0f}{more}"

@@ -59,7 +59,9 @@ STUDY: dict[str, Any] = {
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "wsd": {"training": {"schedule": "wsd"}},
-    "adamw": {"space": {"optimizer": "adamw", "reference_rate": {"low": 0.0002, "high": 0.05, "at_batch": 64}}},
+    "adamw": {
+        "space": {"optimizer": "adamw", "reference_rate": {"low": 0.0002, "high": 0.05, "at_batch": 64}}
+    },
     "smoothing": {"space": {"label_smoothing": 0.1}},
     "narrow": {"space": {"width": 16}},
     "shifted": {"task": "tasks.py:Shifted"},
@@ -86,7 +88,11 @@ def score(made: dict[str, Any], folder: Path, batch: int, rate: float, seed: int
         samples_budget=1197 * 4,
         training=Training(**{**made.get("training", {}), "evaluations": 1, "seed": seed}),
         epochs=4,
-        parameters={key: made["space"][key] for key in ("optimizer", "label_smoothing", "width") if key in made["space"]},
+        parameters={
+            key: made["space"][key]
+            for key in ("optimizer", "label_smoothing", "width")
+            if key in made["space"]
+        },
         folder=str(folder),
     )
     task = made["task"] if ".py" not in made["task"] else f"{folder}/{made['task']}"
@@ -101,7 +107,8 @@ def truth(made: dict[str, Any], folder: Path) -> tuple[float, float]:
     first = {one: np.mean([score(made, folder, *one, 100 + seed) for seed in range(SEEDS)]) for one in grid}
     best = sorted(grid, key=lambda one: -first[one])[:FINALISTS]
     again = [
-        [score(made, folder, *one, 200 + 50 * place + seed) for seed in range(NEW_SEEDS)] for place, one in enumerate(best)
+        [score(made, folder, *one, 200 + 50 * place + seed) for seed in range(NEW_SEEDS)]
+        for place, one in enumerate(best)
     ]
     means = sorted((float(np.mean(scores)) for scores in again), reverse=True)
     error = float(np.mean([np.std(scores, ddof=1) for scores in again])) / math.sqrt(NEW_SEEDS)
@@ -109,12 +116,17 @@ def truth(made: dict[str, Any], folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, nargs="+", default=[20, 40, 80])
     parser.add_argument("--changes", nargs="+", default=list(CHANGES))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'change':10s} {'truth':>16s}  " + "  ".join(f"{f'{trials} trials':34s}" for trials in options.trials))
+    print(
+        f"{'change':10s} {'truth':>16s}  "
+        + "  ".join(f"{f'{trials} trials':34s}" for trials in options.trials)
+    )
     main_truth = None
     for name in options.changes:
         with tempfile.TemporaryDirectory() as place:
@@ -127,7 +139,16 @@ def main() -> None:
             change_truth = truth(sides[1], folder)
             said = []
             for trials in options.trials:
-                command = [BSEARCH, "compare", "main.yaml", f"{name}.yaml", "--serial", "--trials", str(trials), "--json"]
+                command = [
+                    BSEARCH,
+                    "compare",
+                    "main.yaml",
+                    f"{name}.yaml",
+                    "--serial",
+                    "--trials",
+                    str(trials),
+                    "--json",
+                ]
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
                 if done.returncode == 3:
                     raise SystemExit(done.stderr)
@@ -138,7 +159,11 @@ def main() -> None:
                     f"{found['verdict']:11s} {last['difference']:+.4f} [{last['low']:+.4f}, {last['high']:+.4f}] {runs}"
                 )
             gap = change_truth[0] - main_truth[0]
-            print(f"{name:10s} {gap:+.4f} ± {math.hypot(change_truth[1], main_truth[1]):.4f}  " + "  ".join(said), flush=True)
+            print(
+                f"{name:10s} {gap:+.4f} ± {math.hypot(change_truth[1], main_truth[1]):.4f}  "
+                + "  ".join(said),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

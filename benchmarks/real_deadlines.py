@@ -57,7 +57,9 @@ def one(number: int, within_s: int, folder: Path) -> dict[str, Any]:
     began, said = time.time(), ""
     try:
         with (folder / "out.txt").open("w") as out:
-            running = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out, start_new_session=True)
+            running = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
             while running.poll() is None:
                 now = time.time() - began
                 if not said and now > within_s / 3:
@@ -75,10 +77,19 @@ def one(number: int, within_s: int, folder: Path) -> dict[str, Any]:
         if busy is not None:
             busy.kill()
             busy.wait()
-    row = {"run": number, "busy": bool(number % 2), "killed": number % 4 == 3, "rc": running.returncode, "said": said}
+    row = {
+        "run": number,
+        "busy": bool(number % 2),
+        "killed": number % 4 == 3,
+        "rc": running.returncode,
+        "said": said,
+    }
     row["before_s"] = round(within_s - ended, 1)
     document = json.loads((folder / "model" / "training.json").read_text())
-    row |= {"accuracy": round(document["accuracy"], 4), "reloaded": round(reloaded(folder / "model", document), 4)}
+    row |= {
+        "accuracy": round(document["accuracy"], 4),
+        "reloaded": round(reloaded(folder / "model", document), 4),
+    }
     with closing(sqlite3.connect(next(folder.glob("*.db")))) as connection:
         facts = [json.loads(text) for (text,) in connection.execute("select facts from bsearch_trial")]
     row |= {"trials": len(facts)}
@@ -101,7 +112,9 @@ def planned(folder: Path) -> str:
 def reloaded(folder: Path, document: dict[str, Any]) -> float:
     """The accuracy of the weights in a folder, on the validation data."""
     task, setup = Digits(), document["setup"]
-    made = TrialSetup.from_dict({**setup, "checkpoint": None, "model_folder": None, "device": "cpu", "cpus": 1, "folder": "."})
+    made = TrialSetup.from_dict(
+        {**setup, "checkpoint": None, "model_folder": None, "device": "cpu", "cpus": 1, "folder": "."}
+    )
     model = task.model(made)
     model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     model.eval()
@@ -113,13 +126,17 @@ def reloaded(folder: Path, document: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--within", type=int, default=180)
     parser.add_argument("--at-once", type=int, default=2)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.at_once) as threads:
-        rows = threads.map(lambda number: one(number, arguments.within, Path(folder) / str(number)), range(arguments.runs))
+        rows = threads.map(
+            lambda number: one(number, arguments.within, Path(folder) / str(number)), range(arguments.runs)
+        )
         for row in rows:
             print(json.dumps(row), flush=True)
 

@@ -104,7 +104,9 @@ def line(name: str, walls: list[float], cpus: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=12)
     options = parser.parse_args()
     print(f"{'':<22}{'wall s':>12}{'95 %':>12}{'CPU s':>12}{'95 %':>12}{'starts':>8}")
@@ -132,7 +134,9 @@ def main() -> None:
         try:
             time.sleep(8)
             variables = {name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
-            figures = restarts(study(folder / "joined", 100), options.repeats, RAY_ADDRESS="127.0.0.1:6399", **variables)
+            figures = restarts(
+                study(folder / "joined", 100), options.repeats, RAY_ADDRESS="127.0.0.1:6399", **variables
+            )
             print(line("a Ray that it joined", *figures))
         finally:
             os.killpg(head.pid, signal.SIGTERM)

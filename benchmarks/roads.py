@@ -87,7 +87,9 @@ class Training:
 
     @classmethod
     def of(cls, setup: TrialSetup) -> Training:
-        return cls(str(setup.parameters["net"]), setup.effective_batch, setup.samples_budget // setup.effective_batch)
+        return cls(
+            str(setup.parameters["net"]), setup.effective_batch, setup.samples_budget // setup.effective_batch
+        )
 
 
 def plainest(training: Training) -> None:
@@ -268,7 +270,9 @@ def lightning_alone(training: Training) -> None:
 
 
 def by_lightning(training: Training) -> Iterator[Any]:
-    yield from lightning.train_with(training.setup(), Net(training), loaders(training), callbacks=[BatchEnds(training)])
+    yield from lightning.train_with(
+        training.setup(), Net(training), loaders(training), callbacks=[BatchEnds(training)]
+    )
 
 
 # Each road with the plain training beside which it is measured.
@@ -307,7 +311,9 @@ def run_plain(road: str, training: Training) -> None:
 
 
 def resident_mb(name: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -338,7 +344,9 @@ def compare_roads(rounds: int) -> None:
     import logging
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(f"{'':<13}{'net':<12}{'batch':>6}{'ours ms':>9}{'plain ms':>9}{'ours/plain':>18}{'ours MB':>9}{'plain MB':>9}")
+    print(
+        f"{'':<13}{'net':<12}{'batch':>6}{'ours ms':>9}{'plain ms':>9}{'ours/plain':>18}{'ours MB':>9}{'plain MB':>9}"
+    )
     for road, net, batch in itertools.product(ROADS, ("digits net", "small CNN"), STEPS):
         pairs, sizes = list[tuple[float, float]](), list[tuple[float, float]]()
         for number in range(rounds + 1):

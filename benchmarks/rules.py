@@ -52,7 +52,10 @@ def trials(problem: Laws, kind: str, count: int, seed: int) -> list[TrialRecord]
     records = []
     for number in range(count):
         parameters = search.ask().parameters
-        seconds, accuracy = problem.seconds(parameters), problem.accuracy(parameters) + 0.01 * rng.standard_normal()
+        seconds, accuracy = (
+            problem.seconds(parameters),
+            problem.accuracy(parameters) + 0.01 * rng.standard_normal(),
+        )
         search.tell(number, seconds, accuracy)
         batch = parameters["effective_batch"]
         rate = parameters["reference_rate"] * math.sqrt(batch / 256)
@@ -62,13 +65,17 @@ def trials(problem: Laws, kind: str, count: int, seed: int) -> list[TrialRecord]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samplers", nargs="+", default=["random", "tpe", "front", "digits"])
     parser.add_argument("--problems", type=int, default=32)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    print(f"{'':14}  covered  width  error   bias   rates: covered  error   rules   bends (capped, not)   fit s")
+    print(
+        f"{'':14}  covered  width  error   bias   rates: covered  error   rules   bends (capped, not)   fit s"
+    )
     for kind in [one for one in options.samplers if one != "digits"]:
         problems = [Laws(seed) for seed in range(options.problems)]
         every = [trials(problem, kind, max(AFTER), seed) for seed, problem in enumerate(problems)]
@@ -90,13 +97,17 @@ def digits(count: int, draws: int = 12) -> str:
         for number in np.random.default_rng(seed).choice(len(rows), count, replace=False).tolist():
             (batch, reference_rate, epochs), accuracy = rows[number]
             parameters = {"effective_batch": int(batch), "reference_rate": reference_rate, "epochs": epochs}
-            facts = TrialFacts(effective_batch=int(batch), learning_rate=reference_rate * math.sqrt(batch / 64))
+            facts = TrialFacts(
+                effective_batch=int(batch), learning_rate=reference_rate * math.sqrt(batch / 64)
+            )
             records.append(TrialRecord(number, "complete", parameters, facts, 1.0, accuracy))
         exponents.append(best_rates("digits", records).exponent)
     low, middle, high = np.quantile([one.value for one in exponents], [0.25, 0.5, 0.75])
     held = " ".join(f"{np.mean([one.holds(slope) for one in exponents]):.2f}" for slope in (0.35, 0.5, 0.65))
     width = np.median([one.high - one.low for one in exponents])
-    return f"exponent {middle:.2f} ({low:.2f} to {high:.2f}), width {width:.2f}, holds 0.35, 0.5, 0.65: {held}"
+    return (
+        f"exponent {middle:.2f} ({low:.2f} to {high:.2f}), width {width:.2f}, holds 0.35, 0.5, 0.65: {held}"
+    )
 
 
 def figures(problems: list[Laws], found: list[BestRates]) -> str:

@@ -47,7 +47,8 @@ def truth(table: Table, batch: int, target: float) -> float:
 def trials_of(table: Table, how: str, count: int, seed: int) -> list[tuple[Mapping[str, Any], float]]:
     rng, found = np.random.default_rng(seed), []
     study = optuna.create_study(
-        directions=["minimize", "maximize"], sampler=FrontSampler(space=table.space, known_seconds=table.seconds, seed=seed)
+        directions=["minimize", "maximize"],
+        sampler=FrontSampler(space=table.space, known_seconds=table.seconds, seed=seed),
     )
     for _ in range(count):
         if how == "random":
@@ -62,7 +63,9 @@ def trials_of(table: Table, how: str, count: int, seed: int) -> list[tuple[Mappi
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--trials", type=int, default=40)
     options = parser.parse_args()
@@ -84,7 +87,9 @@ def main() -> None:
                         errors.append(abs(guess.value / true - 1))
             figures = [statistics.median(errors), float(np.quantile(errors, 0.9)), statistics.fmean(held)]
             print(
-                f"{f'{name} {target}, {how}':<28}" + "".join(f"{one:>10.0%}" for one in figures) + f"{len(held):>10}",
+                f"{f'{name} {target}, {how}':<28}"
+                + "".join(f"{one:>10.0%}" for one in figures)
+                + f"{len(held):>10}",
                 flush=True,
             )
 

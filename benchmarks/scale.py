@@ -142,11 +142,19 @@ def facts(parameters: dict[str, Any], *, ended: bool) -> dict[str, Any]:
         "train_s": 60.0,
         "train_s_source": "known",
     }
-    end = {"outcome": "complete", "attempts": 1, "device_s": 60.0, "measured_train_s": 61.0, "samples_per_s": 820.0}
+    end = {
+        "outcome": "complete",
+        "attempts": 1,
+        "device_s": 60.0,
+        "measured_train_s": 61.0,
+        "samples_per_s": 820.0,
+    }
     return start | end if ended else start
 
 
-def fill(tables: Tables, name: str, space: SearchSpace, law: Callable[[Any], tuple[float, ...]], finished: int) -> None:
+def fill(
+    tables: Tables, name: str, space: SearchSpace, law: Callable[[Any], tuple[float, ...]], finished: int
+) -> None:
     """Add finished trials, a fiftieth of them failed."""
     rng, trials = random.Random(finished), Trials(tables, name)
     for number in range(finished):
@@ -185,7 +193,9 @@ def postgres(folder: Path) -> Iterator[str | None]:
     quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": data, **user}
     subprocess.run([binaries / "initdb", "-D", data / "db", "-U", "bench", "-A", "trust"], **quiet)
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data}"
-    subprocess.run([binaries / "pg_ctl", "-D", data / "db", "-w", "-l", data / "log", "-o", options, "start"], **quiet)
+    subprocess.run(
+        [binaries / "pg_ctl", "-D", data / "db", "-w", "-l", data / "log", "-o", options, "start"], **quiet
+    )
     try:
         yield f"postgresql+psycopg://bench@127.0.0.1:{port}/postgres"
     finally:
@@ -210,7 +220,9 @@ def spread(taken: list[float]) -> str:
 def ask_part(options: argparse.Namespace, folder: Path) -> None:
     with contextlib.ExitStack() as stack:
         databases = {"sqlite": f"sqlite:///{folder}/ask.db"}
-        url = options.postgres if options.postgres not in (None, "") else stack.enter_context(postgres(folder))
+        url = (
+            options.postgres if options.postgres not in (None, "") else stack.enter_context(postgres(folder))
+        )
         if url is None:
             print("PostgreSQL: skipped, no server is installed under /usr/lib/postgresql")
         else:
@@ -223,7 +235,9 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
                 for running in options.running:
                     for sampler in options.samplers:
                         name = f"{kind}, {finished}, {running} running, {sampler}"
-                        print(f"{name:<42}" + asks(spec, sampler, finished, running, options.asks), flush=True)
+                        print(
+                            f"{name:<42}" + asks(spec, sampler, finished, running, options.asks), flush=True
+                        )
 
 
 def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int) -> str:
@@ -269,7 +283,9 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
             waiting.append(trial)
             oldest = waiting.pop(0)
             parameters = dict(oldest.parameters)
-            accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
+            accuracy = score(
+                parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"]
+            )
             ended = TrialFacts.of(facts(parameters, ended=True))
             started = time.perf_counter()
             trials.end(oldest.number, TrialResult("complete", ended, (*law(parameters), accuracy)))
@@ -340,7 +356,9 @@ class HostedClass:
 
     def remote(self, **arguments: Any) -> HostedDevice:
         self._created += 1
-        return HostedDevice(self._hosts[self._created % len(self._hosts)], self._created, self._worker, arguments)
+        return HostedDevice(
+            self._hosts[self._created % len(self._hosts)], self._created, self._worker, arguments
+        )
 
 
 @contextlib.contextmanager
@@ -350,7 +368,9 @@ def hosted(processes: int, devices: int, task: str) -> Iterator[None]:
     hosts = [ray.remote(num_cpus=0, max_concurrency=each)(Host).remote(task) for _ in range(processes)]
     classes: dict[type, HostedClass] = {}
     before, kill = tune_controller._ActorClassCache.get, ray.kill
-    tune_controller._ActorClassCache.get = lambda self, worker: classes.setdefault(worker, HostedClass(hosts, worker))
+    tune_controller._ActorClassCache.get = lambda self, worker: classes.setdefault(
+        worker, HostedClass(hosts, worker)
+    )
     ray.kill = lambda actor, **how: None if isinstance(actor, HostedDevice) else kill(actor, **how)
     try:
         yield
@@ -447,14 +467,22 @@ def soak_part(options: argparse.Namespace, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def simulated_cluster(options: argparse.Namespace, devices: int, spec: StudySpec, folder: Path) -> Iterator[SimulatedRunner]:
+def simulated_cluster(
+    options: argparse.Namespace, devices: int, spec: StudySpec, folder: Path
+) -> Iterator[SimulatedRunner]:
     """A Ray with so many devices, and its runner."""
     if options.cores:
         place_on(1)  # Ray's processes inherit it
-    ray.init(address="local", num_cpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     if options.cores:
         place_on(0)
-    processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
+    processes = (
+        contextlib.nullcontext()
+        if devices <= options.processes
+        else hosted(options.processes, devices, spec.task)
+    )
     with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
         yield runner
     ray.shutdown()
@@ -486,7 +514,9 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     )
     waits_s: list[float] = []
     written = [0]
-    used: list[tuple[float, float]] = []  # CPU seconds and resident megabytes of this process, before and after
+    used: list[
+        tuple[float, float]
+    ] = []  # CPU seconds and resident megabytes of this process, before and after
     watched: list[StudyRun] = []
 
     def watch(run: StudyRun) -> None:
@@ -519,7 +549,9 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     busy_s = sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
     later = len(spans) - devices
     idle_s = (devices * (end - start) - busy_s) / later
-    gaps = [1e3 * (after[0] - before[1]) for one in of_process.values() for before, after in pairwise(sorted(one))]
+    gaps = [
+        1e3 * (after[0] - before[1]) for one in of_process.values() for before, after in pairwise(sorted(one))
+    ]
     length_s = statistics.fmean(b - a for a, b in spans)
     name = f"{devices}{' hosted' if devices > options.processes else ''}, {length_s:.1f} s"
     median, p95 = spread(gaps).split()
@@ -543,7 +575,9 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", choices=["ask", "cluster", "soak"], default="ask")
     parser.add_argument("--finished", nargs="+", type=int, default=[100, 1000])
     parser.add_argument("--running", nargs="+", type=int, default=[8])
@@ -555,13 +589,19 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000, help="of the soak")
     parser.add_argument("--stopping", default="front", help="none: every trial trains to its end")
     parser.add_argument("--processes", type=int, default=8, help="real worker processes at most")
-    parser.add_argument("--cores", action="store_true", help="this process on a core of its own, Ray's on a second")
-    parser.add_argument("--postgres", nargs="?", const="", help="a server's URL; without one, a private server")
+    parser.add_argument(
+        "--cores", action="store_true", help="this process on a core of its own, Ray's on a second"
+    )
+    parser.add_argument(
+        "--postgres", nargs="?", const="", help="a server's URL; without one, a private server"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        print(
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        )
         {"ask": ask_part, "cluster": cluster_part, "soak": soak_part}[options.part](options, Path(name))
 
 

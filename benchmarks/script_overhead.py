@@ -65,7 +65,9 @@ def alone(folder: Path, net: str, batch: int) -> list[float]:
 
 def in_trial(folder: Path, net: str, plan: BatchPlan) -> list[float]:
     training = Training.model_validate({"schedule": "constant", "warmup": 0})
-    setup = TrialSetup("overhead", 0, 0, plan, OptimizerSettings(0.1), EPOCHS * SAMPLES, training, epochs=EPOCHS)
+    setup = TrialSetup(
+        "overhead", 0, 0, plan, OptimizerSettings(0.1), EPOCHS * SAMPLES, training, epochs=EPOCHS
+    )
     setup = replace(setup, folder=str(folder), metric="seconds", cpus=1)
     if plan.accumulation > 1:
         setup = replace(setup, largest_micro_batch=-(-plan.effective_batch // plan.accumulation))
@@ -87,10 +89,15 @@ def main(repeats: int) -> None:
                     parted += in_trial(folder, net, BatchPlan(batch, 2))
                 steps = -(-SAMPLES // batch)
                 one, other, two = (1e3 * statistics.median(some) / steps for some in (own, taken, parted))
-                print(f"{net:<6}{batch:>6}{one:>15.3f}{other:>12.3f}{other / one:>8.3f}{two / one:>8.3f}", flush=True)
+                print(
+                    f"{net:<6}{batch:>6}{one:>15.3f}{other:>12.3f}{other / one:>8.3f}{two / one:>8.3f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     main(parser.parse_args().repeats)

@@ -56,7 +56,11 @@ def ours(folder: Path, trials: int, seed: int) -> tuple[list[tuple[float, float,
     command = [BIN / "bsearch", "run", "--serial", *settings, "--", "python", "train.py"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     shown = subprocess.run(
-        [BIN / "bsearch", "show", "study.yaml", "--json"], cwd=folder, check=True, capture_output=True, text=True
+        [BIN / "bsearch", "show", "study.yaml", "--json"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     document = json.loads(shown.stdout)
     front = [(one["effective_batch"], one["learning_rate"], one["epochs"]) for one in document["front"]]
@@ -66,7 +70,11 @@ def ours(folder: Path, trials: int, seed: int) -> tuple[list[tuple[float, float,
 def theirs(folder: Path, trials: int, seed: int) -> tuple[list[tuple[float, float, float]], int]:
     (folder / "sweep.py").write_text(SWEEP)
     done = subprocess.run(
-        [sys.executable, "sweep.py", str(trials), str(seed)], cwd=folder, check=True, capture_output=True, text=True
+        [sys.executable, "sweep.py", str(trials), str(seed)],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     front = [tuple(map(float, found)) for found in re.findall(r"FRONT (\S+) (\S+) (\S+)", done.stdout)]
     return front, int(re.findall(r"LOST (\d+)", done.stdout)[0])  # type: ignore[return-value]
@@ -75,10 +83,21 @@ def theirs(folder: Path, trials: int, seed: int) -> tuple[list[tuple[float, floa
 def again(folder: Path, setting: tuple[float, float, float]) -> tuple[float, float]:
     """Seconds and accuracy of a setting, by the script itself: medians of three."""
     batch, rate, epochs = setting
-    command = [sys.executable, "train.py", f"--batch-size={batch:.0f}", f"--lr={rate}", f"--epochs={math.ceil(epochs)}"]
-    outputs = [subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout for _ in range(3)]
+    command = [
+        sys.executable,
+        "train.py",
+        f"--batch-size={batch:.0f}",
+        f"--lr={rate}",
+        f"--epochs={math.ceil(epochs)}",
+    ]
+    outputs = [
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+        for _ in range(3)
+    ]
     seconds = [sum(map(float, re.findall("seconds: (.*)", output))) for output in outputs]
-    return statistics.median(seconds), statistics.median(float(re.findall("accuracy: (.*)", output)[-1]) for output in outputs)
+    return statistics.median(seconds), statistics.median(
+        float(re.findall("accuracy: (.*)", output)[-1]) for output in outputs
+    )
 
 
 def main(trials: int, seeds: int) -> None:
@@ -100,11 +119,16 @@ def main(trials: int, seeds: int) -> None:
         whole = hypervolume(points, *ends)
         for who, (front, lost, took) in fronts.items():
             share = hypervolume(front, *ends) / whole
-            print(f"{seed:>4} {who:<8}{lines[who]:>6}{lost:>6}{took:>7.0f}{len(front):>8}{share:>8.3f}", flush=True)
+            print(
+                f"{seed:>4} {who:<8}{lines[who]:>6}{lost:>6}{took:>7.0f}{len(front):>8}{share:>8.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     main(**vars(parser.parse_args()))

@@ -42,10 +42,14 @@ AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials, and the usual counts
 class SearchResult:
     """The result of one search."""
 
-    points: list[tuple[float, float]] = field(default_factory=list)  # true (seconds, accuracy) of finished trials, in order
+    points: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # true (seconds, accuracy) of finished trials, in order
     ended_s: list[float] = field(default_factory=list)  # when each ended, on simulated clocks
     asks_s: list[float] = field(default_factory=list)
-    stopped: list[bool] = field(default_factory=list)  # per stopped trial: would it have risen above the front?
+    stopped: list[bool] = field(
+        default_factory=list
+    )  # per stopped trial: would it have risen above the front?
     risen: int = 0  # finished trials that did
 
 
@@ -69,7 +73,9 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
         pauses="pause" in added,
         floor=Decision(problem).floor if "floor" in added else None,
         by_time=bool({"time", "pause"} & {*added}),
-        known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
+        known_seconds=(lambda one: problem.seconds(problem_parameters(way, one)))
+        if sampler == "known"
+        else None,
         seed=seed,
     )
 
@@ -79,7 +85,10 @@ def problem_parameters(way: str, parameters: Mapping[str, Any]) -> dict[str, Any
     if "/2" in way:  # searched by their exponents
         return {**parameters, "effective_batch": 2 ** parameters["effective_batch"]}
     if "/rate" in way:  # the rate itself, without a rule
-        return {**parameters, "reference_rate": parameters["learning_rate"] / math.sqrt(parameters["effective_batch"])}
+        return {
+            **parameters,
+            "reference_rate": parameters["learning_rate"] / math.sqrt(parameters["effective_batch"]),
+        }
     return dict(parameters)
 
 
@@ -98,7 +107,9 @@ def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float)
     return result
 
 
-def at_once(way: str, problem: Problem, trials: int, seed: int, noise: float, workers: int, each_fit: int) -> SearchResult:
+def at_once(
+    way: str, problem: Problem, trials: int, seed: int, noise: float, workers: int, each_fit: int
+) -> SearchResult:
     """Whole trials, so many at a time; each fit of the models gives the next `each_fit` of them."""
     search, result, rng = search_of(way, problem, seed), SearchResult(), np.random.default_rng(seed)
     running: list[tuple[float, int, float, float, float]] = []
@@ -119,14 +130,18 @@ def at_once(way: str, problem: Problem, trials: int, seed: int, noise: float, wo
         seconds, accuracy = problem.seconds(parameters), problem.curve(parameters, rng)[-1]
         noisy = seconds if way == "known" else seconds * math.exp(noise * rng.standard_normal())
         accuracy += 0.1 * noise * rng.standard_normal()
-        heapq.heappush(running, (now + seconds, suggestion.number, noisy, accuracy, problem.accuracy(parameters)))
+        heapq.heappush(
+            running, (now + seconds, suggestion.number, noisy, accuracy, problem.accuracy(parameters))
+        )
     while len(result.points) < trials:
         _, number, *_, true = heapq.heappop(running)
         result.points.append((problem.seconds(parameters_of[number]), true))
     return result
 
 
-def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: float, restart_s: float = 0.0) -> SearchResult:
+def side_by_side(
+    way: str, problem: Problem, limit_s: float, seed: int, noise: float, restart_s: float = 0.0
+) -> SearchResult:
     """Run trials on four simulated workers for `limit_s` seconds.
 
     Args:
@@ -158,13 +173,16 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
                         search.tell(suggestion.number, noisy, seen, "paused")
                         break
                     result.stopped.append(
-                        curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
+                        curve[-1]
+                        > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
                     )
                     search.tell(suggestion.number, noisy, seen, "stopped")
                     break
             else:
                 result.points.append((seconds, problem.accuracy(parameters)))
-                result.risen += curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
+                result.risen += curve[-1] > max(
+                    (end for taken, end in seen_ends if taken <= seconds), default=-math.inf
+                )
                 result.ended_s.append(now)
                 seen_ends.append((seconds, seen))
                 search.tell(suggestion.number, noisy, seen)
@@ -202,16 +220,22 @@ def ask_s(way: str, problem: Problem, finished: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws"])
     parser.add_argument("--ways", nargs="+", default=["random", "tpe", "front", "known"])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--restart", type=float, default=0.0, help="of a paused trial, in mean trainings")
-    parser.add_argument("--workers", type=int, default=0, help="trials at once; each ends before the next is asked for")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="trials at once; each ends before the next is asked for"
+    )
     parser.add_argument("--time", action="store_true")
-    parser.add_argument("--paired", action="store_true", help="also each way's difference from the first, search by search")
+    parser.add_argument(
+        "--paired", action="store_true", help="also each way's difference from the first, search by search"
+    )
     parser.add_argument("--asks", nargs="*", type=int, help="only time an ask after these numbers of trials")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -240,7 +264,9 @@ def main() -> None:
                 for seed in range(options.seeds):
                     if options.time:
                         restart_s = options.restart * WORKERS * unit_s
-                        result = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise, restart_s)
+                        result = side_by_side(
+                            way, problem, after[-1] * unit_s, seed, options.noise, restart_s
+                        )
                         counts = [sum(at <= count * unit_s for at in result.ended_s) for count in after]
                     elif options.workers:
                         named, _, each_fit = way.partition(":")

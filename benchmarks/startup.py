@@ -50,7 +50,9 @@ def taken(command: list[str | Path]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--study", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -58,7 +60,10 @@ def main() -> None:
         commands: dict[str, list[str | Path]] = {name: list(command) for name, command in ALWAYS.items()}
         if options.study is not None:
             for name, parts in OF_A_STUDY.items():
-                commands[name] = [BIN / "bsearch", *(part.format(study=options.study, folder=folder) for part in parts)]
+                commands[name] = [
+                    BIN / "bsearch",
+                    *(part.format(study=options.study, folder=folder) for part in parts),
+                ]
         print(f"{'':<26}{'CPU s':>8}{'wall s':>8}{'MB':>7}")
         for name, command in commands.items():
             taken(command)

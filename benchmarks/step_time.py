@@ -68,7 +68,9 @@ def errors(task: str, parameters: dict[str, Any], high: int, budget_s: float, tr
         trial = replace(setup, plan=plan, samples_budget=samples, smallest_micro_batch=2)
         rows.append((law.train_s(plan, samples, smallest_micro_batch=2), trial))
     quiet = [measured_s(task, trial) / known_s - 1 for known_s, trial in rows]
-    busy_processes = [multiprocessing.Process(target=busy, daemon=True) for _ in range(multiprocessing.cpu_count())]
+    busy_processes = [
+        multiprocessing.Process(target=busy, daemon=True) for _ in range(multiprocessing.cpu_count())
+    ]
     for process in busy_processes:
         process.start()
     loaded = [measured_s(task, trial) / known_s - 1 for known_s, trial in rows[: max(trials // 3, 3)]]
@@ -87,12 +89,19 @@ def errors(task: str, parameters: dict[str, Any], high: int, budget_s: float, tr
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--data", type=Path, help="CIFAR-10 as folders of images: train/<class>, test/<class>")
+    parser.add_argument(
+        "--data", type=Path, help="CIFAR-10 as folders of images: train/<class>, test/<class>"
+    )
     options = parser.parse_args()
     print("measured against known  interval   median      p95    worst     bias    under load")
     errors("bsearch.objectives.digits:Digits", {}, 1000, 1.0, options.trials)
     if options.data is not None:
-        images = {"dataset": "folder", "root": str(options.data.resolve()), "train_samples": 4000, "evaluation_samples": 100}
+        images = {
+            "dataset": "folder",
+            "root": str(options.data.resolve()),
+            "train_samples": 4000,
+            "evaluation_samples": 100,
+        }
         vision = "bsearch.objectives.vision:Vision"
         errors(vision, images | {"model": "small_cnn", "image_size": 16}, 512, 2.0, options.trials)
         errors(vision, images | {"model": "resnet18", "image_size": 32}, 64, 6.0, options.trials // 2)

@@ -68,7 +68,9 @@ TABLES: dict[str, dict[str, Any]] = {
 # The same under wsd, evaluated at the end alone; as many samples of warm-up in all.
 for _name, _fixed in (("digits", {}), ("cifar", {"width": 8})):
     TABLES[f"{_name}-wsd"] = TABLES[_name] | {
-        "settings": {name: values for name, values in TABLES[_name]["settings"].items() if name not in _fixed},
+        "settings": {
+            name: values for name, values in TABLES[_name]["settings"].items() if name not in _fixed
+        },
         "parameters": TABLES[_name]["parameters"] | _fixed,
         "training": {"schedule": "wsd", "evaluations": 1},
     }
@@ -100,7 +102,8 @@ TABLES["cifar-ladder"] = {
         "width": (8, 16, 32),
     },
     "sizes": ((1000, 8), (3000, 8), (1000, 16), (3000, 16), (10000, 32)),  # samples and width
-    "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 2000, "augment": "flip"},
+    "parameters": LADDER
+    | {"dataset": "folder", "image_size": 16, "evaluation_samples": 2000, "augment": "flip"},
     "training": {"evaluations": 1},
 }
 # One pass over the data, as the published laws have it, and a larger factor between the smallest sizes and the largest.
@@ -116,7 +119,8 @@ TABLES["cifar-once"] = {
         "width": (8, 16, 32),
     },
     "sizes": ((1500, 8), (5000, 8), (15000, 8), (1500, 16), (5000, 16), (15000, 16), (50000, 32)),
-    "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 5000, "augment": "flip"},
+    "parameters": LADDER
+    | {"dataset": "folder", "image_size": 16, "evaluation_samples": 5000, "augment": "flip"},
     "training": {"evaluations": 1},
 }
 
@@ -126,7 +130,9 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
     table = TABLES[name]
     batch, epochs = settings["effective_batch"], settings["epochs"]
     rate = settings["reference_rate"] * math.sqrt(batch / table["reference_batch"])
-    parameters = table["parameters"] | {key: value for key, value in settings.items() if key in ("width", "train_samples")}
+    parameters = table["parameters"] | {
+        key: value for key, value in settings.items() if key in ("width", "train_samples")
+    }
     samples = settings.get("train_samples", table["samples"])
     warmup = 0.05 * (min(table["settings"]["epochs"]) / epochs if "schedule" in table["training"] else 1)
     setup = TrialSetup(
@@ -145,7 +151,10 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
     scores = {one.samples_seen / setup.samples_budget: one.accuracy for one in taken}
     # A large step may pass several tenths at once; they all get the accuracy after it.
     parts = setup.training.evaluations
-    curve = [next(value for at, value in scores.items() if at >= part / parts - 1e-9) for part in range(1, parts + 1)]
+    curve = [
+        next(value for at, value in scores.items() if at >= part / parts - 1e-9)
+        for part in range(1, parts + 1)
+    ]
     return taken[-1].elapsed_s, curve
 
 
@@ -158,7 +167,9 @@ def settings_of(name: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", choices=list(TABLES))
     parser.add_argument("root", nargs="?", default="")
     options = parser.parse_args()
@@ -167,7 +178,10 @@ def main() -> None:
     done = set()
     if file.exists():
         with file.open() as stored:
-            done = {tuple(row[key] for key in [*TABLES[options.table]["settings"], "seed"]) for row in csv.DictReader(stored)}
+            done = {
+                tuple(row[key] for key in [*TABLES[options.table]["settings"], "seed"])
+                for row in csv.DictReader(stored)
+            }
     with file.open("a") as out:
         writer = csv.writer(out, lineterminator="\n")
         if not done:
@@ -180,7 +194,9 @@ def main() -> None:
                     train_s, curve = trained(options.table, settings, seed, options.root)
                 except StopIteration:  # diverged: it counts as chance level from there on
                     train_s, curve = math.nan, []
-                writer.writerow([*settings.values(), seed, f"{train_s:.5f}", " ".join(f"{value:.4f}" for value in curve)])
+                writer.writerow(
+                    [*settings.values(), seed, f"{train_s:.5f}", " ".join(f"{value:.4f}" for value in curve)]
+                )
                 out.flush()
     with file.open("rb") as plain, gzip.open(file.with_suffix(".csv.gz"), "wb") as packed:
         packed.write(plain.read())

@@ -36,15 +36,29 @@ SPACES = ((8, 1000, 20), (16, 256, 10), (64, 512, 40), (8, 64, 5), (128, 1000, 6
 
 def settled(folder: Path, space: tuple[int, int, int], *options: str) -> list[Settled]:
     """Run a study, and read its record."""
-    (folder / "study.yaml").write_text(STUDY.format(**dict(zip(("low", "high", "epochs"), space, strict=True))))
+    (folder / "study.yaml").write_text(
+        STUDY.format(**dict(zip(("low", "high", "epochs"), space, strict=True)))
+    )
     bsearch = [sys.executable, "-m", "bsearch"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    subprocess.run([*bsearch, "run", "study.yaml", *options], cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [*bsearch, "run", "study.yaml", *options],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
     shown = subprocess.run(
-        [*bsearch, "show", "study.yaml", "--record", "--json"], cwd=folder, env=environment, check=True, capture_output=True
+        [*bsearch, "show", "study.yaml", "--record", "--json"],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
     )
     rows: list[dict[str, Any]] = json.loads(shown.stdout)["settled"]
-    return [Settled(*(row[name] for name in ("trial", "what", "predicted", "came", "stated"))) for row in rows]
+    return [
+        Settled(*(row[name] for name in ("trial", "what", "predicted", "came", "stated"))) for row in rows
+    ]
 
 
 def main(studies: int) -> None:

@@ -54,7 +54,10 @@ def studies(path: Path, count: int, seeds: int) -> Iterator[dict[str, Any]]:
                 for number in range(seeds):
                     training = setup.training.model_copy(update={"seed": 1000 * seed + 500 + number})
                     fresh.append((member.number, _score(spec.task, replace(setup, training=training))))
-            print(f"study {seed}: {len(study.front.trials)} members, {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"study {seed}: {len(study.front.trials)} members, {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
             yield {
                 "objectives": spec.objectives.model_dump(mode="json"),
                 "records": [_record(one) for one in study.records],
@@ -102,7 +105,9 @@ def simulated(families: Sequence[str], count: int, trials: int, repeats: int) ->
             }
 
 
-def _runs_of(problem: Problem, study: int, rng: np.random.Generator) -> Callable[[Mapping[str, Any], bool], float]:
+def _runs_of(
+    problem: Problem, study: int, rng: np.random.Generator
+) -> Callable[[Mapping[str, Any], bool], float]:
     """One run of a setting: the first, or a repeat."""
     if isinstance(problem, Table):
 
@@ -116,7 +121,9 @@ def _runs_of(problem: Problem, study: int, rng: np.random.Generator) -> Callable
     def noisy(parameters: Mapping[str, Any], first: bool) -> float:
         std = 0.01 * (slowest / problem.seconds(parameters)) ** 0.5
         own = rng.standard_normal()
-        return problem.accuracy(parameters) + std * (math.sqrt(1 / 3) * shared + math.sqrt(2 / 3) * own if first else own)
+        return problem.accuracy(parameters) + std * (
+            math.sqrt(1 / 3) * shared + math.sqrt(2 / 3) * own if first else own
+        )
 
     return noisy
 
@@ -154,7 +161,8 @@ def table(runs: list[dict[str, Any]]) -> None:
                 {
                     "third": min(3 * place // len(front.trials), 2),
                     "inside": low <= mean <= high,
-                    "allowed": abs(member.accuracy - mean) <= math.hypot((high - low) / 2, _NORMAL_90 * error),
+                    "allowed": abs(member.accuracy - mean)
+                    <= math.hypot((high - low) / 2, _NORMAL_90 * error),
                     "bias": sign * (member.accuracy - mean),
                     "half": member.half_interval,
                     "spread": statistics.stdev(scores),
@@ -163,7 +171,16 @@ def table(runs: list[dict[str, Any]]) -> None:
             )
     named = [("fast third", [0]), ("middle", [1]), ("slow third", [2]), ("all", [0, 1, 2])]
     shown = Shown(box=None)
-    for name in ("members", "n", "inside 90 %", "with their error", "bias", "+/- (median)", "spread of a run", "runs"):
+    for name in (
+        "members",
+        "n",
+        "inside 90 %",
+        "with their error",
+        "bias",
+        "+/- (median)",
+        "spread of a run",
+        "runs",
+    ):
         shown.add_column(name, justify="right")
     for name, thirds in named:
         some = [row for row in rows if row["third"] in thirds]
@@ -182,7 +199,9 @@ def table(runs: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("study", type=Path)

@@ -39,7 +39,9 @@ def area(points: list[tuple[float, float]], worst: float, end: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws"])
     parser.add_argument("--ways", nargs="+", default=["front", "known"])
     parser.add_argument("--seeds", type=int, default=6)
@@ -69,17 +71,24 @@ def main() -> None:
                         worst = min(accuracy for _, accuracy in points[:count])
                         before = area(points[:count], worst, end)
                         expected.setdefault(count, []).append(gain)
-                        found.setdefault(count, []).append(area(points[: count + MORE], worst, end) / before - 1)
+                        found.setdefault(count, []).append(
+                            area(points[: count + MORE], worst, end) / before - 1
+                        )
                     lowest = min(accuracy for _, accuracy in points)
                     whole = area(points, lowest, end)
                     for least in LEAST:
                         count = next((one for one, gain in told.items() if gain < least), LAST)
                         ended[least].append((count, area(points[:count], lowest, end) / whole))
             pairs_of_all += [
-                pair for count in expected for pair in zip(expected[count], found[count], strict=True) if pair[0] > 0
+                pair
+                for count in expected
+                for pair in zip(expected[count], found[count], strict=True)
+                if pair[0] > 0
             ]
             mean = statistics.fmean
-            pairs = "".join(f"{100 * mean(expected[one]):>8.2f} ->{100 * mean(found[one]):>5.2f} %" for one in SHOWN)
+            pairs = "".join(
+                f"{100 * mean(expected[one]):>8.2f} ->{100 * mean(found[one]):>5.2f} %" for one in SHOWN
+            )
             print(f"{family + ', ' + way:<20}{pairs}", flush=True)
             for least, each in ended.items():
                 shares = sorted(share for _, share in each)

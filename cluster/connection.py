@@ -90,7 +90,9 @@ class RayConnection:
         unused: not set while Tune's thread has outlived the wait for it, and may be in one of Ray's calls.
     """
 
-    def __init__(self, address: str, threads: int, gpus: Callable[[], int], log_file: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, address: str, threads: int, gpus: Callable[[], int], log_file: Path, say: Callable[[str], None]
+    ) -> None:
         self._address = os.environ.get("RAY_ADDRESS", "local") if address == "local" else address
         self._threads, self._gpus, self._log_file, self._say = threads, gpus, log_file, say
         self._restarts = 0
@@ -132,7 +134,9 @@ class RayConnection:
                 raise ConnectionError("this machine has left it again")
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             self.close()
-            done, instead = ("started", " --serial does without Ray.") if address == "local" else ("reached", "")
+            done, instead = (
+                ("started", " --serial does without Ray.") if address == "local" else ("reached", "")
+            )
             raise ClusterError(
                 f"cluster.address {address}: Ray could not be {done}: {error}. "
                 f"Its own messages are in {self._log_file}; `bsearch check` diagnoses it.{instead}"
@@ -198,7 +202,9 @@ class RayConnection:
             try:
                 _check_reachable(address, timeout_s=_ANSWERS_WITHIN_S)
                 self._answered[name] = time.monotonic()
-            except ConnectionRefusedError:  # the machine is up, the process is not; a restarted one would be another
+            except (
+                ConnectionRefusedError
+            ):  # the machine is up, the process is not; a restarted one would be another
                 return f"{name} at {address} is gone"
             except OSError as error:
                 ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -229,7 +235,9 @@ class RayConnection:
         ending.join(_ENDS_S)
         if ending.is_alive():
             self._stuck = True
-            return f"{lost}, and Ray cannot be left. Run the study again: it resumes after the finished trials"
+            return (
+                f"{lost}, and Ray cannot be left. Run the study again: it resumes after the finished trials"
+            )
         self.unused = threading.Event()  # Ray has been left
         self.unused.set()
         until = time.monotonic() + WAITED_FOR_S

@@ -26,18 +26,27 @@ LIMIT_S = 120.0
 
 def ray_findings(cluster: Cluster, devices: Devices, limit_s: float = LIMIT_S) -> Iterator[Finding]:
     """Start Ray, or join the study's cluster, run a Ray task there, and clean up."""
-    request = json.dumps({"cluster": cluster.model_dump(mode="json"), "devices": devices.model_dump(mode="json")})
+    request = json.dumps(
+        {"cluster": cluster.model_dump(mode="json"), "devices": devices.model_dump(mode="json")}
+    )
     command = [sys.executable, "-m", f"{__package__}.doctor", request]
     started = time.monotonic()
     with subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
     ) as process:
         try:
             out, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             where = "started" if cluster.address == "local" else f"reached at {cluster.address}"
             advice = "Possible causes: a firewall between the machines, a full disk, an overloaded machine. See `ray status`."
-            yield Finding("ray", "problem", f"could not be {where} within {limit_s:.0f} s", _advice("", advice))
+            yield Finding(
+                "ray", "problem", f"could not be {where} within {limit_s:.0f} s", _advice("", advice)
+            )
             return
         finally:
             # Ray's own processes are in the same group.
@@ -53,7 +62,9 @@ def ray_findings(cluster: Cluster, devices: Devices, limit_s: float = LIMIT_S) -
         return
     if "error" in answer:
         message = masked(answer["error"])
-        yield Finding("ray", "problem", message, _advice(message, "Check the address and that Ray runs there."))
+        yield Finding(
+            "ray", "problem", message, _advice(message, "Check the address and that Ray runs there.")
+        )
         return
     machines = f"{answer['machines']} machine{'s' * (answer['machines'] != 1)}"
     how = "starts" if answer["started"] else f"runs at {answer['address']}"
@@ -61,12 +72,16 @@ def ray_findings(cluster: Cluster, devices: Devices, limit_s: float = LIMIT_S) -
     here = platform.python_version()
     if answer["python"] != here:
         advice = "Install the same version of Python on all machines: they exchange pickled values."
-        yield Finding("ray", "warning", f"{found}; its workers run Python {answer['python']}, this is {here}", advice)
+        yield Finding(
+            "ray", "warning", f"{found}; its workers run Python {answer['python']}, this is {here}", advice
+        )
     else:
         yield Finding("ray", "ok", found)
     for sentence in answer["said"]:
         if "Ray counts" in sentence:  # another number of GPUs than torch can use
-            yield Finding("ray", "warning", masked(sentence), "docs/machines.md says which devices trials run on.")
+            yield Finding(
+                "ray", "warning", masked(sentence), "docs/machines.md says which devices trials run on."
+            )
 
 
 def _advice(message: str, otherwise: str) -> str:
@@ -86,7 +101,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="bsearch-doctor-") as folder:
         said: list[str] = []
-        runner = TuneRunner(Cluster(**request["cluster"]), Devices(**request["devices"]), Path(folder) / "ray.log", said.append)
+        runner = TuneRunner(
+            Cluster(**request["cluster"]),
+            Devices(**request["devices"]),
+            Path(folder) / "ray.log",
+            said.append,
+        )
         with runner:
             version = ray.remote(num_cpus=0, max_calls=1)(platform.python_version)
             return {

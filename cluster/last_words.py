@@ -57,4 +57,6 @@ def last_words(folder: Path, process: int) -> str:
             return f"its worker was killed by {name}"
     if found := re.search(r"^Fatal Python error: (.+)$", text, re.MULTILINE):
         return f"its worker died of a fatal error of Python: {found[1]}"
-    return "its worker was killed without a trace, as SIGKILL does, which the system sends when memory runs out"
+    return (
+        "its worker was killed without a trace, as SIGKILL does, which the system sends when memory runs out"
+    )

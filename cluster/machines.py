@@ -80,7 +80,9 @@ def _placed(split: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
     """What is left of each room with these shares in them, each where it leaves least; None where one does not fit."""
     left = list(rooms)
     for share in split:
-        best = min((place for place, room in enumerate(left) if room >= share), key=left.__getitem__, default=None)
+        best = min(
+            (place for place, room in enumerate(left) if room >= share), key=left.__getitem__, default=None
+        )
         if best is None:
             return None
         left[best] -= share
@@ -115,7 +117,9 @@ class RayMachines:
         self._calls.append(task.remote(*arguments))
 
     def failed(self) -> str:
-        done, self._calls = ray.wait(self._calls, num_returns=len(self._calls), timeout=0) if self._calls else ([], [])
+        done, self._calls = (
+            ray.wait(self._calls, num_returns=len(self._calls), timeout=0) if self._calls else ([], [])
+        )
         for call in done:
             try:
                 ray.get(call)

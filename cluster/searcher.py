@@ -58,7 +58,9 @@ class StudySearcher(_NotSaved, Searcher):
         folder: where the workers of this machine write how they died.
     """
 
-    def __init__(self, study: StudyRun, runner: TuneRunner, most: int | None = None, folder: Path = Path()) -> None:
+    def __init__(
+        self, study: StudyRun, runner: TuneRunner, most: int | None = None, folder: Path = Path()
+    ) -> None:
         super().__init__(metric=None, mode=None)
         self._study, self._most, self._folder = study, most, folder
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)
@@ -66,8 +68,12 @@ class StudySearcher(_NotSaved, Searcher):
         self._numbers: dict[str, int] = {}
         # Devices of a pending or running attempt's trial, how many of them each machine has, and whether it waits for all.
         self._splits: dict[str, tuple[int, tuple[int, ...], bool]] = {}
-        self.processes: dict[str, tuple[str, int]] = {}  # of running attempts: address of the machine, and process there
-        self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
+        self.processes: dict[
+            str, tuple[str, int]
+        ] = {}  # of running attempts: address of the machine, and process there
+        self.died: dict[
+            str, str
+        ] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
         self._lock = threading.RLock()
         self.closed = self.ends_at_once = False  # once closed, Tune's reports are ignored
@@ -144,7 +150,9 @@ class StudySearcher(_NotSaved, Searcher):
             self.processes[trial_id] = result["node_ip"], result["pid"]
             if "setup" in result:
                 setup = TrialSetup.from_dict(json.loads(result["setup"]))
-                self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup, host))
+                self._guarded(
+                    lambda: self._study.place(self._numbers[trial_id], result["placed"], setup, host)
+                )
         if "measurement" not in result or trial_id not in self._numbers or trial_id in self._outcomes:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
@@ -159,7 +167,9 @@ class StudySearcher(_NotSaved, Searcher):
         if "outcome" in result:
             self._outcomes[trial_id] = result["outcome"]
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
         number = self._numbers.pop(trial_id, None)
         self._splits.pop(trial_id, None)
         process = self.processes.pop(trial_id, None)
@@ -170,7 +180,9 @@ class StudySearcher(_NotSaved, Searcher):
             outcome = Outcome.from_dict(json.loads(reported))
             self._guarded(lambda: self._study.end(number, outcome))
         elif error and not self._stopped:
-            died = self.died.pop(trial_id, "") or (last_words(self._folder, process[1]) if process else "its worker died")
+            died = self.died.pop(trial_id, "") or (
+                last_words(self._folder, process[1]) if process else "its worker died"
+            )
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
         elif self.leaving:
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", LEFT), silently=True))

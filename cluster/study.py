@@ -60,7 +60,9 @@ class Trials(tuple[TrialRecord, ...]):
         try:
             import pandas
         except ModuleNotFoundError:
-            raise StudyFileError("to_frame: expected pandas, which is not installed. Install it, or use to_dicts().") from None
+            raise StudyFileError(
+                "to_frame: expected pandas, which is not installed. Install it, or use to_dicts()."
+            ) from None
         return pandas.DataFrame(self.to_dicts())
 
     def _repr_html_(self) -> str:
@@ -108,9 +110,15 @@ class Study:
             # A database does not hold the study file's folder; that of the task's file is nearly always the same.
             task = Path(stored.spec.task.rpartition(":")[0])
             folder = task.parent if task.suffix == ".py" else Path.cwd()
-            self._spec, self._results = resolve_study(stored.spec, folder, stored.url), Path("results").absolute()
+            self._spec, self._results = (
+                resolve_study(stored.spec, folder, stored.url),
+                Path("results").absolute(),
+            )
         else:
-            self._spec, self._results = read_study(Path(text), storage=storage), Path(text).parent.absolute() / "results"
+            self._spec, self._results = (
+                read_study(Path(text), storage=storage),
+                Path(text).parent.absolute() / "results",
+            )
 
     @classmethod
     def _made(cls, stored: StoredStudy, spec: StudySpec, results: Path) -> Study:
@@ -154,7 +162,9 @@ class Study:
         groups = imported(where, some, columns_of(where, some, mapped=mapped, direction=direction, same=same))
         if len(groups) > 1:
             names = "; ".join(one.name for one in groups[:8])
-            raise StudyFileError(f"{where}: expected one experiment, got {names}. Give the runs of one, or same=True.")
+            raise StudyFileError(
+                f"{where}: expected one experiment, got {names}. Give the runs of one, or same=True."
+            )
         (name,) = written(Path(to), where, groups)
         return cls(sqlite_url(Path(to).absolute()), name)
 
@@ -276,7 +286,9 @@ class Study:
         choice = Choice(trial, None if within is None else _share(within), target, cheapest_to)
         trainings = train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
         if failed := [training for training in trainings if not training.complete]:
-            raise TaskError(f"{self.name}: {len(failed)} of {len(trainings)} trainings did not complete: {failed[0]!r}")
+            raise TaskError(
+                f"{self.name}: {len(failed)} of {len(trainings)} trainings did not complete: {failed[0]!r}"
+            )
         return trainings
 
     def plot(self) -> plotly.graph_objects.Figure:
@@ -388,7 +400,11 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
     options, sections = _options(overrides)
     storage = sections.pop("storage", None) or storage_of(os.environ)
     if isinstance(study, Mapping):
-        named = study if isinstance(study.get("task", ""), str) else {**study, "task": reference_of(study["task"])}
+        named = (
+            study
+            if isinstance(study.get("task", ""), str)
+            else {**study, "task": reference_of(study["task"])}
+        )
         spec = resolve_study(changed_study(study_from_dict(named), sections), Path.cwd(), storage)
         results = Path("results").absolute()
     else:
@@ -409,7 +425,12 @@ def reference_of(task: Any) -> str:
     """
     name, module = getattr(task, "__qualname__", ""), sys.modules.get(getattr(task, "__module__", ""))
     file = getattr(module, "__file__", None)
-    if name.isidentifier() and module is not None and file is not None and getattr(module, name, None) is task:
+    if (
+        name.isidentifier()
+        and module is not None
+        and file is not None
+        and getattr(module, name, None) is task
+    ):
         by_file = module.__name__ == "__main__" or (not module.__package__ and "site-packages" not in file)
         return f"{Path(file).resolve()}:{name}" if by_file else f"{module.__name__}:{name}"
     shown = name or f"a {type(task).__name__}"
@@ -443,7 +464,13 @@ def _run(
     out = results / spec.study
     with open_progress(progress) as shown:
         result = run_study_here(
-            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=shown.notify, watch=shown.watch
+            spec,
+            out,
+            serial=serial,
+            new=new,
+            same_experiment=same_experiment,
+            notify=shown.notify,
+            watch=shown.watch,
         )
     if result.failure:
         raise BsearchError(f"study {result.study.name} stopped: {result.failure}")
@@ -490,7 +517,9 @@ def run_study_here(
             for watcher in begun:
                 watcher(run)
 
-        return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begin)
+        return run_study(
+            spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begin
+        )
 
 
 def has_changed(spec: StudySpec) -> bool:
@@ -528,4 +557,6 @@ def _share(value: str | float) -> float:
     try:
         return share(value)
     except ValueError:
-        raise StudyFileError(f"within: expected a share >= 0 and < 1, such as '1%' or 0.01; got {value!r}") from None
+        raise StudyFileError(
+            f"within: expected a share >= 0 and < 1, such as '1%' or 0.01; got {value!r}"
+        ) from None

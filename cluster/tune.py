@@ -70,7 +70,11 @@ class TuneRunner:
     """
 
     def __init__(
-        self, cluster: Cluster, devices: Devices, log_file: Path, say: Callable[[str], None] = lambda text: None
+        self,
+        cluster: Cluster,
+        devices: Devices,
+        log_file: Path,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._cluster, self._devices, self._log_file, self._say = cluster, devices, log_file, say
         self.device: Literal["cpu", "gpu"] = "cpu"
@@ -80,7 +84,9 @@ class TuneRunner:
 
     def __enter__(self) -> TuneRunner:
         here = UsableGpus if self._devices.kind == "cpu" else usable_gpus
-        self._ray = RayConnection(self._cluster.address, self.cores, lambda: here().count, self._log_file, self._say)
+        self._ray = RayConnection(
+            self._cluster.address, self.cores, lambda: here().count, self._log_file, self._say
+        )
         try:
             self.device = self._kind(here() if self._ray.started_here else None)
             self._devices.check_share(self.device)
@@ -167,7 +173,9 @@ class TuneRunner:
         """Devices of each live machine, or trials where several share a device, by the machine's id."""
         needed = self._bundle(1).items()
         return {
-            node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
+            node["NodeID"]: min(
+                int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed
+            )
             for node in self._nodes()
         }
 
@@ -206,7 +214,11 @@ class TuneRunner:
     @property
     def kinds(self) -> tuple[str, ...]:
         most, of_kind = max(self._devices.counts), self._rooms_of_kinds()
-        trials = {kind: trials_that_fit(split, there) for kind, there in of_kind.items() if (split := shares(most, there))}
+        trials = {
+            kind: trials_that_fit(split, there)
+            for kind, there in of_kind.items()
+            if (split := shares(most, there))
+        }
         return tuple(sorted(trials, key=lambda kind: (-trials[kind], kind)))
 
     def _kinds_of_machines(self) -> dict[str, str]:
@@ -218,12 +230,16 @@ class TuneRunner:
             if node["Resources"].get("GPU") and kind_of(node):
                 named.setdefault(kind_of(node), []).append(node["NodeID"])
         alike = [machines for machines in named.values() if len(machines) > 1]
-        if unknown := [machine for machines in alike for machine in machines if machine not in self._gpu_memories]:
+        if unknown := [
+            machine for machines in alike for machine in machines if machine not in self._gpu_memories
+        ]:
             self._gpu_memories |= _gpu_memories(unknown)
         for machines in alike:
             memories = {machine: self._gpu_memories.get(machine, "") for machine in machines}
             if len({*memories.values()} - {""}) > 1:
-                kinds |= {machine: f"{kinds[machine]} {memory}" for machine, memory in memories.items() if memory}
+                kinds |= {
+                    machine: f"{kinds[machine]} {memory}" for machine, memory in memories.items() if memory
+                }
         return kinds
 
     def device_id(self, kind: str = "") -> str:
@@ -238,14 +254,18 @@ class TuneRunner:
         here = [machine for machine, own in kinds.items() if own == kind]
         split = shares(devices, [rooms.get(machine, 0) for machine in here])
         if split is None:
-            raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
+            raise ClusterError(
+                f"the last machine with {kind or 'a device'} left before its device was profiled"
+            )
         if len(split) == 1 and len({*kinds.values()}) > 1:
             # Ray has no name for some kinds, so one machine is chosen.
             place = max(here, key=lambda machine: rooms.get(machine, 0))
             yield NodeAffinitySchedulingStrategy(place, soft=False), split
             return
         # A profile has whole GPUs.
-        whole = [self._bundle(share) | ({"GPU": float(share)} if self.device == "gpu" else {}) for share in split]
+        whole = [
+            self._bundle(share) | ({"GPU": float(share)} if self.device == "gpu" else {}) for share in split
+        ]
         group = placement_group(whole, strategy="PACK")
         try:
             yield PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True), split
@@ -317,15 +337,23 @@ class TuneRunner:
             num_returns="streaming",
             max_retries=0,
             max_calls=1,  # its GPU memory is freed with its process
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, 0, placement_group_capture_child_tasks=True
+            ),
         )(attempt_here)
         reports: Any = task.remote(reference, setup.to_dict(), split, working_folder())
         try:
             for report in reports:
                 of = ray.get(report)
-                yield Measurement.from_dict(of["measurement"]) if "measurement" in of else Outcome.from_dict(of["outcome"])
+                yield (
+                    Measurement.from_dict(of["measurement"])
+                    if "measurement" in of
+                    else Outcome.from_dict(of["outcome"])
+                )
         except RayError as error:
-            yield Outcome("interrupted", f"its worker died: {str(error).splitlines()[0]} (details in {self._log_file})")
+            yield Outcome(
+                "interrupted", f"its worker died: {str(error).splitlines()[0]} (details in {self._log_file})"
+            )
         finally:
             with contextlib.suppress(RayError, ValueError, TypeError):
                 ray.cancel(reports, force=True)
@@ -367,12 +395,16 @@ class TuneRunner:
                     stop=StudyStopper(study, searcher),
                     callbacks=[StartNotifier(searcher)],
                     verbose=0,
-                    progress_reporter=SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
+                    progress_reporter=SilentReporter()
+                    if in_notebook()
+                    else None,  # Tune warns of it elsewhere
                     failure_config=tune.FailureConfig(max_failures=0),
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
             )
-            with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}):
+            with environment(
+                {"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}
+            ):
                 return self._fit(tuner, study, searcher)
 
     def lost_ray(self) -> str:
@@ -459,7 +491,8 @@ def trainable(bundle: Callable[[int], dict[str, float]]) -> Any:
         bundle: the resources of a number of devices of one trial.
     """
     return tune.with_resources(
-        AttemptTrainable, lambda config: tune.PlacementGroupFactory([bundle(share) for share in config["shares"]])
+        AttemptTrainable,
+        lambda config: tune.PlacementGroupFactory([bundle(share) for share in config["shares"]]),
     )
 
 
@@ -496,5 +529,11 @@ def _words_of(error: RayError) -> str:
 
 def _words(resources: Mapping[str, float]) -> str:
     """The CPUs, GPUs and kind of device among a machine's resources, as text."""
-    counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
-    return ", ".join([*counted, *(name.removeprefix(KIND) for name in sorted(resources) if name.startswith(KIND))])
+    counted = [
+        f"{resources.get(name, 0):g} {name}s"
+        for name in ("CPU", "GPU")
+        if resources.get(name) or name == "CPU"
+    ]
+    return ", ".join(
+        [*counted, *(name.removeprefix(KIND) for name in sorted(resources) if name.startswith(KIND))]
+    )

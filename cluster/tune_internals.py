@@ -121,7 +121,14 @@ def forget_ended(controller: Any) -> None:
     """Let a Tune controller drop the trials that have ended and hold no process, but not its latest: without any, Tune would
     look for them in a file when its run ends.
     """
-    names = ("_stopped_trials", "_failed_trials", "_live_trials", "_trials_to_cache", "_trials", "_trial_to_actor")
+    names = (
+        "_stopped_trials",
+        "_failed_trials",
+        "_live_trials",
+        "_trials_to_cache",
+        "_trials",
+        "_trial_to_actor",
+    )
     if not all(hasattr(controller, name) for name in names):
         return
     stopped, failed, *others, listed, processes = (getattr(controller, name) for name in names)
@@ -149,7 +156,9 @@ class _Idle:
         return True
 
     def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
-        if force_all or any(self._is_wanted_elsewhere(key) for key, objs in self._cache._cached_objects.items() if objs):
+        if force_all or any(
+            self._is_wanted_elsewhere(key) for key, objs in self._cache._cached_objects.items() if objs
+        ):
             yield from self._cache.flush_cached_objects(force_all=force_all)
 
     def _is_wanted_elsewhere(self, key: Any) -> bool:
@@ -171,7 +180,9 @@ class _Reuse:
     def _is_last(self, trial: Any) -> bool:
         """Whether no other trial can take an idle process of this one's kind."""
         return self._controller._search_alg.is_finished() and all(
-            other is trial or other.placement_group_factory != trial.placement_group_factory or self._is_starting(other)
+            other is trial
+            or other.placement_group_factory != trial.placement_group_factory
+            or self._is_starting(other)
             for other in self._controller._pending_trials
         )
 

@@ -60,7 +60,9 @@ class AttemptTrainable(tune.Trainable):
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
         self._shares, self._device = tuple(config["shares"]), setup.device
         # Tune would have the task in a folder of the trial's own.
-        self._attempt: Iterator[Measurement | Outcome] | None = _started(config["task"], setup, self._shares, config["folder"])
+        self._attempt: Iterator[Measurement | Outcome] | None = _started(
+            config["task"], setup, self._shares, config["folder"]
+        )
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
@@ -100,7 +102,9 @@ def kind_of(node: Mapping[str, Any]) -> str:
     >>> kind_of({"Resources": {"CPU": 4.0, "accelerator_type:A100": 1.0}})
     'A100'
     """
-    kinds = sorted(name.partition(":")[2] for name in node["Resources"] if name.startswith("accelerator_type:"))
+    kinds = sorted(
+        name.partition(":")[2] for name in node["Resources"] if name.startswith("accelerator_type:")
+    )
     return kinds[0] if kinds else ""
 
 
@@ -130,7 +134,9 @@ def gpus_here() -> dict[str, Any]:
     return asdict(usable_gpus())
 
 
-def attempt_here(reference: str, setup: dict[str, Any], shares: tuple[int, ...], folder: str) -> Iterator[dict[str, Any]]:
+def attempt_here(
+    reference: str, setup: dict[str, Any], shares: tuple[int, ...], folder: str
+) -> Iterator[dict[str, Any]]:
     """An attempt's reports, as dicts with one key that says what it is."""
     for report in _started(reference, TrialSetup.from_dict(setup), shares, folder):
         yield {"measurement" if isinstance(report, Measurement) else "outcome": report.to_dict()}
@@ -162,7 +168,9 @@ def _process_fault(device: str) -> str:
     return process_fault(device)
 
 
-def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder: str) -> Iterator[Measurement | Outcome]:
+def _started(
+    reference: str, setup: TrialSetup, shares: tuple[int, ...], folder: str
+) -> Iterator[Measurement | Outcome]:
     """Start an attempt.
 
     Args:
@@ -174,13 +182,17 @@ def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...], folder:
     from ..objectives.trial import PROCESS_FAILED, start_attempt
 
     if left := left_behind():
-        return iter([Outcome("interrupted", f"{PROCESS_FAILED}: an earlier training left behind {left}", spoils=True)])
+        return iter(
+            [Outcome("interrupted", f"{PROCESS_FAILED}: an earlier training left behind {left}", spoils=True)]
+        )
     enter_folder(folder)
     spread_ranks(machines_of(shares))
     return start_attempt(reference, setup)
 
 
-def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...], folder: str) -> dict[str, Any]:
+def profile_here(
+    reference: str, request: dict[str, Any], shares: tuple[int, ...], folder: str
+) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
     from ..objectives.parallel.rank_processes import spread_ranks
     from ..objectives.profiling.task_profile import profile_task

@@ -10,7 +10,9 @@ from ..spaces.errors import StudyFileError
 from .group import epilog, main
 
 
-@main.command("mcp", epilog=epilog("bsearch mcp experiments\n  claude mcp add bsearch -- bsearch mcp experiments"))
+@main.command(
+    "mcp", epilog=epilog("bsearch mcp experiments\n  claude mcp add bsearch -- bsearch mcp experiments")
+)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 def mcp(folder: Path) -> None:
     """Serve the studies in FOLDER to agents: an MCP server over stdin and stdout.

@@ -138,7 +138,11 @@ def _answer(
         else:
             answers = verdicts(study, timed=group is None or group.timed, batches=batches)
         documents.append(verdict_document(study, group, answers))
-        for part in () if as_json else group_parts(source, study, group, answers, several=len(groups) > 1, short=bool(batches)):
+        for part in (
+            ()
+            if as_json
+            else group_parts(source, study, group, answers, several=len(groups) > 1, short=bool(batches))
+        ):
             console.print(part)
     if as_json:
         found = {"source": source, "columns": columns and _columns_document(columns), "groups": documents}
@@ -163,7 +167,9 @@ def _samples_until(source: str, until: float, batches: tuple[int, ...], as_json:
     from ..search.report.terminal.ask import samples_document, samples_parts
 
     if not is_study(source):
-        raise click.UsageError(f"--until: expected a study, got {source}; a table of runs to a target says itself what it is")
+        raise click.UsageError(
+            f"--until: expected a study, got {source}; a table of runs to a target says itself what it is"
+        )
     study = opened(source)
     with located_faults(None if is_url(source) else Path(named(source)[0])):
         found = study_samples(study.name, study.spec, study.records, until, batches)
@@ -281,7 +287,9 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None) -> dic
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
     source = masked(source)
-    made_of = " ".join(f"{plural(len(records), 'run')} of {source}{of}".split())  # a line break would end the comment
+    made_of = " ".join(
+        f"{plural(len(records), 'run')} of {source}{of}".split()
+    )  # a line break would end the comment
     head = plain(f"# Made of {made_of} by `bsearch init --from`: look through it.\n")
     rows = (json.dumps(run_document(record, spec)) for record in records)
     study = head + yaml.safe_dump(keys, sort_keys=False, width=120)

@@ -23,8 +23,12 @@ from .options import batch_option, json_option, serial_option, set_option, study
         "  bsearch check --schema > study.schema.json"
     )
 )
-@click.argument("study", metavar="[STUDY]", required=False, type=click.Path(path_type=Path), shell_complete=study_files)
-@batch_option("how a step is split into shares and micro-batches, its rates, time and memory; may be repeated.")
+@click.argument(
+    "study", metavar="[STUDY]", required=False, type=click.Path(path_type=Path), shell_complete=study_files
+)
+@batch_option(
+    "how a step is split into shares and micro-batches, its rates, time and memory; may be repeated."
+)
 @click.option("--machine", is_flag=True, help="Only what keeps STUDY from running on this machine.")
 @serial_option("check this machine without it, since starting it takes several seconds.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of study files, for editors.")
@@ -50,14 +54,25 @@ def check(
     memory, GPUs, limits, disks, the storage, and whether Ray starts (with STUDY and --machine: whether it is reached at
     cluster.address). Changes nothing and leaves nothing running. Exit code 1 if there is a problem.
     """
-    if (schema and study is not None) or (machine and batches) or (serial and study is not None and not machine):
-        raise click.UsageError("expected --schema without STUDY, --machine without --batch, and --serial with --machine alone")
+    if (
+        (schema and study is not None)
+        or (machine and batches)
+        or (serial and study is not None and not machine)
+    ):
+        raise click.UsageError(
+            "expected --schema without STUDY, --machine without --batch, and --serial with --machine alone"
+        )
     if schema:
-        document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
+        document = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **StudySpec.model_json_schema(),
+        }
         give(json_text(document))
         return
     if study is None and (batches or settings):
-        raise click.UsageError(f"{'--batch' if batches else '--set'} needs a STUDY; in Python: bsearch.plan_batch")
+        raise click.UsageError(
+            f"{'--batch' if batches else '--set'} needs a STUDY; in Python: bsearch.plan_batch"
+        )
     if study is None or machine:
         ctx.exit(_check_machine(None if study is None else study_in(study, settings), serial, as_json))
     _check_study(study, study_in(study, settings), batches, as_json)
@@ -72,7 +87,11 @@ def _check_study(study: Path, spec: StudySpec, batches: tuple[int, ...], as_json
     with located_faults(study), documents_only(as_json):
         checked = check_study(spec)
         profile = next(iter(checked.profiles.values()))
-        steps = [batch_document(spec, profile, batch, devices) for batch in batches for devices in spec.devices.counts]
+        steps = [
+            batch_document(spec, profile, batch, devices)
+            for batch in batches
+            for devices in spec.devices.counts
+        ]
     if as_json:
         give_answer("check", {**check_document(spec, checked), "batches": steps}, "plans", "batches")
         return
@@ -105,6 +124,8 @@ def _check_machine(spec: StudySpec | None, serial: bool, as_json: bool) -> int:
     if as_json:
         give_answer("machine", document, "findings")
     else:
-        counts = [plural(count, state) for state, count in document["counts"].items() if count and state != "ok"]
+        counts = [
+            plural(count, state) for state, count in document["counts"].items() if count and state != "ok"
+        ]
         console.print(", ".join(counts) or "No problems found.")
     return FAILED if document["counts"]["problem"] else 0

@@ -47,12 +47,18 @@ class _Gate(click.Command):
     ),
 )
 @click.argument("sides", metavar="MAIN CHANGE", nargs=-1, required=True, shell_complete=study_files)
-@click.option("--against", metavar="REVISION", help="Compare a study with itself as it was in git, checked out apart.")
 @click.option(
-    "--trials", type=click.IntRange(min=12), help="Trials to finish, instead of budget.trials, of both sides together."
+    "--against", metavar="REVISION", help="Compare a study with itself as it was in git, checked out apart."
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(min=12),
+    help="Trials to finish, instead of budget.trials, of both sides together.",
 )
 @click.option("--within", metavar="DURATION", help="How long it may take: 2h, 90m, for both sides together.")
-@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="Count a loss of at most this as none.")
+@click.option(
+    "--margin", type=click.FloatRange(min=0), default=0.0, help="Count a loss of at most this as none."
+)
 @metric_option
 @serial_option("trials one after the other, in this process.")
 @json_option
@@ -96,7 +102,9 @@ def compare(
             comparison = _refereed((specs[0], specs[1]), revision, trials, hours, margin, serial, console)
         else:
             if trials is not None or within is not None:
-                raise click.UsageError("--trials and --within are for two study files; runs that exist are only compared", ctx)
+                raise click.UsageError(
+                    "--trials and --within are for two study files; runs that exist are only compared", ctx
+                )
             comparison = _existing(sides, metric, margin, as_json)
     from ..search.report.terminal.compare import comparison_document, comparison_lines
 
@@ -150,7 +158,11 @@ def _refereed(
 
         def trained(spec: StudySpec) -> StoredStudy:
             out = specs[1].folder / "results" / spec.study
-            apart = revision.entered if revision and spec.folder.is_relative_to(revision.folder) else modules_apart
+            apart = (
+                revision.entered
+                if revision and spec.folder.is_relative_to(revision.folder)
+                else modules_apart
+            )
             with apart():
                 how = {"serial": serial, "new": has_changed(spec), "same_experiment": False}
                 result = run_study_here(spec, out, **how, notify=notify, watch=watch)

@@ -20,7 +20,14 @@ from ..search.report.stdio.streams import ReaderGoneError
 from ..search.report.terminal.signals import handled_signals, is_termination, was_stopped
 from ..spaces.boundary.secrets import masked
 from ..spaces.boundary.storage import is_url
-from ..spaces.errors import BsearchError, ClusterError, LeftOutWarning, OutputError, StorageError, StudyFileError
+from ..spaces.errors import (
+    BsearchError,
+    ClusterError,
+    LeftOutWarning,
+    OutputError,
+    StorageError,
+    StudyFileError,
+)
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGHUP.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143

@@ -33,7 +33,11 @@ _launcher_option = click.option(
 )
 
 
-@main.command(epilog=epilog("bsearch submit study.yaml --launcher slurm --set submit.nodes=2 --set submit.hours=8 --dry-run"))
+@main.command(
+    epilog=epilog(
+        "bsearch submit study.yaml --launcher slurm --set submit.nodes=2 --set submit.hours=8 --dry-run"
+    )
+)
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @_launcher_option
 @set_option
@@ -47,7 +51,9 @@ def submit(study: Path, launcher: str | None, settings: tuple[str, ...], dry_run
 
     keys = study_keys(settings)
     if other := next((section for section in keys if section != "submit"), None):
-        raise click.UsageError(f"--set: expected keys of submit, since the job runs the study's file; got one of {other}")
+        raise click.UsageError(
+            f"--set: expected keys of submit, since the job runs the study's file; got one of {other}"
+        )
     with located_faults(study):
         changes = keys.get("submit", {}) | ({} if launcher is None else {"launcher": launcher})
         submission = Submission.read(study, storage_of(os.environ), changes)
@@ -62,7 +68,9 @@ def submit(study: Path, launcher: str | None, settings: tuple[str, ...], dry_run
     say(f"submitted study {job.study} to {job.launcher} as job {job.id}")
     launcher = shell_word(f"{job.launcher}{'@' * bool(submitter.place)}{submitter.place}")
     where = f"{job.id} --launcher {launcher}"
-    say(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
+    say(
+        f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}"
+    )
 
 
 @main.group(
@@ -118,7 +126,10 @@ def _progress(names: set[str], study_file: Path | None) -> dict[str, dict[str, A
         return {}
 
 
-@jobs.command("status", epilog=epilog("bsearch jobs status --launcher slurm\n  bsearch jobs status 4711 --study study.yaml"))
+@jobs.command(
+    "status",
+    epilog=epilog("bsearch jobs status --launcher slurm\n  bsearch jobs status 4711 --study study.yaml"),
+)
 @click.argument("id", required=False)
 @_launcher_options
 @json_option
@@ -136,12 +147,19 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     found = _submitter(**where).jobs()
     progress = _progress({job.study for job in found}, where["study_file"])
     if as_json:
-        give_answer("jobs", {"jobs": [{**job.to_dict(), "progress": progress.get(job.study)} for job in found]}, "jobs")
+        give_answer(
+            "jobs",
+            {"jobs": [{**job.to_dict(), "progress": progress.get(job.study)} for job in found]},
+            "jobs",
+        )
         return
     if not found:
         say("no bsearch jobs there")
         return
-    names, rows = ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())), []
+    names, rows = (
+        ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())),
+        [],
+    )
     for job in found:
         cells = [job.id, job.study, job.state, _at(job.submitted), _at(job.started)]
         if (facts := progress.get(job.study)) is not None:
@@ -149,7 +167,9 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
             left = "" if facts["eta_s"] is None else seconds(facts["eta_s"])
             cells += [f"{facts['done']}/{facts['trials']}", best, left]
         rows.append([*cells, *[""] * (len(names) - len(cells))])
-    terminal().print(Fitted.of_rows(names, rows, ("job", "state", "study", "trials", "best", "left"), words=names))
+    terminal().print(
+        Fitted.of_rows(names, rows, ("job", "state", "study", "trials", "best", "left"), words=names)
+    )
 
 
 def _at(time: datetime | None) -> str:
@@ -164,7 +184,11 @@ def _print_job(id: str, as_json: bool, where: Mapping[str, Any]) -> None:
     if as_json:
         give_answer("job", {**job.to_dict(), "progress": facts})
         return
-    times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
+    times = [
+        f"{word} {_at(time)}"
+        for word, time in (("submitted", job.submitted), ("started", job.started))
+        if time
+    ]
     say(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
     if facts is not None:
         parts = [f"{facts['done']} of {facts['trials']} trials are done"]

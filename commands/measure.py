@@ -15,14 +15,20 @@ from .options import json_option, out_option, set_option, study_in
 
 
 @main.command(
-    epilog=epilog("bsearch profile study.yaml --out profile.json\n  bsearch profile study.yaml --device-like 'A100 80GB'")
+    epilog=epilog(
+        "bsearch profile study.yaml --out profile.json\n  bsearch profile study.yaml --device-like 'A100 80GB'"
+    )
 )
 @click.argument("study", metavar="STUDY", shell_complete=study_files)
-@click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
+@click.option(
+    "--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'."
+)
 @out_option("a file, for `bsearch show --profile`.")
 @set_option
 @json_option
-def profile(study: str, device_like: str | None, out: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def profile(
+    study: str, device_like: str | None, out: Path | None, settings: tuple[str, ...], as_json: bool
+) -> None:
     """Predict memory and step time of the study in STUDY, and measure as much as budget.profile_s allows.
 
     Prints peak memory by micro-batch (each size is traced, none extrapolated) and where it goes, the largest micro-batch

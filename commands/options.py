@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 # One definition for each option that several commands have: no name means two things (tests/test_cli.py).
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON and nothing else on stdout: one line; run prints a line per event."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON and nothing else on stdout: one line; run prints a line per event.",
 )
 set_option = click.option(
     "--set",
@@ -37,13 +40,18 @@ set_option = click.option(
 
 def out_option(what: str) -> Callable[[Any], Any]:
     """Where a command writes its result."""
-    return click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help=f"Where to write: {what}")
+    return click.option(
+        "--out", type=click.Path(path_type=Path), metavar="PATH", help=f"Where to write: {what}"
+    )
 
 
 def keep_option(default: str) -> Callable[[Any], Any]:
     """Where a trained model is kept."""
     return click.option(
-        "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help=f"Folder for the trained model; default: {default}."
+        "--keep",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help=f"Folder for the trained model; default: {default}.",
     )
 
 
@@ -66,7 +74,9 @@ def batch_option(what: str) -> Callable[[Any], Any]:
 
 def until_option(what: str) -> Callable[[Any], Any]:
     """A value of the metric that training has to reach."""
-    return click.option("--until", type=VALUE, metavar="VALUE", help=f"A value of the metric to reach: {what}")
+    return click.option(
+        "--until", type=VALUE, metavar="VALUE", help=f"A value of the metric to reach: {what}"
+    )
 
 
 def study_in(path: Path, settings: tuple[str, ...] = ()) -> StudySpec:
@@ -172,13 +182,17 @@ def study_keys(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             raise click.UsageError(
                 f"--set: expected SECTION.KEY=VALUE such as training.precision=bf16, got {cut(text, 60)!r}.{hint}"
             )
-        if (option := {"space.effective_batch": "--batches", "space.reference_rate": "--rate"}.get(key)) is not None:
+        if (
+            option := {"space.effective_batch": "--batches", "space.reference_rate": "--rate"}.get(key)
+        ) is not None:
             raise click.UsageError(
                 f"--set: expected a key other than {key}. Change it in the study file, or with {option} if STUDY is a task."
             )
         if name in found.setdefault(section, {}):
             raise click.UsageError(f"--set: expected {key} once, got it twice")
-        found[section][name] = _searched(key, value) if section == "space" else plain_value(value, f"--set {key}")
+        found[section][name] = (
+            _searched(key, value) if section == "space" else plain_value(value, f"--set {key}")
+        )
     return found
 
 
@@ -197,7 +211,9 @@ def with_settings(study: StudySpec, settings: tuple[str, ...]) -> StudySpec:
         def is_given(key: str) -> bool:
             return any(f"{key}.".startswith(setting) or setting.startswith(f"{key}.") for setting in given)
 
-        raise StudyFileError(replace(fault, file="--set") if is_given(fault.key) else fault for fault in error.faults) from None
+        raise StudyFileError(
+            replace(fault, file="--set") if is_given(fault.key) else fault for fault in error.faults
+        ) from None
 
 
 def _searched(key: str, value: str) -> Any:
@@ -209,7 +225,11 @@ def _searched(key: str, value: str) -> Any:
     ends = [plain_value(text, where) for text in value.split(":")]
     if len(several) > 1:
         # Where a parameter of a task does not change cost, that only costs time.
-        return several if key.removeprefix("space.") in Space.model_fields else {"choices": several, "changes_cost": True}
+        return (
+            several
+            if key.removeprefix("space.") in Space.model_fields
+            else {"choices": several, "changes_cost": True}
+        )
     if len(ends) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
         return {"low": ends[0], "high": ends[1]}
     return plain_value(value, where)

@@ -44,7 +44,9 @@ _all_option = click.option("--all", "every", is_flag=True, help="Every trial, no
 )
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @_all_option
-@pick_option(": its settings, its learning curve, its traceback; with reaches:.9 every setting that does, fastest first")
+@pick_option(
+    ": its settings, its learning curve, its traceback; with reaches:.9 every setting that does, fastest first"
+)
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
 @click.option("--record", "settled", is_flag=True, help="What was predicted of each trial beside what came.")
 @click.option(
@@ -73,7 +75,9 @@ def show(
     """
     if watch:
         if as_json or every or settled or profile is not None or pick is not None:
-            raise click.UsageError("expected --watch alone, got another option too; programs can poll `show --json`")
+            raise click.UsageError(
+                "expected --watch alone, got another option too; programs can poll `show --json`"
+            )
         ctx.exit(_watch(study))
     if sum((pick is not None, every, settled, profile is not None)) > 1:
         raise click.UsageError("expected --all, --pick, --record or --profile, got several")
@@ -128,7 +132,13 @@ def _trials_document(stored: StoredStudy, every: bool) -> dict[str, Any]:
 
 def _show_record(stored: StoredStudy, console: Console, as_json: bool) -> None:
     from ..search.report.terminal.fitted import Fitted
-    from ..search.report.track_record import RECORD_COLUMNS, record_rows, record_sentences, settled_predictions, track_records
+    from ..search.report.track_record import (
+        RECORD_COLUMNS,
+        record_rows,
+        record_sentences,
+        settled_predictions,
+        track_records,
+    )
 
     settled = settled_predictions(stored)
     if as_json:
@@ -166,8 +176,15 @@ def _show_target(stored: StoredStudy, target: float, console: Console, as_json: 
     front = stored.front
     reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
     if as_json:
-        trials = [{**trial_summary(trial, front), "chance": chance_to_reach(trial, target)} for trial in reaching.trials]
-        give_answer("reaching", {"study": stored.name, "metric": front.metric, "target": target, "trials": trials}, "trials")
+        trials = [
+            {**trial_summary(trial, front), "chance": chance_to_reach(trial, target)}
+            for trial in reaching.trials
+        ]
+        give_answer(
+            "reaching",
+            {"study": stored.name, "metric": front.metric, "target": target, "trials": trials},
+            "trials",
+        )
         return
     if reaching.trials:
         console.print(front_table(reaching, target=target))
@@ -236,7 +253,10 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
         for row in tables.curve(study.name, number)
     ]
     attempts = [
-        {key: getattr(row, key) for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
+        {
+            key: getattr(row, key)
+            for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")
+        }
         for row in tables.attempts(study.name, number)
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
@@ -272,7 +292,9 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @pick_option("; for a framework, default: within:1%")
 @out_option("a file; default: stdout.")
 @click.pass_context
-def export(ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[str, Any] | None, out: Path | None) -> None:
+def export(
+    ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[str, Any] | None, out: Path | None
+) -> None:
     """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework; or send its trials to
     a tracker.
 
@@ -306,7 +328,12 @@ def export(ctx: click.Context, /, study: str, every: bool, to: str, pick: dict[s
 def _trials_csv(stored: StoredStudy, every: bool) -> str:
     from ..search.report.export import csv_text, trial_document
 
-    return csv_text([trial_document(record, stored.front) for record in (stored.records if every else stored.front.trials)])
+    return csv_text(
+        [
+            trial_document(record, stored.front)
+            for record in (stored.records if every else stored.front.trials)
+        ]
+    )
 
 
 def _copy_for_optuna(stored: StoredStudy, out: Path | None) -> None:
@@ -314,7 +341,10 @@ def _copy_for_optuna(stored: StoredStudy, out: Path | None) -> None:
 
     url = stored.url if out is None else sqlite_url(out.absolute())
     copy_now(stored, None if out is None else url).close()
-    say(f"{stored.name}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}", err=True)
+    say(
+        f"{stored.name}: copied for Optuna. To see it: optuna-dashboard {shell_word(shown_url(url))}",
+        err=True,
+    )
 
 
 def _track(stored: StoredStudy, to: Tracker, results: Path) -> int:
@@ -369,13 +399,19 @@ def report(study: str, out: Path | None) -> None:
 
         stored = with_rates(stored)
     drawn = StudyData.of(stored)
-    path = write_file(out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn))
+    path = write_file(
+        out or results_beside(study) / file_name(stored.name) / "report.html", report_page(drawn)
+    )
     say(f"wrote {from_here(path.absolute())}")
 
 
-@main.command(epilog=epilog("bsearch dashboard study.yaml --open\n  bsearch dashboard sqlite:///study.db --port 0"))
+@main.command(
+    epilog=epilog("bsearch dashboard study.yaml --open\n  bsearch dashboard sqlite:///study.db --port 0")
+)
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port."
+)
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 def dashboard(study: str, port: int, opens: bool) -> None:
     """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
@@ -391,7 +427,9 @@ def dashboard(study: str, port: int, opens: bool) -> None:
         say(f"summary: {address}/note")
         if "SSH_CONNECTION" in os.environ:
             own = address.split(":")[2].split("/")[0]
-            say(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
+            say(
+                f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address"
+            )
         if opens:
             # Some browsers run in the terminal until they are closed.
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

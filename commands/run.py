@@ -45,20 +45,32 @@ if TYPE_CHECKING:
     from ..spaces.record import TrialRecord
 
 
-@main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"))
+@main.command(
+    epilog=epilog(
+        "bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batches 16:4096 --rate 1e-3:1 --trials 20"
+    )
+)
 @click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- python SCRIPT ...]")
 @click.option("--batches", metavar="LOW:HIGH", help="Effective batches to try, if STUDY is a task.")
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
 @set_option
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
-@click.option("--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00.")
-@click.option("--within", metavar="DURATION", help="How long it may take: 2h, 90m, from the first run with this deadline.")
+@click.option(
+    "--by", metavar="TIME", help="Be done by then, with a trained model: 18:00, or 2026-11-28 09:00."
+)
+@click.option(
+    "--within",
+    metavar="DURATION",
+    help="How long it may take: 2h, 90m, from the first run with this deadline.",
+)
 @until_option("then the study stops, and keeps the model.")
 @keep_option("results/STUDY/model, with a deadline or --until")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option(
-    "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
+    "--same-experiment",
+    is_flag=True,
+    help="Resume even though the task's code has changed; both versions are recorded.",
 )
 @serial_option("trials one after the other, in this process.")
 @out_option("a folder for front.csv and front.json; default: results/STUDY.")
@@ -102,14 +114,24 @@ def run(
             how: dict[str, Any] = {"new": new, "same_experiment": same_experiment, "serial": serial}
             result = _run(spec, folder, console, stdout if as_json else None, **how)
         again = f"bsearch run {shell_word(file)}{' --serial' * serial}" if file else "the same command again"
-        _print_result(result, spec, file or Path(study), again, out or _results(spec, result.study.name), console, as_json)
+        _print_result(
+            result,
+            spec,
+            file or Path(study),
+            again,
+            out or _results(spec, result.study.name),
+            console,
+            as_json,
+        )
     ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
 
 
 def _check_is_script(ctx: click.Context, first: str, others: tuple[str, ...]) -> None:
     """Check that what comes after `--` is a command of a script; anything else is an argument too many."""
     if not (Path(first).name.startswith("python") or first.endswith(".py")):
-        raise click.UsageError(f"Got unexpected extra argument{'s' * (len(others) > 1)} ({' '.join(others)})", ctx)
+        raise click.UsageError(
+            f"Got unexpected extra argument{'s' * (len(others) > 1)} ({' '.join(others)})", ctx
+        )
 
 
 def _study_of_script(command: tuple[str, ...], *, again: bool) -> str:
@@ -145,7 +167,9 @@ def _study(
     else:
         for option, value in (("--batches", batches), ("--rate", rate)):
             if value is not None:
-                raise click.UsageError(f"{option} is for a task; a study file has its own setting. Edit {study}.")
+                raise click.UsageError(
+                    f"{option} is for a task; a study file has its own setting. Edit {study}."
+                )
         file = Path(study)
         spec = with_settings(read_study(file, storage=storage), settings)
     if trials is not None:
@@ -153,7 +177,9 @@ def _study(
     return file, spec
 
 
-def _with_deadline(spec: StudySpec, by: str | None, within: str | None, until: float | None, keep: Path | None) -> StudySpec:
+def _with_deadline(
+    spec: StudySpec, by: str | None, within: str | None, until: float | None, keep: Path | None
+) -> StudySpec:
     """The study with what the options say of its end."""
     if by is not None and within is not None:
         raise click.UsageError("expected --by or --within, got both")
@@ -163,11 +189,17 @@ def _with_deadline(spec: StudySpec, by: str | None, within: str | None, until: f
         try:
             checked_deadline(text)
         except ValueError as error:
-            words = f"expected a duration such as 2h, 90m or 1h30m, got {cut(text, 60)!r}" if is_length else str(error)
+            words = (
+                f"expected a duration such as 2h, 90m or 1h30m, got {cut(text, 60)!r}"
+                if is_length
+                else str(error)
+            )
             raise click.UsageError(f"{option}: {words}") from None
         if (duration_of(text) is not None) != is_length:
             other = "--by" if is_length else "--within"
-            raise click.UsageError(f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}.")
+            raise click.UsageError(
+                f"{option}: expected a {'duration' if is_length else 'moment'}, got {text}. Write {other}."
+            )
     folder = None if keep is None else str(keep.expanduser().absolute())
     budget = {"by": by or within, "until": until, "keep": folder}
     given = {key: value for key, value in budget.items() if value is not None}
@@ -178,9 +210,14 @@ def _study_of_options(
     task: str, batches: str | None, rate: str | None, storage: str | None, settings: tuple[str, ...]
 ) -> StudySpec:
     if batches is None or rate is None:
-        raise click.UsageError("a task needs --batches LOW:HIGH and --rate LOW:HIGH, such as --batches 16:4096 --rate 1e-3:1")
+        raise click.UsageError(
+            "a task needs --batches LOW:HIGH and --rate LOW:HIGH, such as --batches 16:4096 --rate 1e-3:1"
+        )
     rate, _, at_batch = rate.partition("@")
-    space: dict[str, Any] = {"effective_batch": _span("--batches", batches), "reference_rate": _span("--rate", rate)}
+    space: dict[str, Any] = {
+        "effective_batch": _span("--batches", batches),
+        "reference_rate": _span("--rate", rate),
+    }
     if at_batch:
         reference = space["reference_rate"]
         reference = reference if isinstance(reference, dict) else {"value": reference}
@@ -200,7 +237,9 @@ def _number(option: str, text: str) -> int | float:
     try:
         return int(text) if text.strip().isdigit() else float(text)
     except ValueError:
-        raise click.UsageError(f"{option}: expected LOW:HIGH such as 16:4096, got {cut(text, 60)!r}") from None
+        raise click.UsageError(
+            f"{option}: expected LOW:HIGH such as 16:4096, got {cut(text, 60)!r}"
+        ) from None
 
 
 def _results(spec: StudySpec, name: str) -> Path:
@@ -236,8 +275,14 @@ def _print_result(
 
     stored = result.study
     document = study_document(stored.name, shown_url(stored.url), stored.front, stored.records)
-    document |= {"model": None if result.model is None else str(result.model)} if spec.budget.keeps_model else {}
-    document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
+    document |= (
+        {"model": None if result.model is None else str(result.model)} if spec.budget.keeps_model else {}
+    )
+    document |= {
+        "stopped": result.stopped or None,
+        "elapsed_s": result.elapsed_s,
+        "expected_gain": result.gain,
+    }
     console.print()
     if stored.front.trials:
         print_front(stored, sum(record.counts for record in stored.records), console)
@@ -261,9 +306,15 @@ def _print_result(
         console.print(f"  {command:<{max(map(len, following))}}  {what}")
     if as_json:
         ended: dict[str, Any] = {
-            name: document[name] for name in ("model", "stopped", "elapsed_s", "expected_gain") if name in document
+            name: document[name]
+            for name in ("model", "stopped", "elapsed_s", "expected_gain")
+            if name in document
         }
-        found = {**study_answer(stored, None, _shown(study, spec)), **ended, "failure": result.failure or None}
+        found = {
+            **study_answer(stored, None, _shown(study, spec)),
+            **ended,
+            "failure": result.failure or None,
+        }
         give_answer("run", found, "front")
 
 
@@ -295,7 +346,9 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str
             yield f"`bsearch show {_shown(study, spec)} --pick {failed[-1].number}` shows its traceback."
     elif result.stopped:
         lower = result.stopped.startswith("budget.min_gain")
-        more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
+        more = (
+            "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
+        )
         if spec.budget.keeps_model:
             more, again = "", f"{again} with another deadline or target"
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
@@ -321,7 +374,9 @@ def _shown(study: Path, spec: StudySpec) -> str:
 )
 @click.argument("study", metavar="STUDY|URL[#NAME]", shell_complete=study_files)
 @pick_option("; default: within:1%")
-@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="Epochs to train for; default: the trial's.")
+@click.option(
+    "--epochs", type=click.FloatRange(min=0, min_open=True), help="Epochs to train for; default: the trial's."
+)
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
@@ -354,7 +409,13 @@ def train(
     from ..search.report.terminal.train import result_lines, train_document
 
     study_opened, console = Study(*named(study)), terminal(as_json)
-    how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": keep, "serial": serial, "say": console.print}
+    how: dict[str, Any] = {
+        "epochs": epochs,
+        "seeds": seeds,
+        "out": keep,
+        "serial": serial,
+        "say": console.print,
+    }
     with documents_only(as_json):
         stored, record, trainings = train_point(study_opened, Choice(**(pick or {})), **how)
     for line in result_lines(record, trainings):
@@ -365,15 +426,27 @@ def train(
 
 
 @main.command(
-    epilog=epilog("bsearch init my-study && cd my-study && bsearch run study.yaml\n  bsearch init my-study --from runs.csv")
+    epilog=epilog(
+        "bsearch init my-study && cd my-study && bsearch run study.yaml\n  bsearch init my-study --from runs.csv"
+    )
 )
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- python SCRIPT ...]")
-@click.option("--from", "source", metavar="SOURCE", help="Make study.yaml of runs that you have, as `bsearch ask` reads them.")
+@click.option(
+    "--from",
+    "source",
+    metavar="SOURCE",
+    help="Make study.yaml of runs that you have, as `bsearch ask` reads them.",
+)
 @source_options
 @click.pass_context
 def init(
-    ctx: click.Context, folder: Path, command: tuple[str, ...], source: str | None, mapped: tuple[str, ...], metric: str | None
+    ctx: click.Context,
+    folder: Path,
+    command: tuple[str, ...],
+    source: str | None,
+    mapped: tuple[str, ...],
+    metric: str | None,
 ) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit.
 
@@ -388,7 +461,9 @@ def init(
     if command:
         _check_is_script(ctx, str(folder), command)
         if source or mapped or metric:
-            raise click.UsageError("--from is for runs that you have, and a script is another beginning: give one of them")
+            raise click.UsageError(
+                "--from is for runs that you have, and a script is another beginning: give one of them"
+            )
         say(f"Next: bsearch check {_study_of_script((str(folder), *command), again=False)}, then run it")
         return
     names = ("study.yaml", "tasks.py")
@@ -397,11 +472,16 @@ def init(
         raise StudyFileError(
             f"{folder}: already contains {' and '.join(existing)}; nothing was written. Choose another folder."
         )
-    starter = {name: resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8") for name in names}
+    starter = {
+        name: resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
+        for name in names
+    }
     written = {} if source is None else files_of_runs(source, mapped, metric)
     for name, content in {**starter, **written}.items():
         say(f"wrote {write_file(folder / name, content)}")
     if written:
-        say(f"First fill in {shell_word(folder / 'tasks.py')}: your data and your model; `bsearch check` names what is left.")
+        say(
+            f"First fill in {shell_word(folder / 'tasks.py')}: your data and your model; `bsearch check` names what is left."
+        )
     inside = "" if folder == Path() else f"cd {shell_word(folder)} && "
     say(f"{'Then' if written else 'Next'}: {inside}bsearch check study.yaml && bsearch run study.yaml")

@@ -28,8 +28,12 @@ TAKE = """name => {
 def main(name: str, study: str, *figures: str) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page_file = Path(folder) / "report.html"
-        subprocess.run([sys.executable, "-m", "bsearch", "report", study, "--out", str(page_file)], check=True)
-        page = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"]).new_page()
+        subprocess.run(
+            [sys.executable, "-m", "bsearch", "report", study, "--out", str(page_file)], check=True
+        )
+        page = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        ).new_page()
         page.goto(page_file.as_uri())
         for figure in figures:
             page.wait_for_selector(f"#plot-{figure} .main-svg")

@@ -65,7 +65,15 @@ def written_pages() -> Iterator[tuple[Path, str]]:
             begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->"
             if begin in text:
                 before, _, rest = text.partition(begin)
-                text = before + begin + "\n" + "\n".join(generator()).rstrip() + "\n\n" + end + rest.partition(end)[2]
+                text = (
+                    before
+                    + begin
+                    + "\n"
+                    + "\n".join(generator()).rstrip()
+                    + "\n\n"
+                    + end
+                    + rest.partition(end)[2]
+                )
         yield path, text
 
 
@@ -101,7 +109,9 @@ def rules() -> Iterator[str]:
     for name in (*RATE_RULES, *SCALINGS):
         yield f"## `{name}`\n\n{rule_fact(name, 'Summary')}\n"
         yield f"```text\n{rule_fact(name, 'Formula')}\n```\n"
-        source = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", rule_fact(name, "Source"))
+        source = re.sub(
+            r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", rule_fact(name, "Source")
+        )
         yield f"Source: {source}\n"
 
 
@@ -123,7 +133,9 @@ def study_keys() -> Iterator[str]:
 def _section(path: str, part: Schema, parts: Mapping[str, Schema], level: int) -> Iterator[str]:
     """One section's keys as a table, then its subsections."""
     if path:
-        yield (f"{_anchor(path)}\n\n" if "." in path else "") + f"{'#' * level} {path}\n\n{_sentence(part['description'])}\n"
+        yield (
+            f"{_anchor(path)}\n\n" if "." in path else ""
+        ) + f"{'#' * level} {path}\n\n{_sentence(part['description'])}\n"
     yield from _table(f"{path}." if path else "", part, parts)
     for key, value in part["properties"].items():
         for name in _referred(value):
@@ -147,7 +159,10 @@ def _table(prefix: str, part: Schema, parts: Mapping[str, Schema]) -> Iterator[s
 
 def _referred(value: Schema) -> list[str]:
     """Names of the sections a key's value may refer to, without duplicates."""
-    found = re.findall(r'"#/\$defs/(\w+)"', json.dumps({key: value[key] for key in ("$ref", "anyOf", "items") if key in value}))
+    found = re.findall(
+        r'"#/\$defs/(\w+)"',
+        json.dumps({key: value[key] for key in ("$ref", "anyOf", "items") if key in value}),
+    )
     return list(dict.fromkeys(found))
 
 
@@ -167,7 +182,11 @@ def _kind(value: Schema, parts: Mapping[str, Schema]) -> str:
     if set(_referred(value)) >= set(DOMAINS):
         return "[domain](#domains)"
     words = list(dict.fromkeys(_kinds(value, parts)))
-    words = [word for word in words if word.replace("integer", "number", 1) not in words or not word.startswith("integer")]
+    words = [
+        word
+        for word in words
+        if word.replace("integer", "number", 1) not in words or not word.startswith("integer")
+    ]
     return " or ".join(word for word in words if word != "nothing").replace("|", "\\|")
 
 
@@ -179,7 +198,9 @@ def _kinds(value: Schema, parts: Mapping[str, Schema]) -> Iterator[str]:
     elif "anyOf" in value:
         bound = _bounds(value)
         for one in value["anyOf"]:
-            yield from (f"{word}{bound if word in ('number', 'integer') else ''}" for word in _kinds(one, parts))
+            yield from (
+                f"{word}{bound if word in ('number', 'integer') else ''}" for word in _kinds(one, parts)
+            )
     else:
         match value.get("type"):
             case "array" if "prefixItems" in value:

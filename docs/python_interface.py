@@ -33,14 +33,20 @@ SECTIONS = {
         "bsearch.objectives.state.checkpoint:Checkpoint",
     ),
     "Trials of a study": ("bsearch.spaces.record:TrialRecord",),
-    "The search alone": ("bsearch.search.suggest.ask_tell:Search", "bsearch.search.suggest.optuna.sampler:FrontSampler"),
+    "The search alone": (
+        "bsearch.search.suggest.ask_tell:Search",
+        "bsearch.search.suggest.optuna.sampler:FrontSampler",
+    ),
     "Plan a step": (
         "bsearch.spaces.plan:plan_batch",
         "bsearch.spaces.plan:BatchPlan",
         "bsearch.spaces.learning_rate:scaled_settings",
         "bsearch.spaces.learning_rate:OptimizerSettings",
     ),
-    "Trainers": ("bsearch.objectives.adapters.huggingface:train_with", "bsearch.objectives.adapters.lightning:train_with"),
+    "Trainers": (
+        "bsearch.objectives.adapters.huggingface:train_with",
+        "bsearch.objectives.adapters.lightning:train_with",
+    ),
     "Errors": tuple(
         f"bsearch.spaces.errors:{name}"
         for name in (
@@ -121,7 +127,9 @@ def _annotation(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    made = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", None)  # a dataclass's own sign for a default that is made each time
+    made = getattr(
+        dataclasses, "_HAS_DEFAULT_FACTORY", None
+    )  # a dataclass's own sign for a default that is made each time
     if value is made:
         return "..."
     whole = dataclasses.is_dataclass(value) and not isinstance(value, type) and value == type(value)()

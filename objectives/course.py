@@ -50,14 +50,19 @@ class Course:
         self.number = 0 if self._state is None else int(self._state["steps"])
         self.seen = 0 if self._state is None else int(self._state["samples_seen"])
         self.reported = tuple(self.checkpoint.measurements)
-        self.facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
+        self.facts: dict[str, Parameter] = {
+            "steps": len(self.plans),
+            **({"resumed_at": self.seen} if self.seen else {}),
+        }
 
     def _resumable(self) -> dict[str, Any] | None:
         """The checkpoint, if training can go on from it. All ranks do, or none does."""
         state = self.checkpoint.load()
         # With another micro-batch cap the last steps may differ.
         valid = state is not None and state["steps"] > 0
-        valid = valid and state["samples_seen"] == sum(plan.effective_batch for plan in self.plans[: state["steps"]])
+        valid = valid and state["samples_seen"] == sum(
+            plan.effective_batch for plan in self.plans[: state["steps"]]
+        )
         if all(self.ranks.all_gathered({"valid": [valid]})["valid"]):
             return dict(state)
         self.checkpoint.measurements.clear()
@@ -77,7 +82,9 @@ class Course:
             training.load_state_dict(state["training"])
             self.clock.set_state(state["clock"])
             self._begin_losses(state["loss_sum"], state["losses"])
-            if len(state["rng_state"]) == self.ranks.count:  # with other ranks, each keeps a beginning of its own
+            if (
+                len(state["rng_state"]) == self.ranks.count
+            ):  # with other ranks, each keeps a beginning of its own
                 set_random_state(state["rng_state"][self.ranks.rank], training.device)
             self._state = None
         self.time_left = TimeLeft(self.setup, self.seen)
@@ -121,10 +128,17 @@ class Course:
         reads = self.number & (self.number - 1) == 0 or self.number % 64 == 0
         return reads and not math.isfinite(float(self.losses))
 
-    def measurement(self, scores: Mapping[str, float], facts: Mapping[str, Parameter], elapsed_s: float) -> Measurement:
+    def measurement(
+        self, scores: Mapping[str, float], facts: Mapping[str, Parameter], elapsed_s: float
+    ) -> Measurement:
         """What is measured here; the losses begin anew."""
         shortened = self.time_left.facts(self.seen)
-        self.facts |= {**facts, **self.clock.facts(), **shortened, **({"steps": self.number} if shortened else {})}
+        self.facts |= {
+            **facts,
+            **self.clock.facts(),
+            **shortened,
+            **({"steps": self.number} if shortened else {}),
+        }
         measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=elapsed_s,

@@ -64,7 +64,9 @@ class Evaluation:
         """The names of the metrics that are ratios of sums."""
         return set(self._sums)
 
-    def values(self, gather: Callable[[Mapping[str, list[Any]]], dict[str, list[Any]]] = dict) -> dict[str, float]:
+    def values(
+        self, gather: Callable[[Mapping[str, list[Any]]], dict[str, list[Any]]] = dict
+    ) -> dict[str, float]:
         """Every metric by name, NaN where it is undefined, as a mean over nothing is.
 
         Args:
@@ -133,7 +135,9 @@ class Evaluation:
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device:
-    return next((argument.device for argument in arguments if isinstance(argument, Tensor)), torch.device("cpu"))
+    return next(
+        (argument.device for argument in arguments if isinstance(argument, Tensor)), torch.device("cpu")
+    )
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
@@ -147,7 +151,9 @@ def _joined(where: str, values: Sequence[Any]) -> Any:
         return np.concatenate([np.atleast_1d(value) for value in values])
     if isinstance(values[0], Mapping):
         got = type(values[0]).__name__
-        raise TaskError(f"{where}: expected arguments that are tensors, arrays or lists, got {got}. Pass its parts.")
+        raise TaskError(
+            f"{where}: expected arguments that are tensors, arrays or lists, got {got}. Pass its parts."
+        )
     if not isinstance(values[0], Tensor):
         return [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     try:
@@ -172,7 +178,11 @@ def _applied(of: Callable[[float], float], value: float, where: str) -> float:
         found = float(number_of(where, of(value)))
     except OverflowError:
         found = math.inf
-    return math.copysign(min(abs(found), LARGEST), found) if math.isfinite(value) and not math.isnan(found) else found
+    return (
+        math.copysign(min(abs(found), LARGEST), found)
+        if math.isfinite(value) and not math.isnan(found)
+        else found
+    )
 
 
 def _fsum(numbers: Iterable[float]) -> float:

@@ -36,7 +36,9 @@ def load_task(reference: str) -> Task | TrainFunction:
     if isinstance(found, type) and issubclass(found, Task):
         missing = sorted(getattr(found, "__abstractmethods__", ()))
         if missing:
-            raise TaskError(f"task {reference}: expected the methods data and model, missing {', '.join(missing)}")
+            raise TaskError(
+                f"task {reference}: expected the methods data and model, missing {', '.join(missing)}"
+            )
         try:
             with contained():
                 return found()
@@ -45,7 +47,9 @@ def load_task(reference: str) -> Task | TrainFunction:
     if isinstance(found, Task):
         return found
     # What a lambda returns is looked at when it is called.
-    if callable(found) and (inspect.isgeneratorfunction(inspect.unwrap(found)) or getattr(found, "__name__", "") == "<lambda>"):
+    if callable(found) and (
+        inspect.isgeneratorfunction(inspect.unwrap(found)) or getattr(found, "__name__", "") == "<lambda>"
+    ):
         return found  # type: ignore[no-any-return]
     kind = "a function that yields nothing" if inspect.isfunction(found) else f"a {type(found).__name__}"
     raise TaskError(
@@ -57,11 +61,17 @@ def load_task(reference: str) -> Task | TrainFunction:
 def load_anew(reference: str) -> Task | TrainFunction:
     """The same from modules that are imported once more, as in a new process; where they cannot be, from those there are."""
     sources = set(map(str, sources_of(reference)))
-    kept = {name: module for name, module in sys.modules.items() if getattr(module, "__file__", None) in sources}
+    kept = {
+        name: module for name, module in sys.modules.items() if getattr(module, "__file__", None) in sources
+    }
     kept = {name: module for name, module in kept.items() if is_users(str(module.__file__), name)}
     # A package's attribute may be something else of the same name, such as a function.
     packages = {name: (sys.modules.get(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in kept}
-    held = [(package, own, vars(package)[own]) for package, own in packages.values() if package and own in vars(package)]
+    held = [
+        (package, own, vars(package)[own])
+        for package, own in packages.values()
+        if package and own in vars(package)
+    ]
     try:
         with suppress(TaskError):
             for name in kept:
@@ -109,7 +119,9 @@ def schedule_of(setup: TrialSetup) -> Schedule:
     except TaskError as error:
         raise TaskError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
     if not callable(found):
-        raise TaskError(f"{where}: expected a function of the fraction of the budget, got {type(found).__name__}")
+        raise TaskError(
+            f"{where}: expected a function of the fraction of the budget, got {type(found).__name__}"
+        )
     for fraction in (look / _LOOKS for look in range(_LOOKS + 1)):
         try:
             with contained():
@@ -117,7 +129,9 @@ def schedule_of(setup: TrialSetup) -> Schedule:
         except TaskError:
             raise
         except Exception as error:
-            raise TaskError(f"{where}: it failed at {fraction:g} of the budget: {described(error)}") from error
+            raise TaskError(
+                f"{where}: it failed at {fraction:g} of the budget: {described(error)}"
+            ) from error
         if not 0 <= share < math.inf:
             raise TaskError(
                 f"{where}: expected a finite share of the peak rate >= 0 at {fraction:g} of the budget, got {share:g}"
@@ -130,7 +144,9 @@ def _defined(where: str, place: str, name: str) -> Any:
     module = _module(place, where)
     if not hasattr(module, name):
         known = [key for key in vars(module) if not key.startswith("_")]
-        raise TaskError(f"{where}: expected {place} to define {name!r}, but it does not.{near_miss(name, known)}")
+        raise TaskError(
+            f"{where}: expected {place} to define {name!r}, but it does not.{near_miss(name, known)}"
+        )
     return getattr(module, name)
 
 
@@ -155,12 +171,15 @@ def _module(place: str, where: str) -> ModuleType:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             hint = " Refer to a file as path/file.py:name." if not place.endswith(".py") else ""
             raise TaskError(f"{where}: no module named {error.name!r}.{hint}") from error
-        raise TaskError(f"{where}: it imports {error.name!r}, which is not installed{_beside(place, error.name)}") from error
+        raise TaskError(
+            f"{where}: it imports {error.name!r}, which is not installed{_beside(place, error.name)}"
+        ) from error
     except (Exception, SystemExit) as error:
         line, advice = user_code_line(_raised(error)), ""
         if isinstance(error, SystemExit):
             advice = (
-                ". What a script does when it is run, such as parsing arguments, belongs under `if __name__ == '__main__':`"
+                ". What a script does when it is run, such as parsing arguments, belongs under `if "
+                "__name__ == '__main__':`"
             )
         at = f" at {line}" if line else ""
         raise TaskError(f"{where}: importing it failed{at}: {_words(error)}{advice}") from error
@@ -198,9 +217,13 @@ def _name_of(path: Path) -> str:
     root = import_root(path)
     parts = path.relative_to(root).with_suffix("").parts
     taken = sys.modules.get(parts[0])
-    if root == path.parent or (taken is not None and str(root / parts[0]) not in getattr(taken, "__path__", ())):
+    if root == path.parent or (
+        taken is not None and str(root / parts[0]) not in getattr(taken, "__path__", ())
+    ):
         return module_name(path)
-    return ".".join(parts).removesuffix(".__init__") if all(map(str.isidentifier, parts)) else module_name(path)
+    return (
+        ".".join(parts).removesuffix(".__init__") if all(map(str.isidentifier, parts)) else module_name(path)
+    )
 
 
 def _stamp(file: Path) -> tuple[int, int]:

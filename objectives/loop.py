@@ -102,7 +102,9 @@ class Step:
                 batch = held(batch)
                 self._micro_batches[place] = samples, batch
                 self._taken = max(self._taken, place + 1)
-                yield Part(self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples)
+                yield Part(
+                    self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples
+                )
 
     @property
     def sizes(self) -> list[int]:
@@ -191,7 +193,9 @@ class Loop(TrainingSamples):
         self._check_optimizers()
         self.rates = self._make_rates()
         self.open_data(checked_data(data))
-        correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
+        correct_batch_norm(
+            self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size])
+        )
         self.modes = TrainingModes(self.model)
         self.constants = Constants("Loop", self.model, checked=not setup.training.accept_inexact)
         self.average, self._buffers = WeightAverage(self.parameters), SharedBuffers(self.model, self.ranks)
@@ -218,7 +222,9 @@ class Loop(TrainingSamples):
     def _check_supported(self) -> None:
         training = self.setup.training
         if training.precision == "fp16":
-            raise TaskError("training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16")
+            raise TaskError(
+                "training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16"
+            )
         for key in ("compile", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false with a Loop: do it in your code; got true")
@@ -239,17 +245,25 @@ class Loop(TrainingSamples):
             if self.schedules:
                 check_no_scheduler(f"{where}: {name}", optimizer)
             check_kind(f"{where}: {name}", optimizer)
-            if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+            if any(
+                id(parameter) not in known
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            ):
                 raise TaskError(
                     f"{where}: {name}: expected parameters of {', '.join(self.models)}, got some that no model holds. Pass all "
                     "modules as models."
                 )
-        if len(faults) == len(self.optimizers):  # one has to follow the rule; others may have rates of their own
+        if len(faults) == len(
+            self.optimizers
+        ):  # one has to follow the rule; others may have rates of their own
             raise faults[0]
 
     def _make_rates(self) -> Rates:
         training = self.setup.training
-        return Rates("Loop: optimizers", list(self.optimizers.values()), schedule_of(self.setup), training.warmup)
+        return Rates(
+            "Loop: optimizers", list(self.optimizers.values()), schedule_of(self.setup), training.warmup
+        )
 
     def _check_settings(self, where: str, optimizer: Optimizer) -> None:
         check_optimizer(where, optimizer, self.setup)
@@ -304,7 +318,9 @@ class Loop(TrainingSamples):
                 if not course.is_over:
                     course.save_between()
         if missing := [name for name in self.optimizers if name not in self._ever]:
-            raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
+            raise TaskError(
+                f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did"
+            )
         if setup.model_folder is not None and not self.ranks.rank:
             with untouched(self.model, self.optimizers.values(), self.device), self.average.in_place():
                 for name, model in self.models.items():
@@ -322,7 +338,11 @@ class Loop(TrainingSamples):
     def _step(self, plan: BatchPlan, loader: Loader, fraction: float) -> Step:
         sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
         return Step(
-            self, [(size, partial(loader.take, size)) for size in sizes], plan.effective_batch, self.course.number, fraction
+            self,
+            [(size, partial(loader.take, size)) for size in sizes],
+            plan.effective_batch,
+            self.course.number,
+            fraction,
         )
 
     def finish(self, step: Step) -> None:
@@ -358,7 +378,9 @@ class Loop(TrainingSamples):
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training."""
-        return self.micro_batches_of(plans, position, self.setup.training.workers, pin_memory=pins(self.device))
+        return self.micro_batches_of(
+            plans, position, self.setup.training.workers, pin_memory=pins(self.device)
+        )
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.device.type == "cpu" else to_device(batch, self.device)
@@ -432,7 +454,9 @@ class Loop(TrainingSamples):
             TaskError: it is not time to.
         """
         if self.current is None or self._measured or not self.current.paused:
-            raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
+            raise TaskError(
+                "Loop.measure: expected a call where step.evaluates is true, and one for each such step"
+            )
         self.pause()
         course = self.course
         course.time_left.evaluated(time.monotonic() - self._evaluating_since, course.seen)

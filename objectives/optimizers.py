@@ -30,7 +30,9 @@ def named_optimizer(model: nn.Module, setup: TrialSetup, default: str = "sgd") -
     """
     name = str(setup.parameters.get("optimizer", default))
     if name not in OPTIMIZERS:
-        raise TaskError(f"space.optimizer: expected one of {', '.join(OPTIMIZERS)}; got {name!r}.{near_miss(name, OPTIMIZERS)}")
+        raise TaskError(
+            f"space.optimizer: expected one of {', '.join(OPTIMIZERS)}; got {name!r}.{near_miss(name, OPTIMIZERS)}"
+        )
     return OPTIMIZERS[name](model, setup)
 
 
@@ -40,8 +42,12 @@ def _of_all_parameters(
     """A function that makes an optimizer, of torch or by its name of bitsandbytes, with rate, decay and these settings."""
 
     def made(model: nn.Module, setup: TrialSetup) -> Optimizer:
-        options = {name: value for part in (_rate_and_decay, *settings) for name, value in part(setup).items()}
-        optimizer: Optimizer = (_bitsandbytes(kind) if isinstance(kind, str) else kind)(model.parameters(), **options)
+        options = {
+            name: value for part in (_rate_and_decay, *settings) for name, value in part(setup).items()
+        }
+        optimizer: Optimizer = (_bitsandbytes(kind) if isinstance(kind, str) else kind)(
+            model.parameters(), **options
+        )
         return optimizer
 
     return made
@@ -56,9 +62,15 @@ def _muon(model: nn.Module, setup: TrialSetup) -> Optimizer:
             f"space.optimizer: expected a model with matrices in hidden layers for muon, got {type(model).__name__}. Use adamw."
         )
     of_muon = {id(matrix) for matrix in matrices}
-    others = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in of_muon]
+    others = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.requires_grad and id(parameter) not in of_muon
+    ]
     # With this factor a matrix's update is as large as AdamW's, so that both share one rate: Liu et al. 2025, arXiv 2502.16982.
-    parts: list[Optimizer] = [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **_rate_and_decay(setup))]
+    parts: list[Optimizer] = [
+        torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **_rate_and_decay(setup))
+    ]
     if others:
         parts.append(torch.optim.AdamW(others, **_betas(setup), **_fused(setup), **_rate_and_decay(setup)))
     return MuonAdamW(parts)
@@ -139,7 +151,9 @@ def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def main_first(groups: Sequence[Mapping[str, Any]], decay: float) -> list[Mapping[str, Any]]:
     """Groups with the one first that speaks for all: the largest with the study's weight decay, if it has one, else of all."""
-    return sorted(groups, key=lambda group: (decay == 0 or group.get("weight_decay") != decay, -group["parameters"]))
+    return sorted(
+        groups, key=lambda group: (decay == 0 or group.get("weight_decay") != decay, -group["parameters"])
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -159,7 +173,8 @@ def _plain(value: Any) -> Any:
 
 # Their weight decay is part of the gradient.
 _COUPLED = tuple(
-    getattr(torch.optim, name) for name in ("SGD", "ASGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop", "LBFGS")
+    getattr(torch.optim, name)
+    for name in ("SGD", "ASGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop", "LBFGS")
 )
 # Their update reads a whole parameter, or DTensor cannot do it in place.
 _OF_WHOLE_PARAMETERS = ("Adafactor", "Muon", "MuonAdamW", "AdamW8bit", "Lion", "Lion8bit")
@@ -167,7 +182,9 @@ _OF_WHOLE_PARAMETERS = ("Adafactor", "Muon", "MuonAdamW", "AdamW8bit", "Lion", "
 
 def has_adams_betas(optimizer: Optimizer) -> bool:
     """Whether it has betas that rules may scale: Lion's are of another kind, and Muon has a momentum beside AdamW's."""
-    return any("betas" in group for group in optimizer.param_groups) and not _kind(optimizer).startswith(("Lion", "Muon"))
+    return any("betas" in group for group in optimizer.param_groups) and not _kind(optimizer).startswith(
+        ("Lion", "Muon")
+    )
 
 
 def decouples_decay(optimizer: Optimizer) -> bool:
@@ -194,7 +211,10 @@ def _asserts_closure(step: Callable[..., Any]) -> bool:
         tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
     except (OSError, TypeError, SyntaxError):
         return False
-    return any(isinstance(node, ast.Assert) and ast.unparse(node.test) == "closure is not None" for node in ast.walk(tree))
+    return any(
+        isinstance(node, ast.Assert) and ast.unparse(node.test) == "closure is not None"
+        for node in ast.walk(tree)
+    )
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
@@ -265,7 +285,9 @@ _OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "lion": "Lion", "lion_8bit": "Lio
 
 
 def _bitsandbytes(name: str) -> Any:
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels that these optimizers do not use
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # it warns of kernels that these optimizers do not use
     try:
         from bitsandbytes import optim
     except ImportError:

@@ -201,13 +201,17 @@ class Task(ABC):
         """
         save_state(folder / "model.pt", model.state_dict())
 
-    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | WholeSet | Mapping[str, Score | WholeSet]:
+    def score(
+        self, model: nn.Module, batch: Any, setup: TrialSetup
+    ) -> Score | WholeSet | Mapping[str, Score | WholeSet]:
         """One metric, or several by name; default: accuracy and the mean cross-entropy `val_loss`."""
         inputs, labels = batch
         logits = _logits(self, "score", model, inputs)
         return {
             "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
-            "val_loss": Score(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)),
+            "val_loss": Score(
+                nn.functional.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)
+            ),
         }
 
 
@@ -242,12 +246,19 @@ def embeds(task: Task) -> bool:
         TaskError: it has only one of `embed` and `batch_loss`, or a loss beside them; that of a base class does not count.
     """
     classes = type(task).__mro__
-    place = {name: next(i for i, base in enumerate(classes) if name in vars(base)) for name in ("embed", "batch_loss", "loss")}
+    place = {
+        name: next(i for i, base in enumerate(classes) if name in vars(base))
+        for name in ("embed", "batch_loss", "loss")
+    }
     own = [name for name in place if getattr(type(task), name) is not getattr(Task, name)]
     if own in ([], ["loss"]):
         return False
-    if own[:2] != ["embed", "batch_loss"] or (len(own) == 3 and place["loss"] <= min(place["embed"], place["batch_loss"])):
-        raise TaskError(f"{name_of(task)}: expected either loss, or embed and batch_loss; got {', '.join(own)}")
+    if own[:2] != ["embed", "batch_loss"] or (
+        len(own) == 3 and place["loss"] <= min(place["embed"], place["batch_loss"])
+    ):
+        raise TaskError(
+            f"{name_of(task)}: expected either loss, or embed and batch_loss; got {', '.join(own)}"
+        )
     if task.couples_samples:
         raise TaskError(
             f"{name_of(task)}: expected no couples_samples beside embed and batch_loss, which are split exactly. Remove "
@@ -271,8 +282,12 @@ def checked_data(data: Any) -> Data:
         if is_stream(dataset):
             _check_stream(data, name)
             continue
-        if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
-            raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
+        if not hasattr(dataset, "__len__") or not (
+            hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")
+        ):
+            raise TaskError(
+                f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}"
+            )
         if len(dataset) == 0:
             raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty dataset")
     if not is_stream(data.train) and data.samples not in (None, len(data.train)):  # type: ignore[arg-type]
@@ -283,8 +298,14 @@ def checked_data(data: Any) -> Data:
         )
     if data.lengths is not None and len(data.lengths) != data.training_set:
         size = data.training_set
-        raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
-    if not data.unit.isidentifier() or data.unit == "samples" or name_fault("facts", (data.unit, f"{data.unit}_per_s")):
+        raise TaskError(
+            f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}"
+        )
+    if (
+        not data.unit.isidentifier()
+        or data.unit == "samples"
+        or name_fault("facts", (data.unit, f"{data.unit}_per_s"))
+    ):
         raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
     if data.weights is not None:
         if not data.shuffle:
@@ -301,7 +322,9 @@ def _check_stream(data: Data, name: str) -> None:
             f"samples; got {kind}, a stream. Read it into a list."
         )
     if hasattr(data.train, "__next__"):
-        raise TaskError(f"Task.data: train: expected a stream that can be iterated anew for each pass, got {kind}, an iterator")
+        raise TaskError(
+            f"Task.data: train: expected a stream that can be iterated anew for each pass, got {kind}, an iterator"
+        )
     if isinstance(data.samples, bool) or not isinstance(data.samples, int) or data.samples < 1:
         raise TaskError(
             f"Task.data: samples: expected an integer >= 1 with a stream ({kind}), the samples of one pass over it; got "
@@ -309,7 +332,9 @@ def _check_stream(data: Data, name: str) -> None:
         )
     for given in ("lengths", "weights"):
         if getattr(data, given) is not None:
-            raise TaskError(f"Task.data: {given}: expected none with a stream ({kind}), whose samples are not known beforehand")
+            raise TaskError(
+                f"Task.data: {given}: expected none with a stream ({kind}), whose samples are not known beforehand"
+            )
 
 
 def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
@@ -388,24 +413,34 @@ def checked_loss(task: Task, loss: Loss, samples: int) -> Loss:
         )
     if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
         shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
-        raise TaskError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
+        raise TaskError(
+            f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'."
+        )
     if isinstance(loss.denominator, Tensor) and loss.denominator.dim() != 0:
         raise TaskError(
             f"{where}: expected a denominator for the whole batch, a number or a scalar tensor; got shape "
             f"{tuple(loss.denominator.shape)}. Sum it over the batch."
         )
     if loss.total.is_complex() or (isinstance(loss.denominator, Tensor) and not _counts(loss.denominator)):
-        raise TaskError(f"{where}: expected real numbers, got {loss.total.dtype} and {_kind(loss.denominator)}")
-    if isinstance(loss.denominator, Tensor) and loss.denominator.requires_grad:  # it only counts: no gradient is of it
+        raise TaskError(
+            f"{where}: expected real numbers, got {loss.total.dtype} and {_kind(loss.denominator)}"
+        )
+    if (
+        isinstance(loss.denominator, Tensor) and loss.denominator.requires_grad
+    ):  # it only counts: no gradient is of it
         return checked_loss(task, Loss(loss.total, loss.denominator.detach()), samples)
     if not isinstance(loss.denominator, Tensor):
         denominator = number_of(f"{where}: denominator", loss.denominator)
         if not (math.isfinite(denominator) and denominator >= 0):
-            raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {shown(denominator)}")
+            raise TaskError(
+                f"{where}: expected a denominator >= 0 that the mean divides by, got {shown(denominator)}"
+            )
         if type(loss.denominator) not in (int, float):
             return checked_loss(task, Loss(loss.total, denominator), samples)
     if not loss.total.requires_grad:
-        raise TaskError(f"{where}: expected a total that depends on the model's parameters, got one without a graph")
+        raise TaskError(
+            f"{where}: expected a total that depends on the model's parameters, got one without a graph"
+        )
     return loss
 
 
@@ -430,7 +465,9 @@ def checked_score(where: str, score: Score) -> Score:
             return number_of(f"{where}: {part}", value)
         if not _counts(value):
             got = f"{shown(value)}, {value.dtype}"
-            raise TaskError(f"{where}: {part}: expected a number or a tensor of one, got {got}. Sum it over the batch.")
+            raise TaskError(
+                f"{where}: {part}: expected a number or a tensor of one, got {got}. Sum it over the batch."
+            )
         return value
 
     return Score(checked("total", score.total), checked("denominator", score.denominator), score.of)
@@ -451,7 +488,9 @@ def named_scores(task: Task, scores: Any) -> Mapping[str, Score | WholeSet]:
     got = type(scores).__name__
     if isinstance(scores, Mapping):
         got = next(
-            f"{name}: {type(score).__name__}" for name, score in scores.items() if not isinstance(score, Score | WholeSet)
+            f"{name}: {type(score).__name__}"
+            for name, score in scores.items()
+            if not isinstance(score, Score | WholeSet)
         )
     raise TaskError(
         f"{name_of(task)}.score: expected Score(total, denominator), WholeSet(metric, outputs, targets) or a dict of them, got "
@@ -476,7 +515,10 @@ def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
         )
     scaled_by = "rule adam_sde" if setup.rule == "adam_sde" else "training.beta2_scaling: half_life"
     if (setup.rule == "adam_sde" or setup.training.beta2_scaling == "half_life") and not any(
-        all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True))
+        all(
+            math.isclose(a, b, rel_tol=1e-6)
+            for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True)
+        )
         for group in groups
     ):
         raise TaskError(
@@ -484,7 +526,8 @@ def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
             "Write betas=setup.betas, eps=setup.eps."
         )
     if setup.rule == "adamw_tau" and not any(
-        math.isclose(float(group.get("weight_decay", 0.0)), setup.weight_decay, rel_tol=1e-6) for group in groups
+        math.isclose(float(group.get("weight_decay", 0.0)), setup.weight_decay, rel_tol=1e-6)
+        for group in groups
     ):
         raise TaskError(
             f"{where}: rule adamw_tau: expected a group with weight_decay=setup.weight_decay = {setup.weight_decay:.4g}. "

@@ -44,7 +44,9 @@ def task_kind(reference: str) -> Literal["task", "huggingface", "lightning", "lo
         return "task"
     if isinstance(defined, ast.FunctionDef):
         adapters: tuple[Literal["huggingface", "lightning"], ...] = ("huggingface", "lightning")
-        return next((adapter for adapter in adapters if f"bsearch.objectives.adapters.{adapter}" in text), "loop")
+        return next(
+            (adapter for adapter in adapters if f"bsearch.objectives.adapters.{adapter}" in text), "loop"
+        )
     return None
 
 
@@ -59,7 +61,9 @@ def _definition(source: Path, name: str) -> tuple[ast.stmt, str]:
         if getattr(statement, "name", None) == name:
             return statement, text
         if isinstance(statement, ast.ImportFrom) and statement.level == 1 and statement.module:
-            original = next((alias.name for alias in statement.names if (alias.asname or alias.name) == name), None)
+            original = next(
+                (alias.name for alias in statement.names if (alias.asname or alias.name) == name), None
+            )
             if original is not None:
                 return _definition(source.parent / f"{statement.module.replace('.', '/')}.py", original)
     raise LookupError(name)
@@ -87,7 +91,9 @@ def task_packages(reference: str) -> dict[str, str]:
     Raises:
         TaskError: the file cannot be found.
     """
-    names = {name.partition(".")[0] for path in sources_of(reference) for _, name in _imported(path.read_bytes())}
+    names = {
+        name.partition(".")[0] for path in sources_of(reference) for _, name in _imported(path.read_bytes())
+    }
     found: dict[str, str] = {}
     for name in sorted(names - sys.stdlib_module_names - {"bsearch", ""}):
         with suppress(PackageNotFoundError):
@@ -136,7 +142,9 @@ def import_root(path: Path) -> Path:
 def schedule_reference(schedule: str, folder: str | Path) -> str:
     """A schedule of one's own with its file's path made absolute, relative to the study file's folder."""
     place, _, name = schedule.rpartition(":")
-    return f"{(Path(folder) / Path(place).expanduser()).resolve()}:{name}" if place.endswith(".py") else schedule
+    return (
+        f"{(Path(folder) / Path(place).expanduser()).resolve()}:{name}" if place.endswith(".py") else schedule
+    )
 
 
 def schedule_code_hash(schedule: str, folder: str | Path) -> str:
@@ -168,7 +176,11 @@ def _code(source: bytes) -> bytes:
         if isinstance(value, ast.AST):
             parts.append(f"({type(value).__name__}")
             for name, field in ast.iter_fields(value):
-                if name == "body" and isinstance(value, _WITH_DOCSTRING) and ast.get_docstring(value, clean=False) is not None:
+                if (
+                    name == "body"
+                    and isinstance(value, _WITH_DOCSTRING)
+                    and ast.get_docstring(value, clean=False) is not None
+                ):
                     field = field[1:]
                 if field not in (None, []):  # optional fields differ between versions of Python
                     parts.append(f" {name}=")
@@ -254,9 +266,13 @@ def _imported(source: bytes) -> tuple[tuple[int, str], ...]:
             names |= dict.fromkeys((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             start = f"{node.module}." if node.module else ""
-            names |= dict.fromkeys((node.level, f"{start}{alias.name}".removesuffix(".*")) for alias in node.names)
+            names |= dict.fromkeys(
+                (node.level, f"{start}{alias.name}".removesuffix(".*")) for alias in node.names
+            )
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run_script":
-            paths = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            paths = [
+                one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
             names |= dict.fromkeys((0, path[:-3].replace("/", ".")) for path in paths if path.endswith(".py"))
             names |= dict.fromkeys((0, path[3:]) for path in paths if path.startswith("-m "))
     return tuple(names)

@@ -49,7 +49,9 @@ class TrainingRun(Stepping):
         """Samples per forward pass of evaluation: the study's, never the trial's."""
         return self.setup.evaluation_batch or EVALUATION_BATCH
 
-    def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
+    def evaluate(
+        self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None
+    ) -> dict[str, float]:
         """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
 
         Several devices share the batches round-robin. Totals are added exactly and metrics of the whole set are merged, so the
@@ -68,7 +70,12 @@ class TrainingRun(Stepping):
             size = min(size, -(-count // self.ranks.count))
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
-        with evaluating(), untouched(self.model, [self.optimizer], self.device), torch.no_grad(), self.average.in_place():
+        with (
+            evaluating(),
+            untouched(self.model, [self.optimizer], self.device),
+            torch.no_grad(),
+            self.average.in_place(),
+        ):
             self.model.eval()
             own = keys[self.ranks.rank :: self.ranks.count]
             # Where ranks gather parameters for each other, all of them evaluate as many batches.
@@ -137,7 +144,10 @@ class TrainingRun(Stepping):
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None or not self.setup.scores_test:
             return {}
-        return {f"test_{name}": score for name, score in self.evaluate(fetcher=self.fetcher(self.data.test)).items()}
+        return {
+            f"test_{name}": score
+            for name, score in self.evaluate(fetcher=self.fetcher(self.data.test)).items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole model and optimizer, sharded or not; complete on rank 0. All ranks must call it."""
@@ -169,7 +179,9 @@ class TrainingRun(Stepping):
         if self.live is not None:
             self.live.set_state(state["stream"])
 
-    def train_step(self, plan: BatchPlan, loader: Loader, fraction: float, clock: StepClock, loss_sum: LossSum) -> None:
+    def train_step(
+        self, plan: BatchPlan, loader: Loader, fraction: float, clock: StepClock, loss_sum: LossSum
+    ) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:

@@ -17,7 +17,13 @@ from .adapters.loop_task import uses_loop
 from .loading import contained, described, load_task, user_code_location
 from .loop import forget_loop, newest_loop
 from .machine.accelerator import device_of
-from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
+from .machine.device_memory import (
+    EvaluationMemoryError,
+    is_out_of_memory,
+    limit_memory,
+    process_fault,
+    release_memory,
+)
 from .machine.environment import same_folder
 from .machine.process_state import kept_process
 from .machine.torch_settings import seed_everything
@@ -109,7 +115,9 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         limit_memory(setup.memory_limit_bytes, device_of(setup.device))
     measurements: Any = train_task(task, setup) if isinstance(task, Task) else task(setup)
     if not isinstance(measurements, Iterator):
-        yield Outcome("error", f"task {name}: expected to yield Measurement, got {type(measurements).__name__}")
+        yield Outcome(
+            "error", f"task {name}: expected to yield Measurement, got {type(measurements).__name__}"
+        )
         return
     last: Measurement | None = None
     forget_loop()
@@ -124,7 +132,11 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
                 return
             if setup.is_timed_by_clock and setup.share_of(measurement) == 1:
                 break
-            if asked_to_leave() and not isinstance(task, Task) and measurement.samples_seen < setup.samples_budget:
+            if (
+                asked_to_leave()
+                and not isinstance(task, Task)
+                and measurement.samples_seen < setup.samples_budget
+            ):
                 raise Leaving  # a loop saves at its measurements
         _check_end(last, setup, name)
         yield Outcome("complete", _late(last, setup))
@@ -157,7 +169,10 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
 
 def _is_the_systems(error: BaseException) -> bool:
     """Whether an operating system that is out of open files raised it, or a library that says so."""
-    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or "Too many open files" in described(error)
+    return getattr(error, "errno", None) in (
+        errno.EMFILE,
+        errno.ENFILE,
+    ) or "Too many open files" in described(error)
 
 
 # The share by which a training that the clock ends may miss its seconds.
@@ -191,7 +206,11 @@ def _check(measurement: object, last: Measurement | None, setup: TrialSetup, nam
     if not isinstance(measurement, Measurement):
         raise TaskError(f"task {name}: expected to yield Measurement, got {type(measurement).__name__}")
     measurement.value(setup.metric)
-    faults = name_fault("scores", measurement.scores), name_fault("facts", measurement.facts), type_fault(measurement.facts)
+    faults = (
+        name_fault("scores", measurement.scores),
+        name_fault("facts", measurement.facts),
+        type_fault(measurement.facts),
+    )
     if fault := next(filter(None, faults), ""):
         raise TaskError(f"task {name}: {fault}")
     if last is not None and measurement.samples_seen <= last.samples_seen:
@@ -234,7 +253,12 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
 
 def _late(last: Measurement | None, setup: TrialSetup) -> str:
     """What is said of a training that the clock should have ended earlier."""
-    if last is None or setup.train_s is None or not setup.is_timed_by_clock or last.elapsed_s <= setup.train_s * (1 + _GRACE):
+    if (
+        last is None
+        or setup.train_s is None
+        or not setup.is_timed_by_clock
+        or last.elapsed_s <= setup.train_s * (1 + _GRACE)
+    ):
         return ""
     return f"ended after {last.elapsed_s:.4g} s instead of {setup.train_s:g}, at its first measurement"
 

@@ -66,7 +66,11 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor | None]]):
     def fetch(self, keys: SampleKeys) -> tuple[Tensor, Tensor, Tensor | None]:
         uniform = keys.uniform(3) if self.augmented else None
         if self.resident is None:
-            return torch.from_numpy(self.pixels[keys.index]), torch.from_numpy(self.labels[keys.index]), uniform
+            return (
+                torch.from_numpy(self.pixels[keys.index]),
+                torch.from_numpy(self.labels[keys.index]),
+                uniform,
+            )
         pixels, labels = self.resident
         index = torch.from_numpy(keys.index).to(pixels.device, non_blocking=True)
         return pixels[index], labels[index], uniform
@@ -80,7 +84,9 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor | None]]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the mapped file cannot be written to
             pixels = torch.from_numpy(self.pixels)
-        return replace(self, resident=(pixels.to(device, copy=True), torch.from_numpy(self.labels).to(device)))
+        return replace(
+            self, resident=(pixels.to(device, copy=True), torch.from_numpy(self.labels).to(device))
+        )
 
 
 class Vision(Task):
@@ -102,7 +108,9 @@ class Vision(Task):
             "validation": int(options.get("evaluation_samples", 0)),
             "test": 0,
         }
-        train, validation, test = (_images(dataset, root, part, size, download, limits[part]) for part in limits)
+        train, validation, test = (
+            _images(dataset, root, part, size, download, limits[part]) for part in limits
+        )
         assert train is not None and validation is not None
         return Data(replace(train, augmented=augment != "none"), validation, test)
 
@@ -112,7 +120,11 @@ class Vision(Task):
         size = data.pixels.shape[-1]
         name = str(setup.parameters.get("model", "small_cnn"))
         width = int(setup.parameters.get("width", 16))
-        net = small_cnn(width, data.classes) if name == "small_cnn" else _torchvision_model(name, data.classes, size)
+        net = (
+            small_cnn(width, data.classes)
+            if name == "small_cnn"
+            else _torchvision_model(name, data.classes, size)
+        )
         mean, std = _statistics(data)
         return nn.Sequential(Normalize(mean, std), net)
 
@@ -153,7 +165,12 @@ def small_cnn(width: int, classes: int) -> nn.Module:
     """Three convolutions with BatchNorm, each followed by pooling; trains in seconds on one CPU core."""
 
     def block(channels: int, out: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(), nn.MaxPool2d(2)]
+        return [
+            nn.Conv2d(channels, out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
 
     return nn.Sequential(
         *block(3, width),
@@ -189,7 +206,9 @@ def _augment(setup: TrialSetup) -> str:
     dataset = str(setup.parameters.get("dataset", "folder"))
     chosen = str(setup.parameters.get("augment", "none" if dataset == "mnist" else "flip"))
     if chosen not in _AUGMENTS:
-        raise TaskError(f"space.augment: expected one of {', '.join(_AUGMENTS)}; got {chosen!r}.{near_miss(chosen, _AUGMENTS)}")
+        raise TaskError(
+            f"space.augment: expected one of {', '.join(_AUGMENTS)}; got {chosen!r}.{near_miss(chosen, _AUGMENTS)}"
+        )
     return chosen
 
 
@@ -212,7 +231,9 @@ def _torchvision_model(name: str, classes: int, size: int) -> nn.Module:
 def _fit_stem(model: nn.Module) -> None:
     """Preserve the resolution of small images: stride 1 in the first convolution, and no initial pooling in ResNets."""
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    if isinstance(getattr(model, "maxpool", None), nn.MaxPool2d) and isinstance(getattr(model, "conv1", None), nn.Conv2d):
+    if isinstance(getattr(model, "maxpool", None), nn.MaxPool2d) and isinstance(
+        getattr(model, "conv1", None), nn.Conv2d
+    ):
         bias = first.bias is not None
         model.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 3, stride=1, padding=1, bias=bias)
         model.maxpool = nn.Identity()
@@ -280,7 +301,9 @@ def _folder_of(root: Path, part: str) -> Path | None:
     names = {"train": ["train"], "validation": ["val", "valid", "validation", "test"], "test": ["test"]}[part]
     found = next((root / name for name in names if (root / name).is_dir()), None)
     if found is None and part != "test":
-        raise TaskError(f"space.root: expected a folder {' or '.join(f'{name}/' for name in names)} in {root}, got none")
+        raise TaskError(
+            f"space.root: expected a folder {' or '.join(f'{name}/' for name in names)} in {root}, got none"
+        )
     return None if part == "test" and found == _folder_of(root, "validation") else found
 
 

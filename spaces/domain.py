@@ -30,7 +30,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from .errors import near_miss
 
-_CHANGES_COST = "The parameter changes the time or the memory of a step, so each of its values is profiled separately."
+_CHANGES_COST = (
+    "The parameter changes the time or the memory of a step, so each of its values is profiled separately."
+)
 _WHEN = (
     "Values of other parameters with which this one applies, such as `{optimizer: sgd}` or `{optimizer: [sgd, nesterov]}`; in "
     "other trials it has no value."
@@ -106,7 +108,10 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-When = dict[StrictStr, Annotated[tuple[Scalar, ...], BeforeValidator(_listed, json_schema_input_type=Scalar | list[Scalar])]]
+When = dict[
+    StrictStr,
+    Annotated[tuple[Scalar, ...], BeforeValidator(_listed, json_schema_input_type=Scalar | list[Scalar])],
+]
 
 
 class Prior(Section):
@@ -137,10 +142,12 @@ class Range(Section):
         description="The largest value that may be tried; if `low` and `high` are integers, only integers are."
     )
     log: StrictBool | None = Field(
-        None, description="Search on a logarithmic scale; default: true for the batch and for rates, otherwise false."
+        None,
+        description="Search on a logarithmic scale; default: true for the batch and for rates, otherwise false.",
     )
     step: Annotated[Number, Field(gt=0)] | None = Field(
-        None, description="Distance between the values that may be tried, from `low` on; not on a logarithmic scale."
+        None,
+        description="Distance between the values that may be tried, from `low` on; not on a logarithmic scale.",
     )
     prior: Annotated[Prior, BeforeValidator(_prior, json_schema_input_type=Prior | float)] | None = Field(
         None,
@@ -164,18 +171,24 @@ class Range(Section):
             raise fault(f"expected a step or a logarithmic scale, got step {self.step} with log: true")
         steps = (self.high - self.low) / self.step
         if steps > _MOST_STEPS:
-            raise fault(f"expected at most {_MOST_STEPS:g} steps from low to high, got {steps:.4g} of {self.step}")
+            raise fault(
+                f"expected at most {_MOST_STEPS:g} steps from low to high, got {steps:.4g} of {self.step}"
+            )
         if abs(steps - round(steps)) > 1e-9 * max(steps, 1.0):
             raise fault(f"expected a whole number of steps from low to high, got {steps:.4g} of {self.step}")
         return self
 
     def _check_prior(self, prior: Prior) -> None:
         if self.low == self.high:
-            raise fault(f"expected a range to search with a prior, got one value, {self.low}. Remove the prior.")
+            raise fault(
+                f"expected a range to search with a prior, got one value, {self.low}. Remove the prior."
+            )
         if not self.low <= prior.best <= self.high:
             raise fault(f"expected a prior's best value from {self.low} to {self.high}, got {prior.best}")
         if self.log and prior.within is not None and prior.within <= 1:
-            raise fault(f"expected within: a factor above 1, since the scale is logarithmic, got {prior.within}")
+            raise fault(
+                f"expected within: a factor above 1, since the scale is logarithmic, got {prior.within}"
+            )
 
     @property
     def expected(self) -> tuple[float, float] | None:
@@ -196,10 +209,16 @@ class Range(Section):
         return all(isinstance(value, int) for value in (self.low, self.high, self.step) if value is not None)
 
     def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.low <= value <= self.high
+        ):
             return False
         step = self.step or (1 if self.whole else None)
-        return step is None or abs((steps := (value - self.low) / step) - round(steps)) < 1e-9 * max(steps, 1.0)
+        return step is None or abs((steps := (value - self.low) / step) - round(steps)) < 1e-9 * max(
+            steps, 1.0
+        )
 
     def __str__(self) -> str:
         step = f" in steps of {self.step}" if self.step else ""
@@ -233,7 +252,11 @@ class Choices(_WithoutPrior):
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(map(str, self.choices[:_MOST_LISTED])) + ", ..." * (len(self.choices) > _MOST_LISTED)
+        return (
+            "one of "
+            + ", ".join(map(str, self.choices[:_MOST_LISTED]))
+            + ", ..." * (len(self.choices) > _MOST_LISTED)
+        )
 
 
 class Fixed(_WithoutPrior):
@@ -271,7 +294,9 @@ def _without_shorthand(value: Any) -> Any:
 AnyDomain = Annotated[
     Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")] | Annotated[Fixed, Tag("fixed")],
     Discriminator(_kind),
-    BeforeValidator(_without_shorthand, json_schema_input_type=Range | Choices | Fixed | Scalar | list[Scalar]),
+    BeforeValidator(
+        _without_shorthand, json_schema_input_type=Range | Choices | Fixed | Scalar | list[Scalar]
+    ),
 ]
 
 
@@ -321,7 +346,11 @@ def applies(when: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> boo
 
 def applying(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values without those of parameters that do not apply beside the others."""
-    return {name: value for name, value in values.items() if name not in domains or applies(domains[name].when, values)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in domains or applies(domains[name].when, values)
+    }
 
 
 def searched_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
@@ -366,7 +395,11 @@ def positive_numbers(domain: Domain) -> Domain:
 
 
 def epoch_numbers(domain: Domain) -> Domain:
-    return every(domain, lambda value: is_number(value) and 0 < value <= 1_000_000, "a number above 0, at most a million")
+    return every(
+        domain,
+        lambda value: is_number(value) and 0 < value <= 1_000_000,
+        "a number above 0, at most a million",
+    )
 
 
 def numbers_from_zero(domain: Domain) -> Domain:

@@ -19,7 +19,9 @@ _MOST_CHARACTERS = 2000
 _LONGEST_OF_TASKS = 10_000
 # What a terminal interprets instead of printing: control characters except tab and line feed, bidirectional marks, and lone
 # surrogates, which cannot be encoded.
-_INTERPRETED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_INTERPRETED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def plain(text: str) -> str:
@@ -28,7 +30,9 @@ def plain(text: str) -> str:
     >>> print(plain("\x1b[31mred\r"))
     \x1b[31mred\x0d
     """
-    return _INTERPRETED.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}", text)
+    return _INTERPRETED.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}", text
+    )
 
 
 def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
@@ -103,7 +107,11 @@ class StudyFileError(BsearchError):
             faults = Fault("", faults)
         self.faults = (faults,) if isinstance(faults, Fault) else tuple(faults)
         lines = [str(fault) for fault in self.faults[:MOST_FAULTS]]
-        more = [f"... and {len(self.faults) - MOST_FAULTS} more errors"] if len(self.faults) > MOST_FAULTS else []
+        more = (
+            [f"... and {len(self.faults) - MOST_FAULTS} more errors"]
+            if len(self.faults) > MOST_FAULTS
+            else []
+        )
         super().__init__("\n".join([*lines, *more]))
 
 
@@ -111,7 +119,9 @@ class TaskError(BsearchError):
     """The user's training code must be fixed: it breaks the interface, raised, or cannot be loaded."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(cut(message, _LONGEST_OF_TASKS))  # it quotes errors of theirs, which may be of any length
+        super().__init__(
+            cut(message, _LONGEST_OF_TASKS)
+        )  # it quotes errors of theirs, which may be of any length
 
 
 class ProfilingError(BsearchError):

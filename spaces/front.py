@@ -26,7 +26,9 @@ class ParetoFront:
 
     def within(self, most: float) -> ParetoFront:
         """The members that take at most so much by the front's measure of speed."""
-        return replace(self, trials=tuple(trial for trial in self.trials if (self.taken(trial) or 0.0) <= most))
+        return replace(
+            self, trials=tuple(trial for trial in self.trials if (self.taken(trial) or 0.0) <= most)
+        )
 
     def reaches(self, trial: TrialRecord, target: float) -> bool:
         """Whether a trial's metric is at least as good as a value."""

@@ -100,7 +100,9 @@ def power(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
     0.2
     """
     if constants.exponent is None:
-        raise BsearchError("rule power: expected an exponent, got none. Write space.exponent: 0.5 or a range.")
+        raise BsearchError(
+            "rule power: expected an exponent, got none. Write space.exponent: 0.5 or a range."
+        )
     return replace(reference, learning_rate=kappa**constants.exponent * reference.learning_rate)
 
 
@@ -208,7 +210,9 @@ def average_decay(decay: float, kappa: float) -> float:
 
 def _noise(rule: str, constants: RuleConstants) -> float:
     if constants.noise_kappa is None:
-        raise BsearchError(f"rule {rule}: expected a noise batch, got none. Set noise_batch, in samples, such as 1000.")
+        raise BsearchError(
+            f"rule {rule}: expected a noise batch, got none. Set noise_batch, in samples, such as 1000."
+        )
     return constants.noise_kappa
 
 

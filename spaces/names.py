@@ -24,40 +24,154 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         *("total_train_batch_size", "train_global_batch_size"),
     ),
     "micro_batch": (
-        *("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "batch_size_per_gpu"),
-        *("train_micro_batch_size_per_gpu", "micro_batch_size", "micro_batch", "device_batch_size", "batch_size_per_device"),
+        *(
+            "per_device_train_batch_size",
+            "per_gpu_train_batch_size",
+            "per_device_batch_size",
+            "batch_size_per_gpu",
+        ),
+        *(
+            "train_micro_batch_size_per_gpu",
+            "micro_batch_size",
+            "micro_batch",
+            "device_batch_size",
+            "batch_size_per_device",
+        ),
     ),
-    "batch": ("batch_size", "train_batch_size", "batchsize", "bs", "batch", "minibatch_size", "mini_batch_size"),
+    "batch": (
+        "batch_size",
+        "train_batch_size",
+        "batchsize",
+        "bs",
+        "batch",
+        "minibatch_size",
+        "mini_batch_size",
+    ),
     "accumulation": (
-        *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulation_steps", "grad_accum"),
+        *(
+            "gradient_accumulation_steps",
+            "accumulate_grad_batches",
+            "grad_accum_steps",
+            "accumulation_steps",
+            "grad_accum",
+        ),
         *("gas", "ga", "accum_iter", "accum_freq", "accum_grad", "accumulate", "grad_acc", "grad_acc_steps"),
         "gradient_acc_steps",
-        *("grad_accumulation", "gradient_accumulate_every", "accumulation_factor", "num_microbatches", "batch_multiplier"),
+        *(
+            "grad_accumulation",
+            "gradient_accumulate_every",
+            "accumulation_factor",
+            "num_microbatches",
+            "batch_multiplier",
+        ),
         *("backward_passes_per_step", "update_every", "delay_update", "subdivisions", "batch_split"),
         *("gradient_accumulation", "accumulation", "accum_steps", "accum", "update_freq", "iter_size"),
     ),
     "devices": (
-        *("world_size", "n_gpu", "n_gpus", "num_gpus", "ngpus", "gpus", "num_devices", "n_devices", "devices"),
-        *("num_processes", "nproc", "data_parallel_size", "data_parallel", "dp_size", "num_replicas", "cuda_visible_devices"),
+        *(
+            "world_size",
+            "n_gpu",
+            "n_gpus",
+            "num_gpus",
+            "ngpus",
+            "gpus",
+            "num_devices",
+            "n_devices",
+            "devices",
+        ),
+        *(
+            "num_processes",
+            "nproc",
+            "data_parallel_size",
+            "data_parallel",
+            "dp_size",
+            "num_replicas",
+            "cuda_visible_devices",
+        ),
         *("gpu_ids", "device_ids"),
     ),
     "learning_rate": (
-        *("learning_rate", "lr", "base_lr", "init_lr", "initial_lr", "peak_lr", "max_lr", "lr0", "learning_rate_init"),
+        *(
+            "learning_rate",
+            "lr",
+            "base_lr",
+            "init_lr",
+            "initial_lr",
+            "peak_lr",
+            "max_lr",
+            "lr0",
+            "learning_rate_init",
+        ),
     ),
     "seconds": (
-        *("train_s", "train_runtime", "runtime", "run_time", "duration", "duration_s", "time_total_s", "elapsed", "wall_time"),
-        *("walltime", "elapsed_s", "train_time", "training_time", "total_time", "wall_clock", "seconds", "hours", "minutes"),
+        *(
+            "train_s",
+            "train_runtime",
+            "runtime",
+            "run_time",
+            "duration",
+            "duration_s",
+            "time_total_s",
+            "elapsed",
+            "wall_time",
+        ),
+        *(
+            "walltime",
+            "elapsed_s",
+            "train_time",
+            "training_time",
+            "total_time",
+            "wall_clock",
+            "seconds",
+            "hours",
+            "minutes",
+        ),
         *("elapsed_time", "time"),
     ),
     "started": ("started", "start_time", "started_at", "created_at", "start", "datetime_start"),
     "ended": ("ended", "end_time", "ended_at", "finished_at", "heartbeat_at", "end", "datetime_complete"),
     "epochs": (
-        *("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs", "nb_epochs", "total_epochs", "epoch"),
+        *(
+            "epochs",
+            "num_epochs",
+            "n_epochs",
+            "num_train_epochs",
+            "max_epochs",
+            "nb_epochs",
+            "total_epochs",
+            "epoch",
+        ),
         *("training_iteration", *TRAINED),
     ),
-    "steps": ("max_steps", "steps", "global_step", "num_steps", "total_steps", "train_steps", "iterations", "iters", "step"),
-    "samples": ("samples_seen", "samples_budget", "examples_seen", "tokens", "total_tokens", "train_tokens", "tokens_seen"),
-    "size": ("model_size", "model_parameters", "num_parameters", "n_parameters", "num_params", "n_params", "param_count"),
+    "steps": (
+        "max_steps",
+        "steps",
+        "global_step",
+        "num_steps",
+        "total_steps",
+        "train_steps",
+        "iterations",
+        "iters",
+        "step",
+    ),
+    "samples": (
+        "samples_seen",
+        "samples_budget",
+        "examples_seen",
+        "tokens",
+        "total_tokens",
+        "train_tokens",
+        "tokens_seen",
+    ),
+    "size": (
+        "model_size",
+        "model_parameters",
+        "num_parameters",
+        "n_parameters",
+        "num_params",
+        "n_params",
+        "param_count",
+    ),
     "seed": ("seed", "random_seed", "rng_seed", "random_state", "trial_seed"),
     "status": ("status", "state", "run_status", "outcome", "exit_code", "done", "finished", "completed"),
     "run": ("run", "run_id", "id", "run_name", "name", "trial", "trial_id", "number", "uuid"),
@@ -68,12 +182,58 @@ TEST = ("testing", "test", "tst")
 TRAINING = ("training", "train", "trn", "tr")
 # The last word of a metric of which lower is better, or higher.
 LOWER = frozenset(
-    {"loss", "losses", "logloss", "error", "errors", "err", "perplexity", "ppl", "nll", "ce", "bce", "xent", "crossentropy"}
-    | {"mse", "rmse", "mae", "mape", "smape", "msle", "rmsle", "wer", "cer", "eer", "ece", "fpr", "fid", "lpips", "brier"}
+    {
+        "loss",
+        "losses",
+        "logloss",
+        "error",
+        "errors",
+        "err",
+        "perplexity",
+        "ppl",
+        "nll",
+        "ce",
+        "bce",
+        "xent",
+        "crossentropy",
+    }
+    | {
+        "mse",
+        "rmse",
+        "mae",
+        "mape",
+        "smape",
+        "msle",
+        "rmsle",
+        "wer",
+        "cer",
+        "eer",
+        "ece",
+        "fpr",
+        "fid",
+        "lpips",
+        "brier",
+    }
     | {"chamfer", "bpb", "bpc", "bpd", "regret"}
 )
 HIGHER = frozenset(
-    {"accuracy", "acc", "precision", "prec", "recall", "tpr", "f1", "auc", "auroc", "ap", "map", "iou", "miou", "dice", "mcc"}
+    {
+        "accuracy",
+        "acc",
+        "precision",
+        "prec",
+        "recall",
+        "tpr",
+        "f1",
+        "auc",
+        "auroc",
+        "ap",
+        "map",
+        "iou",
+        "miou",
+        "dice",
+        "mcc",
+    }
     | {"r2", "likelihood", "bleu", "rouge", "rougel", "rougelsum", "psnr", "ssim", "ndcg", "mrr", "reward"}
 )
 # Of tables: no column of these names is a setting.
@@ -83,13 +243,40 @@ TO_GOAL = "_to_(the_)?(target|(target_)?(accuracy|acc|loss|metric|quality)|conve
 _EFFORT = "time|steps|epochs|iterations|iters|updates|samples|tokens|hours|minutes|seconds"
 _LOWER_PHRASES = re.compile(rf"({TO_GOAL}|(^|_)(bits_per_[a-z]+|cross_entropy))$|(^|_)({_EFFORT})_to_")
 # Words that change nothing: of means, classes, data, and how often it is logged.
-_NEUTRAL = {"mean", "avg", "average", "macro", "micro", "weighted", "rate", "roc", "pr", "score", "pct", "percent"}
+_NEUTRAL = {
+    "mean",
+    "avg",
+    "average",
+    "macro",
+    "micro",
+    "weighted",
+    "rate",
+    "roc",
+    "pr",
+    "score",
+    "pct",
+    "percent",
+}
 _NEUTRAL |= {"epoch", "step", "metrics", "dataloader", "idx", *VALIDATION, *TEST, *TRAINING}
 # Before these stands what is measured; behind them, where or for what.
 _BOUNDARY = frozenset({"at", "per", "to"})
 # With one of these it is no value of the metric.
 _SPREAD = frozenset(
-    {"std", "stdev", "var", "variance", "delta", "diff", "difference", "gap", "drop", "lost", "change", "in", "of"}
+    {
+        "std",
+        "stdev",
+        "var",
+        "variance",
+        "delta",
+        "diff",
+        "difference",
+        "gap",
+        "drop",
+        "lost",
+        "change",
+        "in",
+        "of",
+    }
 )
 _NEGATED = frozenset({"neg", "negative", "minus"})
 # scikit-learn's; other `neg_loss` may be of negative samples.
@@ -112,8 +299,12 @@ def _words(name: str) -> tuple[str, ...]:
     found: list[str] = []
     for chunk in re.split(r"[\W_]+", name[:300]):  # letters of any script stay
         known = chunk.lower().rstrip("0123456789") in METRICS  # such as mIoU
-        for word in [chunk.lower()] if known else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", chunk).lower().split("_"):
-            data = next((data for data in _GLUED if word.startswith(data) and word[len(data) :] in METRICS), "")
+        for word in (
+            [chunk.lower()] if known else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", chunk).lower().split("_")
+        ):
+            data = next(
+                (data for data in _GLUED if word.startswith(data) and word[len(data) :] in METRICS), ""
+            )
             found += [part for part in (data, word[len(data) :]) if part]
     return tuple(found or ["?"])
 
@@ -128,7 +319,9 @@ def direction_of(metric: str) -> Direction | None:
     """
     if _FORMULA.search(metric.lower()):
         return None
-    words = words_of(re.sub(r" \((lowest|highest)\)$|\([A-Z]\)$", "", metric).replace("@", "_at_"))  # of a curve; of boxes
+    words = words_of(
+        re.sub(r" \((lowest|highest)\)$|\([A-Z]\)$", "", metric).replace("@", "_at_")
+    )  # of a curve; of boxes
     if _LOWER_PHRASES.search("_".join(words)):
         return "minimize"
     end = next((place for place, word in enumerate(words) if word in _BOUNDARY), len(words))

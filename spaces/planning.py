@@ -13,7 +13,13 @@ from .domain import bounds, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile
 from .laws.step_time import StepTime, doubt, fastest_plan
-from .learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings, with_beta2_half_life
+from .learning_rate import (
+    RULES_FOR_ADAM,
+    OptimizerSettings,
+    RuleConstants,
+    scaled_settings,
+    with_beta2_half_life,
+)
 from .plan import BatchPlan, accumulation_limits, plan_batch, step_plans
 from .record import taken_per_second
 from .study.spec import StudySpec
@@ -75,7 +81,9 @@ def trial_setup(
 def training_of(spec: StudySpec, values: Mapping[str, Any], **changes: Any) -> Training:
     """The study's `training` section with those of a trial's parameters that belong there."""
     changes |= {name: values[name] for name in RECIPE if name in values}
-    betas = tuple(float(changes.pop(name, beta)) for name, beta in zip(BETAS, spec.training.betas, strict=True))
+    betas = tuple(
+        float(changes.pop(name, beta)) for name, beta in zip(BETAS, spec.training.betas, strict=True)
+    )
     return spec.training.model_copy(update={**changes, "betas": betas})
 
 
@@ -85,7 +93,10 @@ def _samples_budget(spec: StudySpec, profile: DeviceProfile, length: float, plan
     Raises:
         InfeasiblePlanError: less than one step.
     """
-    samples_budget, effective_batch = max(1, _samples(spec.space.length, profile, length, plan)), plan.effective_batch
+    samples_budget, effective_batch = (
+        max(1, _samples(spec.space.length, profile, length, plan)),
+        plan.effective_batch,
+    )
     if effective_batch > samples_budget:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
@@ -108,10 +119,14 @@ def _samples(name: str, profile: DeviceProfile, length: float, plan: BatchPlan) 
         case "steps":
             return int(length) * plan.effective_batch
     law = profile.under(plan).step_time(plan.devices)
-    return UNTIMED_SAMPLES if law is None else int(length / law.step_s(plan) * (1 + 1e-9)) * plan.effective_batch
+    return (
+        UNTIMED_SAMPLES if law is None else int(length / law.step_s(plan) * (1 + 1e-9)) * plan.effective_batch
+    )
 
 
-def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
+def optimizer_settings(
+    spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]
+) -> OptimizerSettings:
     """The reference settings scaled by the rule.
 
     Raises:
@@ -154,7 +169,11 @@ def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Sugge
 
 
 def planned(
-    spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None = None
+    spec: StudySpec,
+    profile: DeviceProfile,
+    effective_batch: int,
+    devices: int,
+    accumulation: int | None = None,
 ) -> BatchPlan:
     """The plan of a batch: the least activation checkpointing and the lowest accumulation that fit, or more of either where
     that is known to be faster.
@@ -229,16 +248,23 @@ def with_fastest_accumulation(plan: BatchPlan, profile: DeviceProfile) -> BatchP
     return fastest_plan(plan, law, smallest_micro_batch=profile.smallest_micro_batch)
 
 
-def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None) -> int | None:
+def micro_batch_cap(
+    spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None
+) -> int | None:
     """The largest micro-batch allowed by the study's setting and by the memory law; see `DeviceProfile.cap_on`."""
     caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom, effective_batch))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def largest_timed_micro_batch(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None) -> int | None:
+def largest_timed_micro_batch(
+    spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None
+) -> int | None:
     """The largest micro-batch allowed that is also within the timed sizes, beyond which step time is unknown."""
     law = profile.step_time(devices)
-    caps = (micro_batch_cap(spec, profile, devices, effective_batch), None if law is None else law.largest_micro_batch)
+    caps = (
+        micro_batch_cap(spec, profile, devices, effective_batch),
+        None if law is None else law.largest_micro_batch,
+    )
     return min((cap for cap in caps if cap is not None), default=None)
 
 
@@ -256,7 +282,9 @@ def largest_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int 
     return None if math.isinf(most) else int(most)
 
 
-def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None) -> dict[str, Any]:
+def plan_limits(
+    spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None
+) -> dict[str, Any]:
     """Limits of every plan on this number of devices with what the profile's own laws hold for, as keyword arguments of
     `plan_batch`.
     """
@@ -304,7 +332,12 @@ def known_taken(
     ) -> tuple[BatchPlan, DeviceProfile, StepTime | None, dict[str, Any]]:
         batch_plan = planned(spec, profiles[key], effective_batch, devices, accumulation)
         profile = profiles[key].under(batch_plan)
-        return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices, effective_batch)
+        return (
+            batch_plan,
+            profile,
+            profile.step_time(devices),
+            plan_limits(spec, profile, devices, effective_batch),
+        )
 
     def seconds(key: CostKey, values: Mapping[str, Any]) -> float:
         """The same as from the trial's setup, without building one."""
@@ -367,7 +400,9 @@ def _costly(spec: StudySpec) -> list[str]:
 def cost_keys(spec: StudySpec) -> list[CostKey]:
     """Every combination of cost-changing values."""
     domains = {name: spec.space.domains()[name] for name in _costly(spec)}
-    return [tuple(zip(domains, each, strict=True)) for each in product(*map(every_value_of, domains.values()))]
+    return [
+        tuple(zip(domains, each, strict=True)) for each in product(*map(every_value_of, domains.values()))
+    ]
 
 
 def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
@@ -404,7 +439,10 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
 def _largest_planned(spec: StudySpec, profile: DeviceProfile, devices: int) -> float:
     """The largest batch that has a plan by the profile's own laws, infinite where nothing limits it."""
     most = largest_batch(spec, profile, devices)
-    cap, micro_batches = largest_timed_micro_batch(spec, profile, devices, None), _most_micro_batches(spec, profile)
+    cap, micro_batches = (
+        largest_timed_micro_batch(spec, profile, devices, None),
+        _most_micro_batches(spec, profile),
+    )
     by_accumulation = math.inf if cap is None or micro_batches is None else cap * micro_batches * devices
     return min(math.inf if most is None else most, by_accumulation)
 
@@ -434,5 +472,7 @@ def first_values(spec: StudySpec) -> dict[str, Any]:
     first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()}
     for name, usual in zip(BETAS, spec.training.betas, strict=True):
         if name in first:
-            first[name] = next((value for value in values_of(spec.space.domains()[name]) if value != usual), first[name])
+            first[name] = next(
+                (value for value in values_of(spec.space.domains()[name]) if value != usual), first[name]
+            )
     return first

@@ -78,7 +78,9 @@ def profile_request(
     )
 
 
-def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
+def profile_faults(
+    spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None
+) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
     parts = (_batches, _length, _examined, _split, _optimizer, _cost)
     return [fault for part in parts for fault in part(spec, profile, feasible)]
@@ -111,7 +113,9 @@ def _length(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Iter
         yield Fault("space.tokens", message)
     timed = spec.budget.profile_s and profile.step_times
     if spec.space.train_s is not None and not timed and profile.optimizer is not None:
-        message = "expected budget.profile_s above 0, since known step times decide how many samples that is; got"
+        message = (
+            "expected budget.profile_s above 0, since known step times decide how many samples that is; got"
+        )
         yield Fault("space.train_s", f"{message} {spec.budget.profile_s:g}.")
 
 
@@ -124,7 +128,9 @@ def _split(spec: StudySpec, profile: DeviceProfile, feasible: Feasible) -> Itera
     """What a batch that is never split does not allow."""
     if any(variant.splits for variant in profile.each):
         return
-    message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
+    message = (
+        "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
+    )
     if profile.embedding:
         message = (
             "expected 1, because whole batches fit in memory, and splitting them takes a second forward pass; got {}. To "

@@ -75,7 +75,10 @@ def shell_word(text: str | Path) -> str:
     word = f"./{text}" if str(text).startswith("-") else str(text)
     if word.isprintable():
         return shlex.quote(word)
-    typed = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\{byte:03o}" for byte in os.fsencode(word))
+    typed = (
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\{byte:03o}"
+        for byte in os.fsencode(word)
+    )
     return f"$'{''.join(typed)}'"
 
 

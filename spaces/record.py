@@ -168,7 +168,8 @@ SEARCHED_FACTS = frozenset(
 )
 # Names that results have beside facts and parameters.
 RESULTS = frozenset(
-    {"accuracy", "all", "attempt", "cost", "ended_at", "on_front", "outcome", "started_at"} | {"trial", "val_loss"}
+    {"accuracy", "all", "attempt", "cost", "ended_at", "on_front", "outcome", "started_at"}
+    | {"trial", "val_loss"}
 )
 # Facts that training code reports, ours or a user's own loop, and their types; all others are the driver's.
 _REPORTED: Mapping[str, type] = {"checkpoint": str, "optimizer": str, "nesterov": bool} | dict.fromkeys(
@@ -305,14 +306,26 @@ class TrialRecord:
         )
 
     def __repr__(self) -> str:
-        known = {"accuracy": self.accuracy, "train_s": self.train_s, "learning_rate": self.facts.learning_rate}
-        values = (f"{name}={number(value)}" for name, value in {**known, **self.parameters}.items() if value is not None)
+        known = {
+            "accuracy": self.accuracy,
+            "train_s": self.train_s,
+            "learning_rate": self.facts.learning_rate,
+        }
+        values = (
+            f"{name}={number(value)}"
+            for name, value in {**known, **self.parameters}.items()
+            if value is not None
+        )
         return f"<trial {self.number} {self.outcome}: {', '.join(values)}>"
 
-    def changed(self, outcome: OutcomeKind | Literal["running", "unreadable"], facts: TrialFacts = TrialFacts()) -> Self:
+    def changed(
+        self, outcome: OutcomeKind | Literal["running", "unreadable"], facts: TrialFacts = TrialFacts()
+    ) -> Self:
         """The trial in another state before its end, with these facts beside its own."""
         facts = self.facts | facts
-        return self.of(self.number, outcome, self.parameters, facts, started_at=self.started_at, direction=self.direction)
+        return self.of(
+            self.number, outcome, self.parameters, facts, started_at=self.started_at, direction=self.direction
+        )
 
     def ended(self, result: TrialResult, at: str) -> Self:
         """The trial with its result."""
@@ -321,7 +334,10 @@ class TrialRecord:
         if share is not None and name:  # whoever reads it reads what was trained
             facts |= TrialFacts(planned_length=parameters[name])  # type: ignore[arg-type]
             length = float(parameters[name]) * share
-            parameters = {**parameters, name: length if name in ("epochs", "train_s") else max(round(length), 1)}
+            parameters = {
+                **parameters,
+                name: length if name in ("epochs", "train_s") else max(round(length), 1),
+            }
         ended = result.values, result.violation, self.started_at, at
         return self.of(self.number, result.outcome, parameters, facts, *ended, self.direction)
 
@@ -385,10 +401,16 @@ class TrialRecord:
     def settings(self) -> dict[str, Any]:
         """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
-        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay", "train_s") if name in facts}
+        derived: dict[str, Any] = {
+            name: facts[name] for name in ("accumulation", "weight_decay", "train_s") if name in facts
+        }
         main = next(iter(self.facts.groups), {})
         changed = {name for name in (*BESIDE_RATE, "momentum") if isinstance(main.get(name), str)}
-        return {name: value for name, value in {**facts, **self.parameters, **derived}.items() if name not in changed}
+        return {
+            name: value
+            for name, value in {**facts, **self.parameters, **derived}.items()
+            if name not in changed
+        }
 
     def taken(self, speed: Speed) -> float | None:
         """What its training takes by a measure of speed; None if that is unknown."""

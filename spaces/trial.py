@@ -102,7 +102,9 @@ class TrialSetup:
     folder: str = "."
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
-    pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
+    pauses_at: float | None = (
+        None  # share of training from which on it may be paused: a checkpoint is written there
+    )
     model_folder: str | None = None
     scores_test: bool = True
     ends_by: float | None = None
@@ -258,7 +260,9 @@ class Measurement:
         # What is wrong is refused here, where the user's line is known, and not where it is written.
         seen = number_of("Measurement.samples_seen", self.samples_seen)
         if not 0 <= seen < 1 << 63 or seen != int(seen):
-            raise TaskError(f"Measurement.samples_seen: expected an integer >= 0, got {shown(self.samples_seen)}")
+            raise TaskError(
+                f"Measurement.samples_seen: expected an integer >= 0, got {shown(self.samples_seen)}"
+            )
         object.__setattr__(self, "samples_seen", int(seen))
         elapsed_s = number_of("Measurement.elapsed_s", self.elapsed_s)
         if not 0 <= elapsed_s < _MOST_S or 0 < elapsed_s < _LEAST_S:
@@ -272,10 +276,18 @@ class Measurement:
         object.__setattr__(self, "scores", _named("scores", self.scores, number_of))
         object.__setattr__(self, "facts", _named("facts", self.facts, scalar_of))
         if twice := sorted(self.scores.keys() & self.facts.keys()):
-            raise TaskError(f"Measurement: expected each name in scores or in facts, got {', '.join(twice)} in both")
+            raise TaskError(
+                f"Measurement: expected each name in scores or in facts, got {', '.join(twice)} in both"
+            )
         score = self.scores.get("accuracy", self.accuracy)
-        if self.accuracy is not None and score != self.accuracy and not (score != score and self.accuracy != self.accuracy):
-            raise TaskError(f"Measurement.accuracy: expected the value in scores, {score}, got {self.accuracy}")
+        if (
+            self.accuracy is not None
+            and score != self.accuracy
+            and not (score != score and self.accuracy != self.accuracy)
+        ):
+            raise TaskError(
+                f"Measurement.accuracy: expected the value in scores, {score}, got {self.accuracy}"
+            )
 
     def value(self, metric: str) -> float:
         """A metric by name, in its own direction; `accuracy` is the field of that name.
@@ -285,8 +297,13 @@ class Measurement:
         """
         value = self.scores.get(metric, self.accuracy if metric == "accuracy" else None)
         if value is None:
-            known = ", ".join(sorted({*self.scores, *(() if self.accuracy is None else ("accuracy",))})) or "nothing"
-            raise TaskError(f"objectives.metric: expected a metric that the training code reports ({known}), got {metric!r}")
+            known = (
+                ", ".join(sorted({*self.scores, *(() if self.accuracy is None else ("accuracy",))}))
+                or "nothing"
+            )
+            raise TaskError(
+                f"objectives.metric: expected a metric that the training code reports ({known}), got {metric!r}"
+            )
         return float(value)
 
     def not_finite(self, metric: str) -> str:
@@ -323,7 +340,9 @@ def _named(field_name: str, values: Any, plain: Callable[[str, Any], _T]) -> dic
     return {str(name): plain(f"{where}: {name}", value) for name, value in values.items()}
 
 
-OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
+OutcomeKind = Literal[
+    "complete", "stopped", "paused", "diverged", "out_of_memory", "infeasible", "interrupted", "error"
+]
 
 
 # The outcomes after which a trial counts towards `budget.trials`.

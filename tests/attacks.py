@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def attack(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Attack]:
+def attack(
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Iterator[Attack]:
     """One attack: `with attack("a user name with @"): assert ...`. One that breaks does not keep the others from being tried;
     the test fails at its end, with all that broke.
     """

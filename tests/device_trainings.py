@@ -19,7 +19,9 @@ CONVNET, COPIED, LOOP = (f"fake_gpu.tasks:{name}" for name in ("ConvNet", "Copie
 def curve(reference: str, **options: Any) -> list[Any]:
     """The losses and scores of an attempt, and how it ended where it did not complete."""
     *measured, outcome = start_attempt(reference, setup(**options))
-    numbers = [[one.train_loss, sorted(one.scores.items())] for one in measured if isinstance(one, Measurement)]
+    numbers = [
+        [one.train_loss, sorted(one.scores.items())] for one in measured if isinstance(one, Measurement)
+    ]
     assert isinstance(outcome, Outcome)
     return numbers if outcome.kind == "complete" else [*numbers, f"{outcome.kind}: {outcome.message}"]
 
@@ -73,7 +75,9 @@ def resumed(reference: str) -> dict[str, Any]:
 
 def check_similar(on_cpu: list[Any], on_device: list[Any], tolerance: float) -> None:
     """Two curves that differ by rounding."""
-    one_by_one = ([dict([*scores, ["loss", loss or 0.0]]) for loss, scores in run] for run in (on_cpu, on_device))
+    one_by_one = (
+        [dict([*scores, ["loss", loss or 0.0]]) for loss, scores in run] for run in (on_cpu, on_device)
+    )
     for expected, got in zip(*one_by_one, strict=True):
         for metric in expected.keys() - {"accuracy"}:
             assert got[metric] == pytest.approx(expected[metric], rel=tolerance), metric

@@ -30,7 +30,10 @@ class Pairs(Task):
         generator = torch.Generator().manual_seed(3)
         labels = torch.randint(0, 5, (SAMPLES,), generator=generator)
         centers = torch.randn(5, 6, generator=generator, dtype=torch.float64)
-        views = [centers[labels] + 0.3 * torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64) for _ in range(2)]
+        views = [
+            centers[labels] + 0.3 * torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+            for _ in range(2)
+        ]
         data = TensorDataset(*views, labels)
         return Data(data, data)
 
@@ -203,7 +206,8 @@ class SmallMemory(SimCLR):
 
 
 TASKS = {
-    kind.__name__: kind for kind in (SimCLR, WithDropout, BarlowTwins, SupCon, Triplets, CLIP, CLIPWithDropout, Normed, Queue)
+    kind.__name__: kind
+    for kind in (SimCLR, WithDropout, BarlowTwins, SupCon, Triplets, CLIP, CLIPWithDropout, Normed, Queue)
 }
 
 

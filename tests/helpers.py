@@ -30,7 +30,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 
-def setup(batch: int = 32, accumulation: int = 1, budget: int = 400, rate: float = 0.1, **changes: Any) -> TrialSetup:
+def setup(
+    batch: int = 32, accumulation: int = 1, budget: int = 400, rate: float = 0.1, **changes: Any
+) -> TrialSetup:
     training = Training.model_validate({"evaluations": 2, **changes.pop("training", {})})
     made = TrialSetup(
         study="law",
@@ -75,7 +77,9 @@ class Net(Task):
         logits = model(inputs)
         if self.kind == "tokens":
             logits = logits.view(-1, 5, 4)
-        weights = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=self.dtype) if self.kind == "weights" else None
+        weights = (
+            torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=self.dtype) if self.kind == "weights" else None
+        )
         total = nn.functional.cross_entropy(logits, labels, weight=weights, reduction="sum")
         if weights is not None:
             return Loss(total, weights[labels].sum())
@@ -111,7 +115,9 @@ def finished(path: Path) -> dict[int, tuple[float, ...]]:
     """Complete trials and their values, read by plain SQL beside the running driver."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection, connection:
-            rows = connection.execute("SELECT number, objectives FROM bsearch_trial WHERE objectives IS NOT NULL").fetchall()
+            rows = connection.execute(
+                "SELECT number, objectives FROM bsearch_trial WHERE objectives IS NOT NULL"
+            ).fetchall()
     except sqlite3.OperationalError:
         return {}
     return {number: tuple(json.loads(values)) for number, values in rows}

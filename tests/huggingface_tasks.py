@@ -53,7 +53,9 @@ class Plain(Net):
 class Deaf(Plain):
     """Takes whatever it is given and uses none of it, as many models of the library do."""
 
-    def forward(self, x: Tensor, labels: Tensor, index: Tensor | None = None, **ignored: Any) -> dict[str, Tensor]:
+    def forward(
+        self, x: Tensor, labels: Tensor, index: Tensor | None = None, **ignored: Any
+    ) -> dict[str, Tensor]:
         return super().forward(x, labels, index)
 
 
@@ -61,12 +63,20 @@ class Dividing(Net):
     """Divides its summed loss by the step's number of labels, which the Trainer counts."""
 
     def forward(
-        self, x: Tensor, labels: Tensor, index: Tensor | None = None, num_items_in_batch: Any = None, **more: Any
+        self,
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **more: Any,
     ) -> dict[str, Tensor]:
         logits = self.logits(x, index)
         if num_items_in_batch is None:
             return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-        return {"loss": nn.functional.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch, "logits": logits}
+        return {
+            "loss": nn.functional.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch,
+            "logits": logits,
+        }
 
 
 class Stream(IterableDataset[Any]):
@@ -77,7 +87,9 @@ class Stream(IterableDataset[Any]):
 class OwnLoss(Trainer):
     """A user's own subclass, whose loss is its own."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         outputs = model(**inputs)
         loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"])
         return (loss, outputs) if return_outputs else loss
@@ -86,7 +98,9 @@ class OwnLoss(Trainer):
 class Labelless(Net):
     """Leaves its loss to the Trainer."""
 
-    def forward(self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None
+    ) -> dict[str, Tensor]:
         return {"logits": self.logits(x, index)}
 
 
@@ -94,7 +108,12 @@ class Mixed(Net):
     """A loss with terms of both kinds, as models with experts have: its summed part alone knows of the step."""
 
     def forward(
-        self, x: Tensor, labels: Tensor, index: Tensor | None = None, num_items_in_batch: Any = None, **more: Any
+        self,
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **more: Any,
     ) -> dict[str, Tensor]:
         logits = self.logits(x, index)
         items = len(labels) if num_items_in_batch is None else num_items_in_batch
@@ -176,7 +195,9 @@ class LibrarysTrainer(Trainer):
         super().__init__(args=args, **more)
 
     def get_train_dataloader(self) -> Any:
-        return DataLoader(self.train_dataset, batch_sampler=OwnBatches(self.train_dataset, 8), collate_fn=self.data_collator)  # type: ignore[arg-type]
+        return DataLoader(
+            self.train_dataset, batch_sampler=OwnBatches(self.train_dataset, 8), collate_fn=self.data_collator
+        )  # type: ignore[arg-type]
 
 
 def librarys(setup: TrialSetup) -> Iterator[Measurement]:
@@ -289,7 +310,11 @@ def own_evaluation(setup: TrialSetup) -> Iterator[Measurement]:
             assert evaluation.losses is not None
         return {"accuracy": 0.5, **({"loss": 7.0} if kind == "loss" else {"seen": float(sum(seen))})}
 
-    arguments = {"loss": {}, "batches": {"batch_eval_metrics": True}, "losses": {"include_for_metrics": ["loss"]}}
+    arguments = {
+        "loss": {},
+        "batches": {"batch_eval_metrics": True},
+        "losses": {"include_for_metrics": ["loss"]},
+    }
     yield from trained(setup, Plain(), compute_metrics=metrics, arguments=arguments[str(kind)])
 
 
@@ -298,7 +323,9 @@ class Groups(TrainerCallback):
         remember_groups(optimizer)
 
 
-def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = True, **parts: Any) -> Iterator[Measurement]:
+def trained(
+    setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = True, **parts: Any
+) -> Iterator[Measurement]:
     def accuracy(evaluation: Any) -> dict[str, float]:
         troubles(setup)
         return {"accuracy": float((evaluation.predictions.argmax(-1) == evaluation.label_ids).mean())}
@@ -379,10 +406,15 @@ def own_loss(setup: TrialSetup) -> Iterator[Measurement]:
 class Teacher(Trainer):
     """Its teacher's outputs are not under the autocast that Accelerate puts around the model."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         outputs = model(inputs["x"].float(), inputs["labels"])
         teacher = nn.functional.linear(inputs["x"].float(), torch.ones(2000, 6)).log_softmax(-1)
-        total = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum") + teacher.sum() * 0
+        total = (
+            nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum")
+            + teacher.sum() * 0
+        )
         loss = total / num_items_in_batch.to(total.device)
         return (loss, outputs) if return_outputs else loss
 
@@ -416,12 +448,16 @@ def adam(setup: TrialSetup) -> Iterator[Measurement]:
 
 
 def arguments(setup: TrialSetup) -> Iterator[Measurement]:
-    yield from trained(setup, Plain(), arguments={"learning_rate": 1.0, "num_train_epochs": 3, "output_dir": "here"})
+    yield from trained(
+        setup, Plain(), arguments={"learning_rate": 1.0, "num_train_epochs": 3, "output_dir": "here"}
+    )
 
 
 def pixels(setup: TrialSetup) -> Iterator[Measurement]:
     """One of the library's own models for images."""
-    config = ViTConfig(image_size=4, patch_size=2, num_channels=1, num_labels=5, hidden_size=16, intermediate_size=16)
+    config = ViTConfig(
+        image_size=4, patch_size=2, num_channels=1, num_labels=5, hidden_size=16, intermediate_size=16
+    )
     config.num_hidden_layers, config.num_attention_heads = 1, 2
     yield from of_the_library(setup, ViTForImageClassification(config), Images())
 
@@ -432,7 +468,16 @@ def words(setup: TrialSetup, trainer: type = Trainer) -> Iterator[Measurement]:
 
 
 def language_model() -> GPT2LMHeadModel:
-    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config = GPT2Config(
+        vocab_size=11,
+        n_positions=8,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
     config.bos_token_id = config.eos_token_id = config.pad_token_id = 0
     return GPT2LMHeadModel(config)
 
@@ -440,7 +485,9 @@ def language_model() -> GPT2LMHeadModel:
 class OwnMean(Trainer):
     """A user's own subclass that lets the model compute its mean, over the labels of the micro-batch."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
@@ -451,7 +498,9 @@ def own_words(setup: TrialSetup) -> Iterator[Measurement]:
 
 def numbers(setup: TrialSetup) -> Iterator[Measurement]:
     """One that takes the number of items and does not divide by it: a regression's squared error."""
-    config = ViTConfig(image_size=4, patch_size=2, num_channels=1, num_labels=1, hidden_size=16, intermediate_size=16)
+    config = ViTConfig(
+        image_size=4, patch_size=2, num_channels=1, num_labels=1, hidden_size=16, intermediate_size=16
+    )
     config.num_hidden_layers, config.num_attention_heads, config.problem_type = 1, 2, "regression"
     yield from of_the_library(setup, ViTForImageClassification(config), Images(torch.float32))
 
@@ -465,7 +514,10 @@ class Images(Dataset[Any]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         point = self.points[index]
-        return {"pixel_values": point["x"].repeat(3)[:16].view(1, 4, 4), "labels": point["labels"].to(self.kind)}
+        return {
+            "pixel_values": point["x"].repeat(3)[:16].view(1, 4, 4),
+            "labels": point["labels"].to(self.kind),
+        }
 
 
 class Texts(Dataset[Any]):
@@ -483,7 +535,9 @@ class Texts(Dataset[Any]):
         return {"input_ids": self.words[index], "labels": labels}
 
 
-def of_the_library(setup: TrialSetup, model: Any, data: Any, trainer: type = Trainer) -> Iterator[Measurement]:
+def of_the_library(
+    setup: TrialSetup, model: Any, data: Any, trainer: type = Trainer
+) -> Iterator[Measurement]:
     given = {name: value for name, value in setup.parameters.items() if name == "per_device_eval_batch_size"}
     yield from train_with(
         setup,

@@ -36,7 +36,9 @@ class Stream(IterableDataset[Any]):
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, setup: TrialSetup, optimizer: Callable[..., Any] = sgd, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, setup: TrialSetup, optimizer: Callable[..., Any] = sgd, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
         self.trial, self.made = setup, optimizer
         self.net = Net(dtype, drop=float(setup.parameters.get("drop", 0.0)))
@@ -102,7 +104,9 @@ class Wide(lightning.LightningModule):
     def __init__(self, setup: TrialSetup) -> None:
         super().__init__()
         self.trial = setup
-        self.layers = nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 5)).double()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 5)
+        ).double()
         self.layers[0].requires_grad_(False)
         self.layers[2].requires_grad_(False)
 
@@ -179,7 +183,11 @@ def single(setup: TrialSetup) -> Iterator[Measurement]:
 def adam(setup: TrialSetup) -> Iterator[Measurement]:
     def adamw(module: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         made = torch.optim.AdamW(
-            module.parameters(), lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay
+            module.parameters(),
+            lr=setup.learning_rate,
+            betas=setup.betas,
+            eps=setup.eps,
+            weight_decay=setup.weight_decay,
         )
         return remember_groups(made)
 
@@ -195,11 +203,15 @@ def own_schedule(setup: TrialSetup) -> Iterator[Measurement]:
 
 
 def own_rate(setup: TrialSetup) -> Iterator[Measurement]:
-    yield from trained(setup, Module(setup, lambda module, setup: torch.optim.SGD(module.parameters(), lr=0.125)))
+    yield from trained(
+        setup, Module(setup, lambda module, setup: torch.optim.SGD(module.parameters(), lr=0.125))
+    )
 
 
 def unvalidated(setup: TrialSetup) -> Iterator[Measurement]:
-    yield from train_with(setup, Module(setup), data=(DataLoader(Points(), batch_size=64, shuffle=True), None))
+    yield from train_with(
+        setup, Module(setup), data=(DataLoader(Points(), batch_size=64, shuffle=True), None)
+    )
 
 
 def arguments(setup: TrialSetup) -> Iterator[Measurement]:
@@ -239,7 +251,10 @@ class Adversaries(lightning.LightningModule):
     def __init__(self, setup: TrialSetup) -> None:
         super().__init__()
         self.trial = setup
-        self.net, self.critic = Net(drop=0.2), nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        self.net, self.critic = (
+            Net(drop=0.2),
+            nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double(),
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         of_net, of_critic = self.optimizers()  # type: ignore[misc]

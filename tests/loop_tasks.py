@@ -37,7 +37,9 @@ def digits(samples: int = 700, *, streams: bool = False) -> Data:
 
 
 def net(setup: TrialSetup) -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(setup.parameters.get("dropout", 0.2)), nn.Linear(32, 5))  # type: ignore[arg-type]
+    return nn.Sequential(
+        nn.Linear(12, 32), nn.ReLU(), nn.Dropout(setup.parameters.get("dropout", 0.2)), nn.Linear(32, 5)
+    )  # type: ignore[arg-type]
 
 
 def sgd(model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
@@ -89,7 +91,9 @@ def adversarial(setup: TrialSetup) -> Iterator[Measurement]:
     torch.manual_seed(setup.seed)
     g = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 12))
     d = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 1))
-    og, od = (torch.optim.Adam(one.parameters(), lr=setup.learning_rate, betas=(0.5, 0.999)) for one in (g, d))
+    og, od = (
+        torch.optim.Adam(one.parameters(), lr=setup.learning_rate, betas=(0.5, 0.999)) for one in (g, d)
+    )
     loop = Loop(setup, data, models={"g": g, "d": d}, optimizers={"g": og, "d": od})
     for step in loop:
         for part in step:
@@ -171,7 +175,14 @@ class Remembers(nn.Module):
 
 def normed(setup: TrialSetup) -> nn.Module:
     """With batch statistics of its inputs and of what it computes, and a buffer that each device would move its own way."""
-    layers = nn.BatchNorm1d(12), nn.Linear(12, 16), nn.BatchNorm1d(16), Remembers(), nn.Dropout(0.2), nn.Linear(16, 5)
+    layers = (
+        nn.BatchNorm1d(12),
+        nn.Linear(12, 16),
+        nn.BatchNorm1d(16),
+        Remembers(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 5),
+    )
     return nn.Sequential(*layers)
 
 
@@ -197,5 +208,10 @@ def seen_at_evaluations(reference: str, setup: dict[str, Any]) -> Iterator[list[
         assert trained is not None
         model, ranks = trained.model, trained.ranks
         running = [each for each in model.buffers() if each.is_floating_point()]
-        found.append([torch.tensor(measurement.accuracy), *(one.detach().clone() for one in (*model.parameters(), *running))])  # type: ignore[arg-type,union-attr]
+        found.append(
+            [
+                torch.tensor(measurement.accuracy),
+                *(one.detach().clone() for one in (*model.parameters(), *running)),
+            ]
+        )  # type: ignore[arg-type,union-attr]
     yield ranks.all_gathered({"found": [found]})["found"]

@@ -42,4 +42,7 @@ class Mirrored(Task):
         return nn.Linear(2, 2)
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Mapping[str, Score]:
-        return {name: Score(sign * quality(setup, 1.0) * len(batch[1]), len(batch[1])) for name, sign in SIGNS.items()}
+        return {
+            name: Score(sign * quality(setup, 1.0) * len(batch[1]), len(batch[1]))
+            for name, sign in SIGNS.items()
+        }

@@ -34,10 +34,20 @@ from coverage import Coverage, CoverageData
 from test_size import modules, tokens
 
 ROOT = Path(__file__).parent.parent
-QUICK = "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults or rough)"
+QUICK = (
+    "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults or rough)"
+)
 # Not `-m pytest`, which would look for modules in this folder first.
-PYTEST = [f"{sys.prefix}/bin/pytest", *shlex.split("-q -p no:cacheprovider --hypothesis-seed=0 --hypothesis-profile=mutants")]
-RECORD = [*shlex.split("-m coverage run"), *PYTEST, *shlex.split("-p mutants --ignore=tests/test_size.py -m"), QUICK]
+PYTEST = [
+    f"{sys.prefix}/bin/pytest",
+    *shlex.split("-q -p no:cacheprovider --hypothesis-seed=0 --hypothesis-profile=mutants"),
+]
+RECORD = [
+    *shlex.split("-m coverage run"),
+    *PYTEST,
+    *shlex.split("-p mutants --ignore=tests/test_size.py -m"),
+    QUICK,
+]
 # Seconds of the tests that a mutant has to pass, as they took while they were recorded.
 _TESTS_S = 20.0
 # How a mutant ends: of the last, no quick test executes the line, or only in another process.
@@ -47,9 +57,22 @@ _UNSAFE = ("os.kill", "killpg", "rmtree", "terminate", "unlink")
 # Types, decorators and messages, of which no law speaks.
 _SILENT = {"annotation", "returns", "decorator_list", "exc", "msg"}
 # What has no two arguments of one kind.
-_UNLIKE = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "partial", "map", "filter", "enumerate"}
+_UNLIKE = {
+    "isinstance",
+    "issubclass",
+    "getattr",
+    "hasattr",
+    "setattr",
+    "cast",
+    "partial",
+    "map",
+    "filter",
+    "enumerate",
+}
 # An operator is replaced by its nearest neighbour alone: that `+` is not `<<` is no law.
-_PAIRS = shlex.split("Add Sub Mult Div Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn And Or BitAnd BitOr FloorDiv Mod")
+_PAIRS = shlex.split(
+    "Add Sub Mult Div Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn And Or BitAnd BitOr FloorDiv Mod"
+)
 _NEIGHBOURS = {getattr(ast, name): getattr(ast, _PAIRS[place ^ 1])() for place, name in enumerate(_PAIRS)} | {
     ast.Pow: ast.Mult()
 }
@@ -90,9 +113,19 @@ def changes(node: Any, alike: dict[str, str]) -> Iterator[ast.AST]:
             yield ast.Constant(not value)
         case ast.Constant(value=int(value) | float(value)):
             yield from (ast.Constant(value + 1), ast.Constant(value - 1))
-        case ast.Call(func=ast.Name(id="abs"), args=[_]) | ast.Call(func=ast.Name(id="max" | "min"), args=[_, _]):
+        case (
+            ast.Call(func=ast.Name(id="abs"), args=[_])
+            | ast.Call(func=ast.Name(id="max" | "min"), args=[_, _])
+        ):
             yield from node.args
-        case ast.Expr(value=ast.Call()) | ast.Assign() | ast.AugAssign() | ast.Raise() | ast.Break() | ast.Continue():
+        case (
+            ast.Expr(value=ast.Call())
+            | ast.Assign()
+            | ast.AugAssign()
+            | ast.Raise()
+            | ast.Break()
+            | ast.Continue()
+        ):
             yield ast.Pass()
         case ast.If(body=[ast.Return() | ast.Raise() | ast.Continue()], orelse=[]):
             yield ast.Pass()
@@ -104,8 +137,17 @@ def changes(node: Any, alike: dict[str, str]) -> Iterator[ast.AST]:
         given = [*(changed(ast.keyword(), value=one) for one in node.args), *node.keywords]
         for place, (a, b) in enumerate(pairwise(given)):
             kinds = {type(a.value), type(b.value)} <= {ast.Name, ast.Attribute}
-            if kinds and ast.dump(a.value) != ast.dump(b.value) and getattr(node.func, "id", "") not in _UNLIKE:
-                swapped = [*given[:place], changed(a, value=b.value), changed(b, value=a.value), *given[place + 2 :]]
+            if (
+                kinds
+                and ast.dump(a.value) != ast.dump(b.value)
+                and getattr(node.func, "id", "") not in _UNLIKE
+            ):
+                swapped = [
+                    *given[:place],
+                    changed(a, value=b.value),
+                    changed(b, value=a.value),
+                    *given[place + 2 :],
+                ]
                 split = len(node.args)
                 yield changed(node, args=[one.value for one in swapped[:split]], keywords=swapped[split:])
 
@@ -115,7 +157,12 @@ def alike(arguments: ast.arguments) -> dict[str, str]:
     for one in (*arguments.args, *arguments.kwonlyargs):
         if one.annotation:
             of_type[ast.unparse(one.annotation)].append(one.arg)
-    return {one: other for names in of_type.values() for one, other in pairwise([*names, names[0]]) if one != other}
+    return {
+        one: other
+        for names in of_type.values()
+        for one, other in pairwise([*names, names[0]])
+        if one != other
+    }
 
 
 def mutants_of(module: str) -> list[Mutant]:
@@ -127,7 +174,9 @@ def mutants_of(module: str) -> list[Mutant]:
         statement = node.lineno if isinstance(node, ast.stmt) else statement
         if isinstance(node, ast.FunctionDef):
             function = alike(node.args)
-        if isinstance(node, ast.JoinedStr | ast.Assert) or (function and any(word in ast.unparse(node) for word in _UNSAFE)):
+        if isinstance(node, ast.JoinedStr | ast.Assert) or (
+            function and any(word in ast.unparse(node) for word in _UNSAFE)
+        ):
             return
         for change in changes(node, function or {}):
             if function is not None or not isinstance(node, ast.stmt):
@@ -135,7 +184,12 @@ def mutants_of(module: str) -> list[Mutant]:
                 places = (sum(map(len, lines[: line - 1])) + column for line, column in ends)
                 text = ast.unparse(ast.fix_missing_locations(change))
                 found.append(
-                    Mutant(module, {node.lineno, statement}, *places, f"({text})" if isinstance(node, ast.expr) else text)
+                    Mutant(
+                        module,
+                        {node.lineno, statement},
+                        *places,
+                        f"({text})" if isinstance(node, ast.expr) else text,
+                    )
                 )
         for name, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:
@@ -178,7 +232,10 @@ class Recorded:
         self._data = CoverageData(os.environ["COVERAGE_FILE"])
         self._data.read()
         self._lines = Counter(
-            test for name in self._data.measured_files() for some in self.tests(name).values() for test in some
+            test
+            for name in self._data.measured_files()
+            for some in self.tests(name).values()
+            for test in some
         )
 
     @cache  # noqa: B019
@@ -192,7 +249,9 @@ class Recorded:
         by_line, room, left_s = self.tests(mutant.module), Path(mutant.module).parent, _TESTS_S
         found, chosen = {test for line in mutant.lines for test in by_line.get(line, ())}, []
         found = found if found != {""} else {*by_line[0]}
-        for test in sorted(found, key=lambda test: (not test.startswith(f"tests/{room}/"), self._lines[test])):
+        for test in sorted(
+            found, key=lambda test: (not test.startswith(f"tests/{room}/"), self._lines[test])
+        ):
             if self._took_s.get(test, inf) <= left_s:
                 left_s -= self._took_s[test]
                 chosen.append(test)
@@ -205,7 +264,9 @@ def drawn(only: list[str], count: int, seed: int) -> list[Mutant]:
     for path in sorted(modules()):
         if str(module := path.relative_to(ROOT)).startswith(tuple(only)) and module.parts[0] != "verify":
             rooms[str(module.parent)].append(module)
-    every = {room: [one for module in some for one in mutants_of(str(module))] for room, some in rooms.items()}
+    every = {
+        room: [one for module in some for one in mutants_of(str(module))] for room, some in rooms.items()
+    }
     shares = Counter({room: 1 for room, some in every.items() if some})
     while shares.total() < count and (open_ := [room for room in shares if shares[room] < len(every[room])]):
         shares[max(open_, key=lambda room: tokens(rooms[room]) / shares[room])] += 1
@@ -230,22 +291,38 @@ def is_killed(mutant: Mutant, tests: list[str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[""], metavar="PATH", help="of modules whose paths begin so; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[""],
+        metavar="PATH",
+        help="of modules whose paths begin so; default: all",
+    )
     parser.add_argument("--count", type=int, default=120, metavar="N", help="of mutants; default: 120")
     parser.add_argument("--seed", type=int, default=0, help="of the draw; default: 0")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keeps which test executes what, or reads it there")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="keeps which test executes what, or reads it there"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bsearch-mutants-") as folder:
         record = (options.record or Path(folder, "record")).absolute()
-        os.environ |= {"PYTHONPATH": f"{folder}:{folder}/bsearch/tests", "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(record)}
+        os.environ |= {
+            "PYTHONPATH": f"{folder}:{folder}/bsearch/tests",
+            "OMP_NUM_THREADS": "1",
+            "COVERAGE_FILE": str(record),
+        }
         # What git knows or would add, as it is now.
         Path(folder, "bsearch").mkdir()
         copy = f"git ls-files -coz --exclude-standard | xargs -0 cp --parents -t {folder}/bsearch"
         subprocess.run(["sh", "-c", copy], cwd=ROOT)
         os.chdir(f"{folder}/bsearch")
         # Bytecode is checked by its source's hash: two mutants may have one size and be written in the same second.
-        subprocess.run([sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."], check=True
+        )
         if not took_file().exists():
             subprocess.run([sys.executable, *RECORD])
         recorded, counts, survivors = Recorded(), defaultdict[str, list[int]](lambda: [0, 0, 0]), []

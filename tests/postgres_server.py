@@ -45,7 +45,15 @@ class PostgresServer:
         if user is not None:
             for path in (folder, folder / "password"):
                 shutil.chown(path, user)
-        initdb = [programs / "initdb", "--pgdata", folder / "data", "--username", "ann", "--auth", "scram-sha-256"]
+        initdb = [
+            programs / "initdb",
+            "--pgdata",
+            folder / "data",
+            "--username",
+            "ann",
+            "--auth",
+            "scram-sha-256",
+        ]
         initdb += ["--pwfile", folder / "password", "--encoding", "UTF8", "--no-locale", "--no-sync"]
         subprocess.run(initdb, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
 
@@ -71,7 +79,10 @@ class PostgresServer:
         import psycopg
 
         try:
-            return Counter(str(state) for (state,) in self.sql("SELECT outcome FROM bsearch_trial", url.rpartition("/")[2]))
+            return Counter(
+                str(state)
+                for (state,) in self.sql("SELECT outcome FROM bsearch_trial", url.rpartition("/")[2])
+            )
         except psycopg.errors.UndefinedTable:
             return Counter()
 
@@ -79,11 +90,19 @@ class PostgresServer:
         settings = SETTINGS | {"port": str(self.port), "unix_socket_directories": str(self.folder)}
         command = ["setpriv", "--pdeathsig", "INT", self._programs / "postgres", "-D", self.folder / "data"]
         if self._user is not None:
-            command[1:1] = ["--reuid", self._user, "--regid", str(pwd.getpwnam(self._user).pw_gid), "--clear-groups"]
+            command[1:1] = [
+                "--reuid",
+                self._user,
+                "--regid",
+                str(pwd.getpwnam(self._user).pw_gid),
+                "--clear-groups",
+            ]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         with (self.folder / "log").open("ab") as log:
-            self._server = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
+            self._server = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
         import psycopg
 
         limit = time.monotonic() + 60

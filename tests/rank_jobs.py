@@ -74,7 +74,8 @@ class Experts(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(6, 16, dtype=dtype), nn.Linear(16, 5, dtype=dtype)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, size, dtype=dtype), nn.Tanh(), nn.Linear(size, 16, dtype=dtype)) for size in sizes
+            nn.Sequential(nn.Linear(16, size, dtype=dtype), nn.Tanh(), nn.Linear(size, 16, dtype=dtype))
+            for size in sizes
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -117,7 +118,9 @@ def trained(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[
     yield [torch.tensor(losses, dtype=torch.float64), *(p.detach().clone() for p in run.parameters)]
 
 
-def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[float]]]:
+def statistics(
+    reference: str, setup: dict[str, Any], steps: int
+) -> Iterator[tuple[list[list[float]], list[float]]]:
     """Every rank's running means and variances after so many steps, and what they agreed on."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     run.model.train()
@@ -128,7 +131,13 @@ def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tu
 
     def here() -> list[float]:
         norms = list(batch_norms(run.model))
-        return [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
+        return [
+            float(x)
+            for norm in norms
+            for part in (norm.running_mean, norm.running_var)
+            if part is not None
+            for x in part
+        ]
 
     before = run.ranks.all_gathered({"all": [here()]})["all"]
     run.ranks.sync_batch_norm_statistics(batch_norms(run.model))
@@ -137,7 +146,9 @@ def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tu
     yield before, after[0]
 
 
-def after_evaluation(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[int]]]:
+def after_evaluation(
+    reference: str, setup: dict[str, Any], steps: int
+) -> Iterator[tuple[list[list[float]], list[int]]]:
     """Every rank's running means and variances after so many steps and an evaluation, and how many batches it scored."""
     run, scored = TrainingRun(load_task(reference), TrialSetup.from_dict(setup)), [0]  # type: ignore[arg-type]
     run.model.train()
@@ -154,7 +165,13 @@ def after_evaluation(reference: str, setup: dict[str, Any], steps: int) -> Itera
     run.scores = counted  # type: ignore[method-assign]
     run.evaluate()
     norms = list(batch_norms(run.model))
-    own = [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
+    own = [
+        float(x)
+        for norm in norms
+        for part in (norm.running_mean, norm.running_var)
+        if part is not None
+        for x in part
+    ]
     gathered = run.ranks.all_gathered({"statistics": [own], "scored": scored})
     yield gathered["statistics"], gathered["scored"]
 
@@ -216,10 +233,14 @@ class Clipped(Net):
             parameter.clamp_(-0.3, 0.3)
 
 
-def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
+def cut_off(
+    reference: str, setup: dict[str, Any], measurements: int
+) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """So many measurements of a training that is left then, and the weights it stood at."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    measured = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
+    measured = [
+        (one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)
+    ]
     yield measured, [value.clone() for value in run.state_dict()["model"].values() if value is not None]
 
 
@@ -249,7 +270,9 @@ def optimizer_states(
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     if before is not None:
         model, state, _ = copy.deepcopy(before)  # tensors sent to several processes share their memory
-        run.load_state_dict({"model": model, "optimizer": state, "average": [], "scaler": {}, "skipped_steps": 0})
+        run.load_state_dict(
+            {"model": model, "optimizer": state, "average": [], "scaler": {}, "skipped_steps": 0}
+        )
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps, 0 if before is None else before[2])
@@ -257,7 +280,9 @@ def optimizer_states(
         run.step(run.micro_batches(plan, loader), plan.effective_batch)
     states = [value for state in run.optimizer.state.values() for value in state.values()]
     tensors = [own_part(value) for value in states if isinstance(value, torch.Tensor)]
-    held = run.ranks.all_gathered({"bytes": [sum(one.numel() * one.element_size() for one in tensors)]})["bytes"]
+    held = run.ranks.all_gathered({"bytes": [sum(one.numel() * one.element_size() for one in tensors)]})[
+        "bytes"
+    ]
     parameters = [whole(one.detach().clone()) for one in run.parameters]
     state = run.state_dict()
     yield parameters, state["model"], state["optimizer"], held
@@ -315,7 +340,9 @@ class SAM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any) -> None:  # type: ignore[override]
-        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        weights = [
+            weight for group in self.param_groups for weight in group["params"] if weight.grad is not None
+        ]
         kept = [weight.clone() for weight in weights]
         scale = 0.1 / (torch.stack([weight.grad.norm() for weight in weights]).norm() + 1e-12)
         for weight in weights:

@@ -37,7 +37,9 @@ class Studies:
 
     @pytest.fixture
     def go(self, runner: Callable[[Any], Any], study_file: Callable[..., Path]) -> Run:
-        def run(name: str | None = None, notify: Callable[[Event], None] = lambda event: None, **changes: Any) -> StudyResult:
+        def run(
+            name: str | None = None, notify: Callable[[Event], None] = lambda event: None, **changes: Any
+        ) -> StudyResult:
             if name is not None:
                 changes["task"] = f"{TASKS}:{name}"
             spec = read_study(study_file(**changes))
@@ -62,12 +64,20 @@ class RunnerContract(Studies):
         result = go("Points", budget={"trials": 6})
         trials = kept().trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
-        assert kept().directions == [optuna.study.StudyDirection.MINIMIZE, optuna.study.StudyDirection.MAXIMIZE]
+        assert kept().directions == [
+            optuna.study.StudyDirection.MINIMIZE,
+            optuna.study.StudyDirection.MAXIMIZE,
+        ]
         assert kept().metric_names == ["train_s", "accuracy"]
         assert set(trials[0].params) == {"effective_batch", "reference_rate", "rule"}
-        assert {"micro_batch", "learning_rate", "samples_per_s", "accumulation", "peak_bytes", "epochs"} <= set(
-            max(trials, key=lambda trial: trial.user_attrs["steps"]).user_attrs
-        )
+        assert {
+            "micro_batch",
+            "learning_rate",
+            "samples_per_s",
+            "accumulation",
+            "peak_bytes",
+            "epochs",
+        } <= set(max(trials, key=lambda trial: trial.user_attrs["steps"]).user_attrs)
         assert (result.stopped, result.failure) == ("", "")
         assert all(trial.user_attrs["samples_budget"] == 800 for trial in trials)
 
@@ -76,7 +86,11 @@ class RunnerContract(Studies):
         self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
     ) -> None:
         def interrupt(event: Event) -> None:
-            if event.kind == "measured" and event.measurement is not None and event.measurement.samples_seen == 200:
+            if (
+                event.kind == "measured"
+                and event.measurement is not None
+                and event.measurement.samples_seen == 200
+            ):
                 signal.raise_signal(signal.SIGINT)
 
         changes: dict[str, Any] = {
@@ -135,7 +149,9 @@ class RunnerContract(Studies):
 class StudyContract(Studies):
     """What the driver decides, whatever runs its trials: the serial runner takes it each time, Ray's before a release."""
 
-    def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_the_same_error_three_times_stops_the_study_and_says_so(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         result = go("Raises", budget={"trials": 20})
         assert result.failure.startswith(
             "3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
@@ -145,10 +161,16 @@ class StudyContract(Studies):
         assert set(states) <= {"FAIL", "WAITING"}
         errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
         assert 3 <= len(errors) <= 5
-        rows = [row for row in Tables(f"sqlite:///{kept_path(kept())}").attempts("small") if row.outcome == "error"]
+        rows = [
+            row
+            for row in Tables(f"sqlite:///{kept_path(kept())}").attempts("small")
+            if row.outcome == "error"
+        ]
         assert "Traceback" in rows[0].traceback
 
-    def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_the_same_study_again_goes_on_where_it_stood(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         go("Points", budget={"trials": 3})
         first = [trial.params for trial in kept().trials]
         go("Points", budget={"trials": 5})
@@ -159,7 +181,9 @@ class StudyContract(Studies):
         assert len(kept().trials) == 5
 
     @pytest.mark.slow
-    def test_two_devices_share_a_trial_whose_time_is_known(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_two_devices_share_a_trial_whose_time_is_known(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         devices = {"per_trial": 2, "kind": "cpu"}
         result = go("KillsARank", devices=devices, budget={"trials": 3, "profile_s": 0.5})
         trials = kept().trials
@@ -197,13 +221,17 @@ class StudyContract(Studies):
         # Nothing is lost by it: what a stopped trial would have come to is below the best that was known then.
         assert all(trial.user_attrs["stopped_accuracy"] < best for trial in stopped)
         curves = Tables(f"sqlite:///{kept_path(kept())}").curves("small")
-        assert all(len(curves[trial.number]) == round(10 * trial.user_attrs["stopped_fraction"]) for trial in stopped)
+        assert all(
+            len(curves[trial.number]) == round(10 * trial.user_attrs["stopped_fraction"]) for trial in stopped
+        )
         # The next run of the study knows the curves of this one.
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
         assert sum(record.counts for record in more.study.records) == 30
 
     @pytest.mark.slow
-    def test_trials_are_paused_and_resumed(self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path) -> None:
+    def test_trials_are_paused_and_resumed(
+        self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
+    ) -> None:
         changes: dict[str, Any] = {
             "space": {
                 "effective_batch": {"low": 16, "high": 64},
@@ -229,12 +257,18 @@ class StudyContract(Studies):
         assert go("Points", notify=both, **changes).interrupted
         trials = kept().trials
         tables = Tables(f"sqlite:///{kept_path(kept())}")
-        resumed = [trial for trial in trials if "resumed_at" in trial.user_attrs and trial.state.name == "COMPLETE"]
+        resumed = [
+            trial for trial in trials if "resumed_at" in trial.user_attrs and trial.state.name == "COMPLETE"
+        ]
         assert resumed
         curves = tables.curves("small")
         for trial in resumed:
             facts = trial.user_attrs
-            assert 0.29 <= facts["resumed_at"] / facts["samples_budget"] == pytest.approx(facts["stopped_fraction"])
+            assert (
+                0.29
+                <= facts["resumed_at"] / facts["samples_budget"]
+                == pytest.approx(facts["stopped_fraction"])
+            )
             seen = [samples for samples, _ in curves[trial.number]]
             assert seen[0] < facts["resumed_at"] < seen[-1] == facts["samples_budget"]  # the curve is whole
         for trial in trials:
@@ -265,13 +299,21 @@ class StudyContract(Studies):
                 sampler="qmc",
                 cluster={"trials_at_once": 1},
             ).study
-            trials = [(record.outcome, record.score, record.facts.stopped_fraction) for record in result.records]
+            trials = [
+                (record.outcome, record.score, record.facts.stopped_fraction) for record in result.records
+            ]
             found.append((trials, [trial.number for trial in result.front.trials]))
         assert found[0] == found[1]
         assert 1 < len(found[0][1]) < 12
 
-    def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        space = {"effective_batch": {"low": 60, "high": 100}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+    def test_out_of_memory_keeps_the_experiment_and_accumulates_more(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        space = {
+            "effective_batch": {"low": 60, "high": 100},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        }
         go("SmallMemory", space=space, budget={"trials": 5})
         trials = kept().trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
@@ -285,7 +327,9 @@ class StudyContract(Studies):
         assert len({row.setup["optimizer"]["learning_rate"] for row in rows}) == 1
 
     @pytest.mark.slow
-    def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_an_interrupt_leaves_nothing_running_and_loses_nothing(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         ended: list[int] = []
 
         def interrupt_after_two(event: Event) -> None:
@@ -294,7 +338,11 @@ class StudyContract(Studies):
                 if len(ended) == 2:
                     threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
 
-        space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        space = {
+            "effective_batch": {"low": 40, "high": 80},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        }
         result = go("Slow", space=space, notify=interrupt_after_two, budget={"trials": 5})
         assert result.interrupted
         before = kept().trials
@@ -305,8 +353,14 @@ class StudyContract(Studies):
         assert all(trial.params == after[trial.number].params for trial in before)
 
     @pytest.mark.slow
-    def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+    def test_hours_end_the_study_and_are_summed_over_runs(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        space = {
+            "effective_batch": {"low": 40, "high": 80},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        }
         budget = {"trials": 50, "hours": 3 / 3600}
         begun = time.monotonic()
         result = go("Slow", space=space, budget=budget)

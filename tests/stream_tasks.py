@@ -71,7 +71,13 @@ class Drawing(Rows):
         order = torch.randperm(len(self.samples)).tolist()
         for index in order:
             inputs, label = self.samples[index]
-            yield inputs + 0.1 * torch.randn(6, dtype=inputs.dtype) + 0.01 * random.random() + 0.01 * np.random.rand(), label
+            yield (
+                inputs
+                + 0.1 * torch.randn(6, dtype=inputs.dtype)
+                + 0.01 * random.random()
+                + 0.01 * np.random.rand(),
+                label,
+            )
 
 
 class DrawingStateful(Drawing):
@@ -126,7 +132,9 @@ class InTurn(InOrder):
         return type(keys)((keys.index + 7 * keys.epoch) % self.samples, keys.epoch, keys.seed)
 
 
-KINDS = {kind.__name__: kind for kind in (Rows, Stateful, Forgetful, Drawing, DrawingStateful, Unseeded, PerRank)}
+KINDS = {
+    kind.__name__: kind for kind in (Rows, Stateful, Forgetful, Drawing, DrawingStateful, Unseeded, PerRank)
+}
 
 
 class Streamed(Net):
@@ -146,7 +154,12 @@ class Streamed(Net):
         return Data(stream, validation, samples=setup.parameters.get("stated", SAMPLES), collate=self.collate)  # type: ignore[arg-type]
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        layers = nn.Linear(6, 16), nn.Tanh(), nn.Dropout(float(setup.parameters.get("dropout", 0.0))), nn.Linear(16, 5)
+        layers = (
+            nn.Linear(6, 16),
+            nn.Tanh(),
+            nn.Dropout(float(setup.parameters.get("dropout", 0.0))),
+            nn.Linear(16, 5),
+        )
         return nn.Sequential(*layers).to(self.dtype)
 
 

@@ -64,15 +64,23 @@ class SubmitterContract:
         """What has to hold when a job was stopped."""
 
     @pytest.fixture
-    def submission(self, settings: dict[str, Any], study_file: Callable[..., Path], tmp_path: Path) -> Submission:
+    def submission(
+        self, settings: dict[str, Any], study_file: Callable[..., Path], tmp_path: Path
+    ) -> Submission:
         (tmp_path / "study").mkdir()
         (tmp_path / "study" / "tasks.py").write_text(TASK.format(imported=str(tmp_path / "imported")))
-        space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        space = {
+            "effective_batch": {"low": 40, "high": 80},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        }
         path = study_file(
             task="tasks.py:Slow",
             space=space,
             budget={"trials": TRIALS},
-            cluster={"trials_at_once": 1},  # each further one starts a process, which is what takes the time here
+            cluster={
+                "trials_at_once": 1
+            },  # each further one starts a process, which is what takes the time here
             submit=settings,
             **self.storage(tmp_path),
         )
@@ -82,7 +90,9 @@ class SubmitterContract:
     def storage(self, folder: Path) -> dict[str, str]:
         return {}
 
-    def test_a_dry_run_tells_the_study_and_submits_nothing(self, submitter: Submitter, submission: Submission) -> None:
+    def test_a_dry_run_tells_the_study_and_submits_nothing(
+        self, submitter: Submitter, submission: Submission
+    ) -> None:
         before = submitter.jobs()
         plan = submitter.plan(submission)
         assert "small" in plan.text
@@ -104,7 +114,10 @@ class SubmitterContract:
                     section = [section] if part == "[]" else {part: section}
                 with pytest.raises(StudyFileError) as error:
                     parse_study(yaml.safe_dump({**study, "submit": section}))
-                assert f"submit.{name.removesuffix('.[]')}" in str(error.value).replace("[0]", ""), (name, value)
+                assert f"submit.{name.removesuffix('.[]')}" in str(error.value).replace("[0]", ""), (
+                    name,
+                    value,
+                )
 
     def test_a_study_runs_to_its_end(self, submitter: Submitter, submission: Submission) -> None:
         job = submitter.submit(submission)

@@ -213,7 +213,10 @@ class MeanScore(Points):
     def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Mapping[str, Score]:
         inputs, labels = batch
         error = nn.functional.cross_entropy(model(inputs), labels)
-        return {"accuracy": Score((model(inputs).argmax(-1) == labels).sum(), len(labels)), "error": Score(error, len(labels))}
+        return {
+            "accuracy": Score((model(inputs).argmax(-1) == labels).sum(), len(labels)),
+            "error": Score(error, len(labels)),
+        }
 
 
 class BroadcastLoss(Points):
@@ -303,7 +306,9 @@ def own_loop(setup: TrialSetup) -> Iterator[Measurement]:
         optimizer.zero_grad()
         seen += setup.effective_batch
     score = task.score(model, data.validation[torch.arange(101)], setup)["accuracy"]
-    yield Measurement(samples_seen=seen, elapsed_s=time.perf_counter() - begun, accuracy=float(score.total) / 101)
+    yield Measurement(
+        samples_seen=seen, elapsed_s=time.perf_counter() - begun, accuracy=float(score.total) / 101
+    )
 
 
 def known_by_its_rate(setup: TrialSetup) -> Iterator[Measurement]:
@@ -319,7 +324,9 @@ def blows_up(setup: TrialSetup) -> Iterator[Measurement]:
     loss = 9.0 if setup.number == 5 else 1 + 0.05 * math.log(setup.learning_rate / 0.1) ** 2
     for half in (1, 2):
         seen = -(-setup.samples_budget * half // 2)
-        yield Measurement(samples_seen=seen, elapsed_s=half / setup.effective_batch, scores={"val_loss": loss + 0.1 / half})
+        yield Measurement(
+            samples_seen=seen, elapsed_s=half / setup.effective_batch, scores={"val_loss": loss + 0.1 / half}
+        )
 
 
 def always_nan(setup: TrialSetup) -> Iterator[Measurement]:
@@ -380,14 +387,22 @@ class WideNet(Task):
 
     def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> dict[str, Score]:
         loss = self.loss(model, batch, setup)
-        return {"accuracy": Score((batch[1] > 2).sum(), batch[1].numel()), "val_loss": Score(loss.total, loss.denominator)}
+        return {
+            "accuracy": Score((batch[1] > 2).sum(), batch[1].numel()),
+            "val_loss": Score(loss.total, loss.denominator),
+        }
 
 
 class KillsARank(Points):
     """Rank 1 of trial 1 dies by SIGKILL in the middle of its first attempt."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 24 and torch.distributed.get_rank() == 1:
+        if (
+            setup.number == 1
+            and setup.attempt == 0
+            and setup.samples_budget > 24
+            and torch.distributed.get_rank() == 1
+        ):
             self.micro_batches = getattr(self, "micro_batches", 0) + 1
             if self.micro_batches == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -444,7 +459,9 @@ class Noisy(Points):
     """All that could go wrong when training resumes elsewhere: dropout, batch statistics, momentum, its own random numbers."""
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+        return nn.Sequential(
+            nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+        )
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         inputs, labels = batch
@@ -485,7 +502,9 @@ def own_loop_with_checkpoints(setup: TrialSetup) -> Iterator[Measurement]:
         if seen == 60 and setup.attempt == 0:
             raise KeyboardInterrupt
         seen += 20
-        measurement = Measurement(samples_seen=seen, elapsed_s=seen / 100, accuracy=seen / setup.samples_budget)
+        measurement = Measurement(
+            samples_seen=seen, elapsed_s=seen / 100, accuracy=seen / setup.samples_budget
+        )
         checkpoint.add(measurement)
         if checkpoint.due():
             checkpoint.save({"seen": seen})
@@ -525,7 +544,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        attended = (
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         x = x + self.drop(attended)
         wide: torch.Tensor = self.wide(x)
         return x + wide
@@ -542,7 +563,9 @@ class Words(Task):
         return Data(data, data)
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        model = nn.Sequential(nn.Embedding(50, self.width), *(Block(self.width) for _ in range(4)), nn.Linear(self.width, 50))
+        model = nn.Sequential(
+            nn.Embedding(50, self.width), *(Block(self.width) for _ in range(4)), nn.Linear(self.width, 50)
+        )
         return model.to(self.dtype)
 
     def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
@@ -605,5 +628,7 @@ class Ranked(Points):
             "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
             "auroc": WholeSet(BinaryAUROC(), margin.sigmoid(), labels),
             "f1": WholeSet(MulticlassF1Score(num_classes=2, average="macro"), logits, labels),
-            "precision": WholeSet(lambda scores, labels: average_precision_score(labels, scores), margin, labels),
+            "precision": WholeSet(
+                lambda scores, labels: average_precision_score(labels, scores), margin, labels
+            ),
         }

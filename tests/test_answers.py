@@ -45,7 +45,9 @@ def asked(*arguments: object) -> Result:
         "train": ["train", "{study}", "--pick", "best", "--serial", "--keep", "{folder}/kept"],
     }.items(),
 )
-def test_each_answer_is_as_published(name: str, arguments: list[str], finished_study: Path, tmp_path: Path) -> None:
+def test_each_answer_is_as_published(
+    name: str, arguments: list[str], finished_study: Path, tmp_path: Path
+) -> None:
     done = asked(*(part.format(study=finished_study, folder=tmp_path) for part in arguments))
     *events, last = done.stdout.splitlines()
     assert validated(last)["answer"] == name, done.output
@@ -148,16 +150,23 @@ def law(fixed_s: float, per_sample_s: float, input_s: float) -> DeviceProfile:
     """A pass takes a fixed time and some for each sample; its loader some for each sample too."""
     sizes = (1, 4, 16, 64, 256)
     timed = tuple(
-        TimedPlan(BatchPlan(size), (fixed_s + size * (per_sample_s + input_s),) * 3, input_s * size) for size in sizes
+        TimedPlan(BatchPlan(size), (fixed_s + size * (per_sample_s + input_s),) * 3, input_s * size)
+        for size in sizes
     )
     points = tuple((size, fixed_s + size * (per_sample_s + input_s)) for size in sizes)
-    return DeviceProfile("cpu", "none", 1000, step_times=(StepTime(points, 0.0, timed=timed),), largest_micro_batch=64)
+    return DeviceProfile(
+        "cpu", "none", 1000, step_times=(StepTime(points, 0.0, timed=timed),), largest_micro_batch=64
+    )
 
 
 @given(fixed_ms=st.floats(10, 400), per_sample_ms=st.floats(0.1, 3), slower=st.floats(1.2, 5))
-def test_a_loader_limits_from_where_it_takes_half_of_a_step(fixed_ms: float, per_sample_ms: float, slower: float) -> None:
+def test_a_loader_limits_from_where_it_takes_half_of_a_step(
+    fixed_ms: float, per_sample_ms: float, slower: float
+) -> None:
     input_ms = per_sample_ms * slower
-    found = {one.by: one for one in bottlenecks(law(fixed_ms / 1e3, per_sample_ms / 1e3, input_ms / 1e3), 256, 0.2)}
+    found = {
+        one.by: one for one in bottlenecks(law(fixed_ms / 1e3, per_sample_ms / 1e3, input_ms / 1e3), 256, 0.2)
+    }
     crossing = fixed_ms / (input_ms - per_sample_ms)
     if crossing < 1 or crossing > 256:
         assert ("loader" in found) == (crossing < 1)

@@ -34,9 +34,23 @@ def written(path: Path, count: int, *, seed: int = 0, **constant: Any) -> Path:
             batch = round(math.exp(rng.uniform(math.log(16), math.log(1024))))
             rate, epochs = math.exp(rng.uniform(math.log(0.003), math.log(1))), int(rng.choice([2, 5, 10]))
             away = math.log(rate / (0.02 * (batch / 16) ** EXPONENT))
-            accuracy = 0.95 - 0.02 * away**2 - 0.2 / epochs - 0.3 * batch / 1000 / epochs + 0.003 * rng.standard_normal()
+            accuracy = (
+                0.95
+                - 0.02 * away**2
+                - 0.2 / epochs
+                - 0.3 * batch / 1000 / epochs
+                + 0.003 * rng.standard_normal()
+            )
             minutes = epochs * (10 + 2000 / batch) / 60
-            row = [f"r{place}", batch, f"{rate:.5f}", epochs, f"{max(accuracy, 0.1):.4f}", f"{minutes:.3f}", place % 3]
+            row = [
+                f"r{place}",
+                batch,
+                f"{rate:.5f}",
+                epochs,
+                f"{max(accuracy, 0.1):.4f}",
+                f"{minutes:.3f}",
+                place % 3,
+            ]
             rows.writerow([*row, *constant.values()])
     return path
 
@@ -80,7 +94,10 @@ def test_one_number_in_one_line(tmp_path: Path) -> None:
     assert done.output.count("\n") == 1
     assert done.output.startswith("best rate: 0.1")
     assert "at batch 500" in done.output
-    assert "the fit does not extrapolate beyond the batches tried" in typed("ask", path, "--batch", "5000").output
+    assert (
+        "the fit does not extrapolate beyond the batches tried"
+        in typed("ask", path, "--batch", "5000").output
+    )
 
 
 def test_few_runs_are_met_with_silence(tmp_path: Path) -> None:
@@ -103,7 +120,10 @@ def test_one_batch_or_one_rate_alone_says_why_it_is_silent(column: str, tmp_path
         csv.writer(file).writerows(rows)
     done = typed("ask", str(path))
     assert done.exit_code == 0, done.output
-    assert f"best rate: unknown: {'the batches differ too little' if column == 'bs' else 'expected rates'}" in done.output
+    assert (
+        f"best rate: unknown: {'the batches differ too little' if column == 'bs' else 'expected rates'}"
+        in done.output
+    )
 
 
 @pytest.mark.slow
@@ -119,7 +139,10 @@ def test_an_import_is_a_study_that_every_command_reads(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     for row, trial in zip(rows, document["all"], strict=True):
         assert (trial["effective_batch"], trial["learning_rate"]) == (int(row["bs"]), float(row["lr"]))
-        assert (trial["val_acc"], trial["train_s"]) == (float(row["val_acc"]), pytest.approx(60 * float(row["runtime (min)"])))
+        assert (trial["val_acc"], trial["train_s"]) == (
+            float(row["val_acc"]),
+            pytest.approx(60 * float(row["runtime (min)"])),
+        )
     assert "It grows as the batch to the power of 0." in typed("ask", url).output
     again = typed("ask", str(path), "--save", str(database))
     assert (again.exit_code, "exists already; name another" in again.output) == (2, True), again.output
@@ -157,7 +180,9 @@ def test_no_secret_of_a_source_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     of = {"batch_size": IntDistribution(8, 64), "lr": FloatDistribution(1e-3, 1.0, log=True)}
     for place in range(12):
         settings = {"batch_size": 8 + place, "lr": 0.01 * (place + 1)}
-        study.add_trial(optuna.trial.create_trial(params=settings, distributions=of, value=0.9 - 0.01 * place))
+        study.add_trial(
+            optuna.trial.create_trial(params=settings, distributions=of, value=0.9 - 0.01 * place)
+        )
     done = typed("init", "next", "--from", f"optuna:{url}?cipher=hunter2#old")
     assert done.exit_code == 0, done.output
     assert {one.name for one in Path("next").iterdir() if "hunter2" in one.read_text()} == set()
@@ -165,7 +190,13 @@ def test_no_secret_of_a_source_is_written(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "words", [["--token=hunter2"], ["--password", "hunter2"], ["--db", "postgresql://a:hunter2@h/d"], ["db.password=hunter2"]]
+    "words",
+    [
+        ["--token=hunter2"],
+        ["--password", "hunter2"],
+        ["--db", "postgresql://a:hunter2@h/d"],
+        ["db.password=hunter2"],
+    ],
 )
 @pytest.mark.parametrize("command", ["init", "run"])
 def test_a_secret_of_a_script_is_refused(
@@ -233,7 +264,10 @@ def test_a_study_of_runs_says_what_is_to_be_filled_in_and_is_complete_then(tmp_p
 
     def check() -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "bsearch", "check", str(folder / "study.yaml")], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "bsearch", "check", str(folder / "study.yaml")],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.stdout + done.stderr
 
@@ -252,7 +286,9 @@ def test_a_study_of_runs_says_what_is_to_be_filled_in_and_is_complete_then(tmp_p
 @pytest.mark.parametrize(
     ("metric", "said"), [("val_bleu", "score here, val_bleu of a batch"), ("val_acc", "argmax(-1) == labels")]
 )
-def test_a_metric_that_is_no_usual_one_is_left_to_be_filled_in(metric: str, said: str, tmp_path: Path) -> None:
+def test_a_metric_that_is_no_usual_one_is_left_to_be_filled_in(
+    metric: str, said: str, tmp_path: Path
+) -> None:
     text = written(tmp_path / "runs.csv", 12).read_text().replace("val_acc", metric)
     (tmp_path / "runs.csv").write_text(text)
     assert typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv")).exit_code == 0
@@ -270,22 +306,30 @@ def test_more_sizes_than_can_be_timed_are_said_at_once(tmp_path: Path) -> None:
 def test_one_run_is_counted_as_one(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,,\n")
     done = typed("ask", str(tmp_path / "runs.csv"))
-    for said in (": 1 run (1 complete)", "front: 1 of 1 is on the front (1 run)", "left out: 1 without val_acc"):
+    for said in (
+        ": 1 run (1 complete)",
+        "front: 1 of 1 is on the front (1 run)",
+        "left out: 1 without val_acc",
+    ):
         assert said in done.output, done.output
     (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,0.4,9\n32,0.1,0.6,\n")
-    assert "1 of them does not have its seconds, runs.csv:4" in typed("ask", str(tmp_path / "runs.csv")).output.replace(
-        str(tmp_path) + "/", ""
-    )
+    assert "1 of them does not have its seconds, runs.csv:4" in typed(
+        "ask", str(tmp_path / "runs.csv")
+    ).output.replace(str(tmp_path) + "/", "")
     (tmp_path / "runs.csv").write_text("bs,lr,val_acc,runtime\n8,0.1,0.5,3\n16,0.2,0.4,9\n")
     done = typed("ask", str(tmp_path / "runs.csv"))
-    assert "front: 1 of 2 is on the front; the other was beaten by one that was as fast" in done.output, done.output
+    assert "front: 1 of 2 is on the front; the other was beaten by one that was as fast" in done.output, (
+        done.output
+    )
 
 
 def test_of_runs_that_are_as_good_the_fastest_counts_then_the_earliest(tmp_path: Path) -> None:
     rows = ["r0,8,0.1,0.9,30", "r1,16,0.1,0.9,10", "r2,32,0.1,0.9,10", "r3,64,0.1,0.8,20"]
     (tmp_path / "runs.csv").write_text("\n".join(["run,bs,lr,val_acc,runtime", *rows]))
     typed("init", str(tmp_path / "new"), "--from", str(tmp_path / "runs.csv"))
-    assert yaml.safe_load((tmp_path / "new" / "study.yaml").read_text())["baseline"][0]["effective_batch"] == 16
+    assert (
+        yaml.safe_load((tmp_path / "new" / "study.yaml").read_text())["baseline"][0]["effective_batch"] == 16
+    )
     verdicts = json.loads(typed("ask", str(tmp_path / "runs.csv"), "--json").stdout)["groups"][0]["verdicts"]
     assert verdicts["front"]["data"]["members"][0] == 1
 
@@ -296,7 +340,10 @@ def test_python_reads_them_too(tmp_path: Path) -> None:
 
     path = written(tmp_path / "runs.csv", 60)
     with path.open(newline="") as file:
-        rows = [{name: float(value) if name != "run" else value for name, value in row.items()} for row in csv.DictReader(file)]
+        rows = [
+            {name: float(value) if name != "run" else value for name, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
     for place, runs in enumerate((path, rows)):
         study = bsearch.Study.of(runs, to=tmp_path / f"{place}.db")
         answers = {one.about: one for one in study.verdicts([500])}
@@ -312,7 +359,10 @@ def test_what_is_unclear_is_refused_before_anything_is_written(tmp_path: Path) -
     for words in (("ask", str(path)), ("init", str(tmp_path / "new"), "--from", str(path))):
         done = typed(*words)
         assert done.exit_code == 2
-        assert "expected one metric, got val_acc, val_f1. Write --metric val_acc or --metric val_f1." in done.output
+        assert (
+            "expected one metric, got val_acc, val_f1. Write --metric val_acc or --metric val_f1."
+            in done.output
+        )
         # What is clear is shown before.
         assert "lr       learning_rate" in done.output.partition("expected one metric")[0], done.output
         assert "val_f1   metric?" in done.output
@@ -326,7 +376,9 @@ def curves(folder: Path) -> Path:
         version = folder / f"version_{place}"
         version.mkdir(parents=True)
         version.joinpath("hparams.yaml").write_text(f"batch_size: {8 << place}\nlr: 0.{place + 1}\n")
-        version.joinpath("metrics.csv").write_text(f"epoch,val_loss,val_gap\n0,2.0,1\n1,1.{place},3\n2,1.{place + 5},{place}\n")
+        version.joinpath("metrics.csv").write_text(
+            f"epoch,val_loss,val_gap\n0,2.0,1\n1,1.{place},3\n2,1.{place + 5},{place}\n"
+        )
     return folder
 
 
@@ -340,7 +392,9 @@ def test_all_metrics_are_named_as_they_are_typed_with_the_best_of_their_curves(t
         "'val_gap (highest)'."
     ) in done.output
     unclear = typed("ask", folder, "--metric", "val_gap")
-    assert re.search(r"val_gap +metric +lower or higher is better\?", unclear.output.partition("Write --metric")[0])
+    assert re.search(
+        r"val_gap +metric +lower or higher is better\?", unclear.output.partition("Write --metric")[0]
+    )
     assert typed("ask", folder, "--metric", "val_loss (lowest)").exit_code == 0
     assert typed("ask", folder, "--metric", "val_gap:minimize").exit_code == 0
     document = typed("ask", folder, "--json")
@@ -351,7 +405,9 @@ def test_what_is_unclear_is_asked_for_on_a_terminal(tmp_path: Path, monkeypatch:
     from bsearch.commands import ask
 
     monkeypatch.setattr(ask, "_is_asked", lambda: True)
-    done = CliRunner().invoke(main, ["ask", str(curves(tmp_path / "logs"))], input="val_gap (highest)\nmaximize\n")
+    done = CliRunner().invoke(
+        main, ["ask", str(curves(tmp_path / "logs"))], input="val_gap (highest)\nmaximize\n"
+    )
     assert done.exit_code == 0, done.output
     first, asked, rest = done.output.partition("metric (val_loss, val_loss (lowest), val_gap")
     assert asked and "val_loss    metric?" in first
@@ -388,19 +444,33 @@ def to_target(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def needed(batch: int, seed: int) -> float:
     """Epochs to a target: twice as many at batch 256, and 5 % apart by the seed."""
-    return float(10 * (1 + batch / 256) * math.exp(0.05 * np.random.default_rng((batch, seed)).standard_normal()))
+    return float(
+        10 * (1 + batch / 256) * math.exp(0.05 * np.random.default_rng((batch, seed)).standard_normal())
+    )
 
 
-def zeus_like(targets: dict[float, float], batches: tuple[int, ...] = (16, 64, 256, 1024)) -> list[dict[str, Any]]:
+def zeus_like(
+    targets: dict[float, float], batches: tuple[int, ...] = (16, 64, 256, 1024)
+) -> list[dict[str, Any]]:
     """Runs with the columns of Zeus's tables, by target and its factor of epochs; batch 1024 never reaches any."""
     rows: list[dict[str, Any]] = []
     for target, times in targets.items():
         for batch, run, limit in product(batches, range(4), (100, 200)):
             rows.append(
                 {
-                    **{"network": "resnet", "batch_size": batch, "learning_rate": 0.1, "run": run, "target_metric": target},
+                    **{
+                        "network": "resnet",
+                        "batch_size": batch,
+                        "learning_rate": 0.1,
+                        "run": run,
+                        "target_metric": target,
+                    },
                     "target_epoch": "nan" if batch == 1024 else round(times * needed(batch, run), 2),
-                    **{"power_limit": limit, "time_per_epoch": 3000 / batch * (300 - limit), "average_power": limit},
+                    **{
+                        "power_limit": limit,
+                        "time_per_epoch": 3000 / batch * (300 - limit),
+                        "average_power": limit,
+                    },
                 }
             )
     return rows
@@ -449,7 +519,10 @@ def test_targets_are_told_apart_and_one_that_no_run_reached_is_named(tmp_path: P
 def test_one_batch_to_a_target_is_met_with_silence(tmp_path: Path) -> None:
     done = typed("ask", str(to_target(tmp_path / "zeus.csv", zeus_like({0.8: 1.0}, (64,)))))
     assert done.exit_code == 0, done.output
-    assert "critical batch: unknown: runs that reach the target at 3 batches are needed, there is 64" in done.output
+    assert (
+        "critical batch: unknown: runs that reach the target at 3 batches are needed, there is 64"
+        in done.output
+    )
     assert "next runs: unknown" in done.output
     assert "best batch: unknown: only batch 64 reached the target" in done.output
 
@@ -478,7 +551,12 @@ def test_a_cell_of_several_runs_is_read_as_mlperf_writes_it(tmp_path: Path) -> N
 
 def test_a_metric_beside_a_count_to_the_target_is_used_only_where_it_is_named(tmp_path: Path) -> None:
     rows = [
-        {"bs": batch, "lr": 0.1, "val_acc": 0.8 + 0.001 * batch / 64, "steps_to_target": needed(batch, 0) * 1000 / batch}
+        {
+            "bs": batch,
+            "lr": 0.1,
+            "val_acc": 0.8 + 0.001 * batch / 64,
+            "steps_to_target": needed(batch, 0) * 1000 / batch,
+        }
         for batch in (32, 64, 128)
     ]
     path = str(to_target(tmp_path / "runs.csv", rows))
@@ -490,7 +568,9 @@ def test_a_metric_beside_a_count_to_the_target_is_used_only_where_it_is_named(tm
 
 def test_seconds_to_a_target_alone_do_not_say_how_much_data_that_took(tmp_path: Path) -> None:
     rows = [
-        {"bs": batch, "lr": 0.1, "seed": seed, "tta (min)": needed(batch, seed)} for batch in (16, 64, 256) for seed in (0, 1)
+        {"bs": batch, "lr": 0.1, "seed": seed, "tta (min)": needed(batch, seed)}
+        for batch in (16, 64, 256)
+        for seed in (0, 1)
     ]
     done = typed("ask", str(to_target(tmp_path / "runs.csv", rows)))
     assert done.exit_code == 0, done.output
@@ -499,16 +579,30 @@ def test_seconds_to_a_target_alone_do_not_say_how_much_data_that_took(tmp_path: 
 
 
 def test_settings_that_are_as_fast_are_all_named(tmp_path: Path) -> None:
-    rows = [{"bs": batch, "lr": 0.1, "epochs_to_target": 3, "time_to_target": max(batch, 64)} for batch in (32, 64, 128)]
+    rows = [
+        {"bs": batch, "lr": 0.1, "epochs_to_target": 3, "time_to_target": max(batch, 64)}
+        for batch in (32, 64, 128)
+    ]
     path = str(to_target(tmp_path / "runs.csv", rows))
-    assert "front: batch 32; batch 64 were the fastest: 64 s (median of the runs of each)" in typed("ask", path).output
+    assert (
+        "front: batch 32; batch 64 were the fastest: 64 s (median of the runs of each)"
+        in typed("ask", path).output
+    )
     (group,) = json.loads(typed("ask", path, "--json").stdout)["groups"]
-    assert [one["setting"] for one in group["verdicts"]["front"]["data"]["settings"]] == ["batch 32", "batch 64"]
+    assert [one["setting"] for one in group["verdicts"]["front"]["data"]["settings"]] == [
+        "batch 32",
+        "batch 64",
+    ]
 
 
 def with_energy(counted: dict[str, Any]) -> list[dict[str, Any]]:
     """Runs of two settings, with columns of energy and power that differ between those of one."""
-    costs = [("energy_to_accuracy", 900.0), ("energy_to_target_kj", 5.0), ("average_power", 100.0), ("energy_j", 7.0)]
+    costs = [
+        ("energy_to_accuracy", 900.0),
+        ("energy_to_target_kj", 5.0),
+        ("average_power", 100.0),
+        ("energy_j", 7.0),
+    ]
     return [
         {"bs": batch, "lr": 0.1, **counted, **{name: value + place // 2 for name, value in costs}}
         for place, batch in enumerate((16, 64) * 4)
@@ -532,6 +626,8 @@ def test_energy_to_a_target_alone_is_no_result(tmp_path: Path) -> None:
     for words in (("ask", path), ("init", str(tmp_path / "new"), "--from", path)):
         done = typed(*words)
         assert done.exit_code == 2
-        assert "expected a metric, such as val_loss or accuracy; got bs, lr, energy_to_accuracy" in done.output
+        assert (
+            "expected a metric, such as val_loss or accuracy; got bs, lr, energy_to_accuracy" in done.output
+        )
     # Whoever compares by it nevertheless wants less of it.
     assert "lower is better; as you chose" in typed("ask", path, "--metric", "energy_to_accuracy").output

@@ -67,7 +67,10 @@ def test_every_command_is_told_by_the_help() -> None:
     assert sorted(told) == COMMANDS
     assert sum(map(len, SECTIONS.values())) == len(COMMANDS)
     lines = bsearch("--help").output.splitlines()
-    assert all(any(line.endswith(f" {text}") and f"  {name} " in line for line in lines) for name, text in told.items())
+    assert all(
+        any(line.endswith(f" {text}") and f"  {name} " in line for line in lines)
+        for name, text in told.items()
+    )
 
 
 def options_of(command: click.Command, path: str) -> Iterator[tuple[str, click.Option]]:
@@ -101,7 +104,9 @@ def test_no_name_of_an_option_means_two_things() -> None:
 
 
 def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None:
-    path = study_file(budget={"trials": 5}, baseline=[{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}])
+    path = study_file(
+        budget={"trials": 5}, baseline=[{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}]
+    )
     run = bsearch("run", path, "--serial")
     assert run.exit_code == 0, run.output
     assert "Front of small: " in run.output
@@ -123,11 +128,16 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     assert [point["samples_seen"] for point in one["curve"]] == [1197, 2394] or len(one["curve"]) == 2
     assert "samples_per_s" in bsearch("show", path, "--pick", 2).output
     missing = bsearch("show", path, "--pick", 99)
-    assert (missing.exit_code, "has no trial 99; its trials are numbered 0 to 4" in missing.output) == (2, True)
+    assert (missing.exit_code, "has no trial 99; its trials are numbered 0 to 4" in missing.output) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.slow
-def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_optuna_reads_the_same_front_from_the_storage(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     # adam_sde is undefined from kappa = 10 on, so batches above 319 are infeasible; every third batch diverges.
     space = {
         "effective_batch": {"low": 16, "high": 400},
@@ -136,7 +146,9 @@ def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., 
         "epochs": {"low": 1, "high": 4},
     }
     baseline = [{"effective_batch": batch, "reference_rate": 0.01, "epochs": 1} for batch in (399, 300, 100)]
-    path = study_file(task=f"{TASKS}:ManyFates", space=space, baseline=baseline, budget={"trials": 20}, stopping="none")
+    path = study_file(
+        task=f"{TASKS}:ManyFates", space=space, baseline=baseline, budget={"trials": 20}, stopping="none"
+    )
     assert bsearch("run", path, "--serial").exit_code == 0
     trials = as_optuna(tmp_path / "small.db").trials
     outcomes = [trial.user_attrs["outcome"] for trial in trials]
@@ -152,7 +164,9 @@ def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., 
         one.number
         for one in fair
         if not any(
-            other.values[0] <= one.values[0] and other.values[1] >= one.values[1] and other.values != one.values
+            other.values[0] <= one.values[0]
+            and other.values[1] >= one.values[1]
+            and other.values != one.values
             for other in fair
         )
     }
@@ -188,12 +202,18 @@ def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.Mo
     for wrong, message in [
         (["--batches", "16:300"], "a task needs --batches LOW:HIGH and --rate LOW:HIGH"),
         (["--batches", "a:b", "--rate", "1:2"], "--batches: expected LOW:HIGH such as 16:4096, got 'a'"),
-        (["--batches", "16:300", "--rate", "1:2", "--set", "width"], "--set: expected SECTION.KEY=VALUE such as training"),
+        (
+            ["--batches", "16:300", "--rate", "1:2", "--set", "width"],
+            "--set: expected SECTION.KEY=VALUE such as training",
+        ),
         (
             ["--batches", "16:300", "--rate", "1:2", "--set", "space.wdth=3"],
             "space.wdth: expected a parameter that the task reads",
         ),
-        (["--batches", "9:3", "--rate", "1:2"], "space.effective_batch: expected low <= high, got low 9 and high 3"),
+        (
+            ["--batches", "9:3", "--rate", "1:2"],
+            "space.effective_batch: expected low <= high, got low 9 and high 3",
+        ),
     ]:
         refused = bsearch("run", f"{TASKS}:Points", *wrong)
         assert refused.exit_code == 2
@@ -202,7 +222,9 @@ def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.py").write_text(
         POINTS + "    def model(self, setup): return nn.Linear(2, 2 + 0 * setup.parameters['width'])\n"
@@ -230,11 +252,15 @@ def test_a_key_set_for_one_command_is_kept_or_refused_by_name(study_file: Callab
         [
             "--set: training.precision: expected one of fp32, tf32, bf16, fp16; got 'fp17'. Did you mean 'fp16'?",
             "--set: budget.trials: expected an integer, got 'many'",
-            "--set: trainig: unknown key. Did you mean 'training'? Valid keys: " + ", ".join(StudySpec.model_fields),
+            "--set: trainig: unknown key. Did you mean 'training'? Valid keys: "
+            + ", ".join(StudySpec.model_fields),
         ],
     )
     for wrong, words in [
-        ("seed=3", "expected SECTION.KEY=VALUE such as training.precision=bf16, got 'seed=3'. Write space.seed=3"),
+        (
+            "seed=3",
+            "expected SECTION.KEY=VALUE such as training.precision=bf16, got 'seed=3'. Write space.seed=3",
+        ),
         ("training.seed", "expected SECTION.KEY=VALUE"),
         ("objectives.metric.name=f1", "expected SECTION.KEY=VALUE"),
         (
@@ -246,9 +272,15 @@ def test_a_key_set_for_one_command_is_kept_or_refused_by_name(study_file: Callab
         assert words in bsearch("run", path, "--set", wrong).output
     twice = bsearch("run", path, "--set", "training.seed=1", "--set", "training.seed=2")
     assert "expected training.seed once, got it twice" in twice.output
-    assert bsearch("run", path, "--serial", "--set", "training.seed=5", "--set", "space.epochs=1").exit_code == 0
+    assert (
+        bsearch("run", path, "--serial", "--set", "training.seed=5", "--set", "space.epochs=1").exit_code == 0
+    )
     stored = StoredStudy.open(str(path))
-    assert (stored.spec.training.seed, stored.spec.training.evaluations, stored.spec.space.epochs.value) == (5, 2, 1)
+    assert (stored.spec.training.seed, stored.spec.training.evaluations, stored.spec.space.epochs.value) == (
+        5,
+        2,
+        1,
+    )
     assert {record.facts.epochs for record in stored.records} == {1}
     # Without it the file says something else again, which is another experiment.
     assert "training.seed: was 5, now 0" in bsearch("run", path, "--serial").output
@@ -256,7 +288,12 @@ def test_a_key_set_for_one_command_is_kept_or_refused_by_name(study_file: Callab
 
 def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callable[..., Path]) -> None:
     path = study_file()
-    text = path.read_text().replace("low: 16", "low: 0").replace("- sqrt", "- sqr").replace("epochs: 2", "epochs: -2")
+    text = (
+        path.read_text()
+        .replace("low: 16", "low: 0")
+        .replace("- sqrt", "- sqr")
+        .replace("epochs: 2", "epochs: -2")
+    )
     path.write_text(text.replace("trials: 4", "trials: no").replace("evaluations: 2", "evalutions: 2"))
     result = bsearch("run", path)
     assert result.exit_code == 2
@@ -303,12 +340,20 @@ def test_a_call_that_times_out_once_sigterm_has_come_is_terminated(
             ":4: space.effective_batch: expected at most the training set's 1197 samples, got 5000",
         ),
         (
-            {"space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adam_sde"}, "budget": BRIEFLY_TIMED},
+            {
+                "space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adam_sde"},
+                "budget": BRIEFLY_TIMED,
+            },
             "space.rule: expected a rule for SGD, which has no betas of Adam's kind; got 'adam_sde'",
         ),
         (
             {
-                "space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adamw_tau", "weight_decay": 0.1},
+                "space": {
+                    "effective_batch": 64,
+                    "reference_rate": 0.1,
+                    "rule": "adamw_tau",
+                    "weight_decay": 0.1,
+                },
                 "budget": BRIEFLY_TIMED,
             },
             "space.rule: expected a rule for SGD, whose weight decay is part of the gradient; got 'adamw_tau'",
@@ -316,7 +361,11 @@ def test_a_call_that_times_out_once_sigterm_has_come_is_terminated(
         (
             {
                 "task": f"{TASKS}:NoDecay",
-                "space": {"effective_batch": 64, "reference_rate": 0.1, "weight_decay": {"low": 1e-3, "high": 0.1}},
+                "space": {
+                    "effective_batch": 64,
+                    "reference_rate": 0.1,
+                    "weight_decay": {"low": 1e-3, "high": 0.1},
+                },
                 "budget": BRIEFLY_TIMED,
             },
             "space.weight_decay: expected a task whose SGD applies it, got one that does not",
@@ -369,7 +418,9 @@ def test_bad_input_is_told_without_a_traceback(
         ("check", ["--schema"]),
     ],
 )
-def test_an_option_without_effect_is_refused(study_file: Callable[..., Path], command: str, options: list[str]) -> None:
+def test_an_option_without_effect_is_refused(
+    study_file: Callable[..., Path], command: str, options: list[str]
+) -> None:
     result = bsearch(command, study_file(), *options)
     assert result.exit_code == 2
     assert any(option in result.output.splitlines()[-1] for option in options if option.startswith("--"))
@@ -380,7 +431,10 @@ def test_an_option_without_effect_is_refused(study_file: Callable[..., Path], co
     [
         ("import sys\nsys.exit(7)\n", "importing it failed at "),
         (POINTS + "    def model(self, setup): raise SystemExit(3)\n", "a test step failed: SystemExit: 3 ("),
-        (POINTS + "    def model(self, setup): return {}['width']\n", "a test step failed: KeyError: 'width' ("),
+        (
+            POINTS + "    def model(self, setup): return {}['width']\n",
+            "a test step failed: KeyError: 'width' (",
+        ),
         (
             POINTS + "    def loss(self, model, batch, setup): return Loss(model(batch[0]).sum(), -3)\n",
             "Mine.loss: expected a denominator >= 0 that the mean divides by, got -3",
@@ -392,16 +446,26 @@ def test_code_that_exits_or_fails_is_told_with_its_line(
 ) -> None:
     (tmp_path / "tasks.py").write_text(code)
     for command in ("check", "run"):
-        result = bsearch(command, study_file(task="tasks.py:Mine"), *(["--serial"] if command == "run" else []))
+        result = bsearch(
+            command, study_file(task="tasks.py:Mine"), *(["--serial"] if command == "run" else [])
+        )
         assert result.exit_code == 2
         assert message in result.output
 
 
 @pytest.mark.long
-def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text(POINTS + "    def model(self, setup): print('hello'); return nn.Linear(2, 2)\n")
+def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.py").write_text(
+        POINTS + "    def model(self, setup): print('hello'); return nn.Linear(2, 2)\n"
+    )
     path = study_file(task="tasks.py:Mine", budget={"trials": 1})
-    for arguments in (["check", path, "--json"], ["run", path, "--serial", "--json"], ["profile", path, "--json"]):
+    for arguments in (
+        ["check", path, "--json"],
+        ["run", path, "--serial", "--json"],
+        ["profile", path, "--json"],
+    ):
         done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
         *events, last = map(json.loads, done.stdout.splitlines())
         assert last["study"] == "small"
@@ -413,7 +477,11 @@ def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(study_file: Cal
 
 @pytest.mark.slow
 def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+    space = {
+        "effective_batch": {"low": 40, "high": 80},
+        "reference_rate": {"low": 0.1, "high": 0.2},
+        "epochs": 1,
+    }
     path = study_file(task=f"{TASKS}:Slow", space=space, budget={"trials": 60})
     command = [BSEARCH, "run", path, "--serial"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
@@ -445,7 +513,9 @@ def test_show_tells_which_settings_reach_a_target(finished_study: Path) -> None:
     assert all(trial["accuracy"] >= target for trial in document["trials"])
     words = bsearch("show", finished_study, "--pick", f"reaches:{target}").output
     assert f"trial {front[0]['trial']} is the fastest to reach it" in " ".join(words.split())
-    assert "reaches it; the best has" in " ".join(bsearch("show", finished_study, "--pick", "reaches:2").output.split())
+    assert "reaches it; the best has" in " ".join(
+        bsearch("show", finished_study, "--pick", "reaches:2").output.split()
+    )
     nan = bsearch("show", finished_study, "--pick", "reaches:nan", "--json")
     assert (nan.exit_code, "expected a finite number, got 'nan'" in nan.output) == (2, True)
     refused = bsearch("export", finished_study, "--to", "yaml", "--pick", "reaches:2")
@@ -453,7 +523,9 @@ def test_show_tells_which_settings_reach_a_target(finished_study: Path) -> None:
     assert "no trial reaches accuracy 2; the best, trial" in refused.output
 
 
-def test_another_optuna_study_of_that_name_is_not_touched(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_another_optuna_study_of_that_name_is_not_touched(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     theirs = optuna.create_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
     result = bsearch("run", path, "--serial")
@@ -494,7 +566,9 @@ def test_a_failing_study_ends_with_one(study_file: Callable[..., Path]) -> None:
 
 @pytest.mark.slow
 def test_check_forecasts_the_study(study_file: Callable[..., Path]) -> None:
-    path = study_file(space={"effective_batch": {"low": 100, "high": 400}, "reference_rate": 0.1, "epochs": 3})
+    path = study_file(
+        space={"effective_batch": {"low": 100, "high": 400}, "reference_rate": 0.1, "epochs": 3}
+    )
     result = bsearch("check", path)
     assert result.exit_code == 0
     assert "1,197 training samples, 300 validation samples, 17,258 parameters, SGD, on " in result.output
@@ -512,27 +586,42 @@ def test_check_forecasts_the_study(study_file: Callable[..., Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_step_of_one_batch_is_told_with_its_weights(study_file: Callable[..., Path]) -> None:
-    space = {"effective_batch": {"low": 1, "high": 400}, "reference_rate": {"low": 0.1, "high": 0.2, "at_batch": 64}}
+    space = {
+        "effective_batch": {"low": 1, "high": 400},
+        "reference_rate": {"low": 0.1, "high": 0.2, "at_batch": 64},
+    }
     space |= {"rule": ["linear", "sqrt"], "epochs": 1}
-    path = study_file(task=f"{TASKS}:Points", space=space, memory={"largest_micro_batch": 40}, devices={"per_trial": 2})
+    path = study_file(
+        task=f"{TASKS}:Points", space=space, memory={"largest_micro_batch": 40}, devices={"per_trial": 2}
+    )
     result = bsearch("check", path, "--batch", 257)
     assert result.exit_code == 0, result.output
     assert "257 samples per step = 2 devices x 4 micro-batches of at most 33 samples" in result.output
     assert re.search(r"learning rate 0\.4015\d+ to 0\.8031\d+ \(linear\)", result.output)
     assert "training time of an epoch: 400 samples / 257 per step" in result.output
     (step,) = json.loads(bsearch("check", path, "--batch", 257, "--json").output)["batches"]
-    assert sum(weight for device in step["devices"] for weight in device["weights"]) == pytest.approx(1, rel=1e-4)
+    assert sum(weight for device in step["devices"] for weight in device["weights"]) == pytest.approx(
+        1, rel=1e-4
+    )
     assert [rate["rule"] for rate in step["learning_rates"]] == ["linear", "sqrt"]
     infeasible = bsearch("check", path, "--batch", 1)
-    assert (infeasible.exit_code, "at least one sample for each of 2 devices, got 1" in infeasible.output) == (2, True)
+    assert (
+        infeasible.exit_code,
+        "at least one sample for each of 2 devices, got 1" in infeasible.output,
+    ) == (2, True)
     large = bsearch("check", path, "--batch", 401)
-    assert (large.exit_code, "--batch: expected at most the 400 training samples, got 401" in large.output) == (2, True)
+    assert (
+        large.exit_code,
+        "--batch: expected at most the 400 training samples, got 401" in large.output,
+    ) == (2, True)
     assert "--batch needs a STUDY" in bsearch("check", "--batch", 500).output
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_rules_of_a_study_are_discriminated_or_it_says_why_not(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_rules_of_a_study_are_discriminated_or_it_says_why_not(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     space = {
         "effective_batch": {"low": 8, "high": 400},
         "reference_rate": {"low": 1e-3, "high": 3.0, "at_batch": 64},
@@ -541,7 +630,10 @@ def test_rules_of_a_study_are_discriminated_or_it_says_why_not(study_file: Calla
     }
     path = study_file(space=space, budget={"trials": 22}, sampler="qmc", stopping="none")
     never_run = bsearch("ask", path)
-    assert (never_run.exit_code, "no such database yet. `bsearch run` creates it" in never_run.output) == (1, True)
+    assert (never_run.exit_code, "no such database yet. `bsearch run` creates it" in never_run.output) == (
+        1,
+        True,
+    )
     missing = bsearch("ask", tmp_path / "nowhere.yaml")
     assert (missing.exit_code, "nowhere.yaml: cannot be read: No such file" in missing.output) == (2, True)
     assert bsearch("run", path, "--serial", "--trials", 3).exit_code == 0
@@ -562,7 +654,11 @@ def test_rules_of_a_study_are_discriminated_or_it_says_why_not(study_file: Calla
 
 @pytest.mark.slow
 def test_check_says_what_auto_means(study_file: Callable[..., Path]) -> None:
-    space = {"effective_batch": {"low": 100, "high": 400}, "reference_rate": {"low": 0.01, "high": 1.0}, "rule": "auto"}
+    space = {
+        "effective_batch": {"low": 100, "high": 400},
+        "reference_rate": {"low": 0.01, "high": 1.0},
+        "rule": "auto",
+    }
     path = study_file(space=space)
     output = bsearch("check", path).output
     assert "searched: effective_batch, reference_rate, exponent" in output
@@ -574,7 +670,9 @@ def test_the_schema_knows_every_key_and_takes_what_we_write(tmp_path: Path) -> N
     schema = json.loads(bsearch("check", "--schema").output)
     validator = pytest.importorskip("jsonschema").Draft202012Validator(schema)
     assert bsearch("init", tmp_path / "mine").exit_code == 0
-    readme = (Path(__file__).parent.parent / "README.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    readme = (
+        (Path(__file__).parent.parent / "README.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    )
     examples = [path.read_text() for path in (Path(__file__).parent.parent / "examples").glob("*.yaml")]
     for text in (readme, (tmp_path / "mine" / "study.yaml").read_text(), *examples):
         parse_study(text)
@@ -582,9 +680,17 @@ def test_the_schema_knows_every_key_and_takes_what_we_write(tmp_path: Path) -> N
         data = yaml.safe_load(re.sub(r"\b(\d+)e-(\d)\b", r"\1.0e-\2", text))
         assert [error.message for error in validator.iter_errors(data)] == []
     assert list(validator.iter_errors({"study": "a", "task": "b", "space": {}, "bugdet": 1}))
-    assert {"study", "task", "space", "training", "memory", "devices", "budget", "objectives", "baseline"} <= set(
-        schema["properties"]
-    )
+    assert {
+        "study",
+        "task",
+        "space",
+        "training",
+        "memory",
+        "devices",
+        "budget",
+        "objectives",
+        "baseline",
+    } <= set(schema["properties"])
 
 
 @pytest.mark.slow
@@ -594,14 +700,21 @@ def test_init_writes_what_runs_unchanged(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert yaml.safe_load((folder / "study.yaml").read_text())["task"] == "tasks.py:MyTask"
     # Unchanged but for how long it takes.
-    study = run_in_python(folder / "study.yaml", serial=True, progress=False, budget={"trials": 3, "profile_s": 1})
+    study = run_in_python(
+        folder / "study.yaml", serial=True, progress=False, budget={"trials": 3, "profile_s": 1}
+    )
     assert len(study.trials) == 3
     assert study.trials[0].is_baseline
     again = bsearch("init", folder)
-    assert (again.exit_code, "already contains study.yaml and tasks.py; nothing was written" in again.output) == (2, True)
+    assert (
+        again.exit_code,
+        "already contains study.yaml and tasks.py; nothing was written" in again.output,
+    ) == (2, True)
 
 
-def test_our_own_bugs_show_no_traceback_without_debug(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_bugs_show_no_traceback_without_debug(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug of ours")
 
@@ -616,7 +729,10 @@ def test_our_own_bugs_show_no_traceback_without_debug(study_file: Callable[..., 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {BSEARCH} check --schema | head -1"], capture_output=True, text=True, check=False
+        ["bash", "-c", f"set -o pipefail; {BSEARCH} check --schema | head -1"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "{\n"
     assert "Traceback" not in done.stderr
@@ -630,7 +746,9 @@ def test_what_is_typed_before_a_study_loads_nothing_heavy(study_file: Callable[.
         "print([name for name in ('torch', 'ray', 'optuna', 'pandas', 'sklearn') if name in sys.modules], file=sys.stderr)"
     )
     for arguments in (["--help"], ["run", "--help"], ["check", "--schema"]):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        )
         assert done.stderr.splitlines()[-1] == "[]"
 
 
@@ -676,7 +794,9 @@ def test_watching_is_for_people(study_file: Callable[..., Path]) -> None:
         ["show", "--pick", "postgresql://ann:hunter2@127.0.0.1:1/d"],
     ],
 )
-def test_a_secret_in_an_argument_is_not_repeated(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_in_an_argument_is_not_repeated(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     told = bsearch(*arguments)
     assert told.exit_code != 0
@@ -686,7 +806,9 @@ def test_a_secret_in_an_argument_is_not_repeated(arguments: list[str], monkeypat
 
 def test_a_source_is_shown_without_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "runs.csv"
-    table.write_text("bs,lr,val_acc,runtime\n" + "".join(f"{8 * n},{n / 100},{0.5 + n / 100},{n}\n" for n in range(1, 15)))
+    table.write_text(
+        "bs,lr,val_acc,runtime\n" + "".join(f"{8 * n},{n / 100},{0.5 + n / 100},{n}\n" for n in range(1, 15))
+    )
     found = runs_of(str(table))
     monkeypatch.setattr("bsearch.search.sources.read.runs_of", lambda source, say: found)
     source = "optuna:postgresql://ann:hunter2@host/d#s"

@@ -49,7 +49,10 @@ def compared(*arguments: str) -> Result:
 
 def git(*words: str) -> str:
     done = subprocess.run(
-        ["git", "-c", "user.email=a@b", "-c", "user.name=a", *words], check=True, capture_output=True, text=True
+        ["git", "-c", "user.email=a@b", "-c", "user.name=a", *words],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return done.stdout
 
@@ -68,13 +71,24 @@ def table(name: str, seed: int, gain: float = 0.0, metric: str = "val_acc", coun
         rows.writerow(["batch_size", "lr", metric, "seconds"])
         for _ in range(count):
             batch, power = int(rng.choice([8, 16, 32, 64, 128])), rng.uniform(-2.5, -0.3)
-            score = 0.9 - 0.03 * (power + 1.2) ** 2 - 0.01 * abs(np.log2(batch / 32)) + gain + 0.003 * rng.standard_normal()
+            score = (
+                0.9
+                - 0.03 * (power + 1.2) ** 2
+                - 0.01 * abs(np.log2(batch / 32))
+                + gain
+                + 0.003 * rng.standard_normal()
+            )
             rows.writerow([batch, 10**power, score, 300 / batch + 3])
     return name
 
 
 def test_runs_that_exist_have_an_exit_code_by_verdict() -> None:
-    before, after, same, few = table("a.csv", 1), table("b.csv", 2, 0.03), table("c.csv", 3), table("d.csv", 4, count=4)
+    before, after, same, few = (
+        table("a.csv", 1),
+        table("b.csv", 2, 0.03),
+        table("c.csv", 3),
+        table("d.csv", 4, count=4),
+    )
     for sides, code, words in (
         ([before, after], 0, "b is better"),
         ([after, before], 1, "a is worse"),
@@ -136,11 +150,18 @@ def test_a_bug_is_told_by_training_both_sides_and_nothing_is_trained_twice(folde
     assert (old / "later.bin").exists()
     assert (again.exit_code, again.output.count("complete:")) == (1, 0)
     fewer = "    def data(self, setup):\n        data = super().data(setup)\n        return type(data)(data.train, data.test)\n"
-    (folder / "tasks.py").write_text(TASK.replace("    pass", fewer.replace("data.test", "Subset(data.test, range(200))")))
-    (folder / "tasks.py").write_text("from torch.utils.data import Subset\n" + (folder / "tasks.py").read_text())
+    (folder / "tasks.py").write_text(
+        TASK.replace("    pass", fewer.replace("data.test", "Subset(data.test, range(200))"))
+    )
+    (folder / "tasks.py").write_text(
+        "from torch.utils.data import Subset\n" + (folder / "tasks.py").read_text()
+    )
     (folder / "study.yaml").write_text(STUDY.format(name="other"))
     other = compared(str(old / "study.yaml"), "study.yaml", "--serial", "--trials", "12")
-    assert (other.exit_code, "same validation data on both sides, got 300 and 200 samples" in other.output) == (3, True)
+    assert (
+        other.exit_code,
+        "same validation data on both sides, got 300 and 200 samples" in other.output,
+    ) == (3, True)
 
 
 def test_a_metric_to_minimize_is_told_in_its_own_unit() -> None:
@@ -190,13 +211,19 @@ def test_a_revision_runs_where_its_own_files_are(folder: Path, monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", f"{folder / 'lib'}{os.pathsep}relative")
     monkeypatch.syspath_prepend(folder / "lib")
     monkeypatch.setenv("GIT_DIR", "nowhere")  # as in a hook
-    asks = "import os, plugin_of_a_side as one; print(one.SIDE, open('conf.txt').read(), os.getenv('GIT_DIR'))"
+    asks = (
+        "import os, plugin_of_a_side as one; print(one.SIDE, open('conf.txt').read(), os.getenv('GIT_DIR'))"
+    )
     found = []
     revision = Revision.of(folder / "study.yaml", "HEAD")
     for apart in (modules_apart, revision.entered):
         with apart():
-            there = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True).stdout
-            found.append((importlib.import_module("plugin_of_a_" + "side").SIDE, Path("conf.txt").read_text(), there))
+            there = subprocess.run(
+                [sys.executable, "-c", asks], capture_output=True, text=True, check=True
+            ).stdout
+            found.append(
+                (importlib.import_module("plugin_of_a_" + "side").SIDE, Path("conf.txt").read_text(), there)
+            )
     assert found == [
         ("today", "SIDE = 'today'", "today SIDE = 'today' None\n"),
         ("then", "SIDE = 'then'", "then SIDE = 'then' None\n"),
@@ -206,7 +233,10 @@ def test_a_revision_runs_where_its_own_files_are(folder: Path, monkeypatch: pyte
     after = {path for path in (folder / ".git").rglob("*") if path.is_file()}
     assert {path.relative_to(folder / ".git").parts[0] for path in after - before} == {"bsearch"}
     monkeypatch.chdir(folder / "new")
-    with pytest.raises(StudyFileError, match="expected a current folder that the revision has"), revision.entered():
+    with (
+        pytest.raises(StudyFileError, match="expected a current folder that the revision has"),
+        revision.entered(),
+    ):
         pass
 
 
@@ -214,6 +244,8 @@ def test_equal_results_at_every_setting_are_said(folder: Path) -> None:
     before = table("a.csv", 1)
     (folder / "b.csv").write_text(Path(before).read_text())
     done = compared(before, "b.csv")
-    assert "identical results at every setting that both trained" in " ".join(done.output.split()), done.output
+    assert "identical results at every setting that both trained" in " ".join(done.output.split()), (
+        done.output
+    )
     assert validated(compared(before, "b.csv", "--json").stdout)["same_results"]
     assert "identical" not in compared(before, table("c.csv", 3)).output

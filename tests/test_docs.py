@@ -29,7 +29,9 @@ DOCS = ROOT / "docs"
 # A marker and the fenced block after it: `<!-- run -->` is typed into a shell, `<!-- file: NAME -->` is written first.
 MARKED = re.compile(r"<!-- (run|file: (?P<name>[\w./-]+)) -->\n```\w*\n(?P<text>.*?)```\n", re.DOTALL)
 PAGES = sorted(
-    page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *DOCS.rglob("*.md")] if MARKED.search(page.read_text())
+    page.relative_to(ROOT).as_posix()
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]
+    if MARKED.search(page.read_text())
 )
 
 
@@ -73,10 +75,17 @@ def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
         else:
             # A few trials in one process show that it runs; the pages show what a whole run prints.
             text = re.sub(r"^bsearch train ", "bsearch train --serial ", found["text"], flags=re.MULTILINE)
-            script.append(re.sub(r"^bsearch run ", "bsearch run --serial --trials 4 ", text, flags=re.MULTILINE))
+            script.append(
+                re.sub(r"^bsearch run ", "bsearch run --serial --trials 4 ", text, flags=re.MULTILINE)
+            )
     environment = {**os.environ, "PATH": f"{BSEARCH.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", "\n".join(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -106,18 +115,25 @@ def typed(page: Path) -> Iterator[tuple[click.Command, str]]:
         if found and command is not None and command is not main:
             yield from (
                 (command, option)
-                for option in re.findall(r"(?:^| )(--[a-z][\w-]+)", re.split(r"(?:^| )-- | [#|>] ?|&&", found[2])[0])
+                for option in re.findall(
+                    r"(?:^| )(--[a-z][\w-]+)", re.split(r"(?:^| )-- | [#|>] ?|&&", found[2])[0]
+                )
             )
 
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - {DOCS / "log.md"} - set(DOCS.glob("decisions/*")))],
+    [
+        ROOT / "README.md",
+        *sorted(set(DOCS.rglob("*.md")) - {DOCS / "log.md"} - set(DOCS.glob("decisions/*"))),
+    ],
     ids=lambda page: page.stem,
 )
 def test_options_that_a_page_names_are_there(page: Path) -> None:
     for command, option in typed(page):
-        assert option in {name for one in command.params for name in (*one.opts, *one.secondary_opts, "--help")}, (
+        assert option in {
+            name for one in command.params for name in (*one.opts, *one.secondary_opts, "--help")
+        }, (
             command.name,
             option,
         )
@@ -154,7 +170,9 @@ def test_every_key_says_what_it_means() -> None:
     schema = StudySpec.model_json_schema()
     for name, part in {"study": schema, **schema["$defs"]}.items():
         for key, value in part["properties"].items():
-            meaning = value.get("description") or schema["$defs"][value["$ref"].rpartition("/")[2]]["description"]
+            meaning = (
+                value.get("description") or schema["$defs"][value["$ref"].rpartition("/")[2]]["description"]
+            )
             assert meaning.endswith("."), f"{name}.{key}: {meaning!r} is no sentence"
 
 
@@ -205,13 +223,17 @@ WRITTEN_TO_BE_RUN = sorted(
 
 @pytest.mark.parametrize("text", WRITTEN_TO_BE_RUN)
 def test_what_a_text_imports_is_there(text: str) -> None:
-    written = re.findall(r'^[ "]*from (bsearch[\w.]*) import (\([^)]*\)|[\w, ]+)', (ROOT / text).read_text(), re.MULTILINE)
+    written = re.findall(
+        r'^[ "]*from (bsearch[\w.]*) import (\([^)]*\)|[\w, ]+)', (ROOT / text).read_text(), re.MULTILINE
+    )
     for module, names in written:
         imported = [name.split(" as ")[0].strip() for name in names.strip("()").split(",")]
         missing = [
             name
             for name in imported
-            if name and not hasattr(importlib.import_module(module), name) and not importlib.util.find_spec(f"{module}.{name}")
+            if name
+            and not hasattr(importlib.import_module(module), name)
+            and not importlib.util.find_spec(f"{module}.{name}")
         ]
         assert not missing, f"{text}: {module} has no {', '.join(missing)}"
 
@@ -225,7 +247,9 @@ TEXTS = (".md", ".py", ".yaml", ".yml", ".ipynb", ".jinja", ".sh", "Makefile")
 
 
 def test_nothing_tells_to_install_the_other_project_of_this_name() -> None:
-    texts = [path for pattern in ("*", "[!.]*/**/*") for path in ROOT.glob(pattern) if path.name.endswith(TEXTS)]
+    texts = [
+        path for pattern in ("*", "[!.]*/**/*") for path in ROOT.glob(pattern) if path.name.endswith(TEXTS)
+    ]
     found = [
         f"{path.relative_to(ROOT)}: {line}"
         for path in texts
@@ -234,7 +258,13 @@ def test_nothing_tells_to_install_the_other_project_of_this_name() -> None:
         if ANOTHER_PROJECT.search(line)
     ]
     assert not found
-    typed = ["pip install bsearch", "pip install 'bsearch[mcp]'", "uv add bsearch", "uvx bsearch", "uv tool install -U bsearch"]
+    typed = [
+        "pip install bsearch",
+        "pip install 'bsearch[mcp]'",
+        "uv add bsearch",
+        "uvx bsearch",
+        "uv tool install -U bsearch",
+    ]
     assert all(map(ANOTHER_PROJECT.search, typed))
     assert not ANOTHER_PROJECT.search("pip install '.[mcp]'  # in a checkout of bsearch")
 
@@ -278,7 +308,9 @@ def test_the_site_opens_from_a_disk_and_searches(site: Path) -> None:
         page.goto((site / "index.html").as_uri())
         page.locator("input.md-search__input").click()
         page.keyboard.type("headroom")
-        page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(state="attached", timeout=120_000)
+        page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(
+            state="attached", timeout=120_000
+        )
         browser.close()
     assert not faults
     assert all(url.startswith(("file:", "data:", "about:", "blob:")) for url in asked), asked

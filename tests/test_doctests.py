@@ -13,16 +13,21 @@ import pytest
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(bsearch.__path__, "bsearch.")
-    if not module.name.startswith(("bsearch.tests", "bsearch.benchmarks")) and ".migrations." not in module.name
+    if not module.name.startswith(("bsearch.tests", "bsearch.benchmarks"))
+    and ".migrations." not in module.name
 )
 
 
 # Only importable beside the framework that each of them adapts.
-ADAPTERS = {"bsearch.objectives.adapters.huggingface": "transformers", "bsearch.objectives.adapters.lightning": "lightning"}
+ADAPTERS = {
+    "bsearch.objectives.adapters.huggingface": "transformers",
+    "bsearch.objectives.adapters.lightning": "lightning",
+}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.frameworks] if name in ADAPTERS else []) for name in MODULES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.frameworks] if name in ADAPTERS else []) for name in MODULES],
 )
 def test_examples_in_docstrings_run(name: str) -> None:
     if name in ADAPTERS:

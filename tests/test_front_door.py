@@ -15,7 +15,18 @@ from bsearch.spaces.errors import BsearchError
 # The public interface: adding a name here is a promise to keep it.
 PUBLIC = {
     *("run", "report", "Study", "Search", "FrontSampler", "plan_batch"),
-    *("Task", "Data", "Loss", "Score", "WholeSet", "balanced", "Loop", "Measurement", "TrialSetup", "Checkpoint"),
+    *(
+        "Task",
+        "Data",
+        "Loss",
+        "Score",
+        "WholeSet",
+        "balanced",
+        "Loop",
+        "Measurement",
+        "TrialSetup",
+        "Checkpoint",
+    ),
     *("BsearchError", "StudyFileError", "TaskError", "ProfilingError", "InfeasiblePlanError"),
     *("StorageError", "ClusterError", "NoStudyError", "OutputError", "LeftOutWarning"),
 }
@@ -43,7 +54,9 @@ def test_every_public_name_resolves_and_says_what_it_is(name: str) -> None:
 
 def test_every_error_is_public_and_of_one_tree() -> None:
     errors = {kind for kind in _subclasses(BsearchError) if kind.__module__ == BsearchError.__module__}
-    assert {kind.__name__ for kind in errors} == {name for name in PUBLIC if name.endswith("Error")} - {"BsearchError"}
+    assert {kind.__name__ for kind in errors} == {name for name in PUBLIC if name.endswith("Error")} - {
+        "BsearchError"
+    }
 
 
 def _subclasses(kind: type) -> set[type]:
@@ -57,11 +70,23 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_bsearch_imports_nothing_heavy() -> None:
     imported = modules_after("import bsearch")
-    assert not imported & {"torch", "ray", "optuna", "sqlalchemy", "numpy", "scipy", "pydantic", "rich", "click"}
+    assert not imported & {
+        "torch",
+        "ray",
+        "optuna",
+        "sqlalchemy",
+        "numpy",
+        "scipy",
+        "pydantic",
+        "rich",
+        "click",
+    }
 
 
 def test_a_study_opens_without_torch_ray_and_optuna(finished_study: Path) -> None:
-    imported = modules_after(f"import bsearch; s = bsearch.Study({str(finished_study)!r}); s.front, s.trials, s.best")
+    imported = modules_after(
+        f"import bsearch; s = bsearch.Study({str(finished_study)!r}); s.front, s.trials, s.best"
+    )
     assert not imported & {"torch", "ray", "optuna", "scipy.stats"}
 
 
@@ -75,7 +100,9 @@ def test_no_module_of_ours_is_shadowed_by_a_public_name() -> None:
 
 @pytest.mark.slow
 def test_a_task_may_be_given_as_the_class_itself(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("class Cifar: ...\ndef local():\n    class Inner: ...\n    return Inner\n")
+    (tmp_path / "mine.py").write_text(
+        "class Cifar: ...\ndef local():\n    class Inner: ...\n    return Inner\n"
+    )
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine; from bsearch.cluster.study import reference_of\n"
         "from bsearch.objectives.digits import Digits\n"
@@ -88,4 +115,6 @@ def test_a_task_may_be_given_as_the_class_itself(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     own, ours, *refused = done.stdout.splitlines()
     assert (own, ours) == (f"{tmp_path}/mine.py:Cifar", "bsearch.objectives.digits:Digits")
-    assert len(refused) == 3 and all("task: expected a class or function that workers can import" in line for line in refused)
+    assert len(refused) == 3 and all(
+        "task: expected a class or function that workers can import" in line for line in refused
+    )

@@ -57,7 +57,15 @@ _WRITES = {
     "os.chmod",
     "shutil.rmtree",
 }
-_WRITES |= {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "sqlite3.connect"}
+_WRITES |= {
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "socket.connect",
+    "sqlite3.connect",
+}
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -209,10 +217,19 @@ _words = st.text(max_size=12) | st.sampled_from(
     ]
 )
 _wild = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.sampled_from([2**63, 10**400, -1, 0]) | st.floats() | _words,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**63, 10**400, -1, 0])
+    | st.floats()
+    | _words,
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(_words | st.sampled_from(["low", "high", "choices", "value", "log", "at_batch"]), inner, max_size=3)
+        | st.dictionaries(
+            _words | st.sampled_from(["low", "high", "choices", "value", "log", "at_batch"]),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=6,
 )
@@ -268,7 +285,10 @@ def test_no_value_of_a_study_passes_check_and_run_but_as_a_message(study: dict[s
         ("study: x\nspace: &a {b: [*a]}\n", ":2: expected no recursive alias, got 'a' inside itself"),
         ("a: &a\n  <<: *a\n", ":2: expected no recursive alias, got 'a' inside itself"),
         ("study: x\ntask: " + "9" * 100_000, ":2: expected a 64-bit integer, got '999"),
-        ("a: !!python/object/apply:os.system [ls]", ":1: expected plain values, got the tag 'tag:yaml.org,2002:python/"),
+        (
+            "a: !!python/object/apply:os.system [ls]",
+            ":1: expected plain values, got the tag 'tag:yaml.org,2002:python/",
+        ),
         ("a: !!binary aGVsbG8=", ":1: expected plain values, got the tag 'tag:yaml.org,2002:binary'"),
         ("study: x\n!!bool maybe: 1", ":2: expected true or false, got 'maybe'"),
         ("? [a, b]\n: 1", ":1: invalid YAML: found unhashable key"),
@@ -286,12 +306,15 @@ def test_what_would_keep_us_busy_is_refused_where_it_stands(tmp_path: Path, text
 def test_aliases_and_merge_keys_stand_for_what_they_name(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     text = (
-        "\ufeffstudy: x\ntask: a.py:B\nspace:\n  effective_batch: &b {low: 1, high: 9}\n  reference_rate: {<<: *b, high: %d}\n"
+        "\ufeffstudy: x\ntask: a.py:B\nspace:\n  effective_batch: &b {low: 1, high: 9}\n  "
+        "reference_rate: {<<: *b, high: %d}\n"
     )
     path.write_text(text % 8)
     assert (read_study(path).space.reference_rate.low, read_study(path).space.reference_rate.high) == (1, 8)
     path.write_text(text % 0)
-    with pytest.raises(StudyFileError, match=r":5: space.reference_rate: expected low <= high, got low 1 and high 0"):
+    with pytest.raises(
+        StudyFileError, match=r":5: space.reference_rate: expected low <= high, got low 1 and high 0"
+    ):
         read_study(path)
 
 
@@ -355,13 +378,17 @@ def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:
             device = read_profile(path)
             for _, profile in device.profiles:  # what is accepted can be used
                 if (law := profile.step_time(1)) is not None:
-                    law.step_s(plan_batch(batch, devices=1, largest_micro_batch=profile.cap_on(1, 0.0, batch)))
+                    law.step_s(
+                        plan_batch(batch, devices=1, largest_micro_batch=profile.cap_on(1, 0.0, batch))
+                    )
         except BsearchError as error:
             assert not isinstance(error, StudyFileError) or plain(str(error)) == str(error)
 
 
 @fuzz(100)
-@given(wild_profiles().filter(lambda document: isinstance(document, dict)) | st.dictionaries(st.text(), _wild))
+@given(
+    wild_profiles().filter(lambda document: isinstance(document, dict)) | st.dictionaries(st.text(), _wild)
+)
 @pytest.mark.slow
 def test_no_profile_from_a_dict_ends_in_a_traceback(document: dict[str, Any]) -> None:
     try:
@@ -374,11 +401,22 @@ def test_no_profile_from_a_dict_ends_in_a_traceback(document: dict[str, Any]) ->
         assert str(error)
 
 
-_options = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12) | st.from_regex(
-    r"[0-9e.+\-:@,x_ ]{1,12}", fullmatch=True
-)
+_options = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12
+) | st.from_regex(r"[0-9e.+\-:@,x_ ]{1,12}", fullmatch=True)
 _options |= st.sampled_from(
-    ["9" * 5000, "around:" + "9" * 400, "1:2@3@4", "nan", "inf:1", "\u00b2", "1_0", "a=[", "a=!!python/none x", "a=*b"]
+    [
+        "9" * 5000,
+        "around:" + "9" * 400,
+        "1:2@3@4",
+        "nan",
+        "inf:1",
+        "\u00b2",
+        "1_0",
+        "a=[",
+        "a=!!python/none x",
+        "a=*b",
+    ]
 )
 
 
@@ -392,7 +430,17 @@ def test_no_option_of_run_ends_in_a_traceback(option: str, value: str) -> None:
 _urls = st.builds(
     "{}://{}".format,
     st.sampled_from(
-        ["sqlite", "sqlite+pysqlite", "sqlite+aiosqlite", "sqlite+nothing", "nothing", "", "[", "\u00e9", "postgresql+nothing"]
+        [
+            "sqlite",
+            "sqlite+pysqlite",
+            "sqlite+aiosqlite",
+            "sqlite+nothing",
+            "nothing",
+            "",
+            "[",
+            "\u00e9",
+            "postgresql+nothing",
+        ]
     ),
     _options
     | st.sampled_from(

@@ -62,7 +62,8 @@ def filled(path: Path, count: int) -> str:
         for number in range(1, count):
             batch, rate, seconds = dice.randint(16, 400), 0.02 * 25 ** dice.random(), dice.uniform(1, 9)
             trials.begin(
-                {"effective_batch": batch, "reference_rate": rate, "rule": "sqrt"}, TrialFacts.of(start | {"train_s": seconds})
+                {"effective_batch": batch, "reference_rate": rate, "rule": "sqrt"},
+                TrialFacts.of(start | {"train_s": seconds}),
             )
             score, attempt = dice.uniform(0.1, 0.9), replace(setup, number=number)
             tables.start_attempt(attempt)
@@ -105,7 +106,9 @@ class Counting(SerialRunner):
 
 def study_of(study_file: Callable[..., Path], count: int, **changes: Any) -> Path:
     """A study with so many finished trials."""
-    path = study_file(task=f"{TASKS}:Points", storage=f"sqlite:///growth-{count}.db", budget={"trials": 1}, **changes)
+    path = study_file(
+        task=f"{TASKS}:Points", storage=f"sqlite:///growth-{count}.db", budget={"trials": 1}, **changes
+    )
     assert not run(path).failure
     filled(path, count)
     return path
@@ -121,7 +124,9 @@ def test_what_an_event_costs_does_not_grow(study_file: Callable[..., Path]) -> N
         assert not run_study(spec, runner, task_code_hash(spec.task)).failure
         counts[count] = runner.counted
     assert counts[320].keys() == {"suggest", "report", "end"}
-    assert {what: counts[960][what] < 1.15 * each for what, each in counts[320].items()} == dict.fromkeys(counts[320], True)
+    assert {what: counts[960][what] < 1.15 * each for what, each in counts[320].items()} == dict.fromkeys(
+        counts[320], True
+    )
 
 
 READS = {
@@ -135,12 +140,18 @@ READS = {
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_what_reads_all_trials_grows_no_faster_than_they_do(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_reads_all_trials_grows_no_faster_than_they_do(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     counts = {}
     for count in (10, 60, 240):  # the first imports
         path, counts[count] = study_of(study_file, count), Counter[str]()
         for what, arguments in READS.items():
             with bytecodes(counts[count], what):
-                done = CliRunner().invoke(main, [one.format(study=path, folder=tmp_path) for one in arguments])
+                done = CliRunner().invoke(
+                    main, [one.format(study=path, folder=tmp_path) for one in arguments]
+                )
             assert done.exit_code == 0, done.output
-    assert {what: counts[240][what] < 4.4 * each for what, each in counts[60].items()} == dict.fromkeys(READS, True)
+    assert {what: counts[240][what] < 4.4 * each for what, each in counts[60].items()} == dict.fromkeys(
+        READS, True
+    )

@@ -29,7 +29,9 @@ def test_the_notebook_runs_a_study_plots_its_front_and_exports_a_point(tmp_path:
     os.environ["PYTHONWARNINGS"] = "ignore"  # the kernel's own packages warn of one another
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     run, frame, plot, within, export, report = (list(cell.outputs) for cell in code)
-    progress = [one for one in run if "text/html" in one.get("data", {}) and "<pre" in one["data"]["text/html"]]
+    progress = [
+        one for one in run if "text/html" in one.get("data", {}) and "<pre" in one["data"]["text/html"]
+    ]
     assert any("12/12" in one["data"]["text/html"] for one in progress)
     assert "12 of 12 trials" in run[-1]["data"]["text/html"]
     assert "effective_batch" in frame[-1]["data"]["text/html"]

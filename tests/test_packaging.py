@@ -21,7 +21,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # A copy: the tree's own build/ may hold modules that have moved since.
     tree = folder / "tree"
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results"))
+    shutil.copytree(
+        ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results")
+    )
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree)]
     subprocess.run(command, check=True, capture_output=True)
     (made,) = folder.glob("*.whl")
@@ -43,7 +45,18 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
 def test_the_installed_wheel_runs_a_study_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     site, folder = tmp_path / "site", tmp_path / "empty"
     folder.mkdir()
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
     subprocess.run(install, check=True)
     environment = {**os.environ, "PYTHONPATH": str(site)}
     where = subprocess.run(
@@ -56,8 +69,14 @@ def test_the_installed_wheel_runs_a_study_in_an_empty_folder(wheel: Path, tmp_pa
     )
     assert where.stdout.startswith(str(site))
     start, briefly = [sys.executable, "-m", "bsearch"], ["--set", "budget.profile_s=1"]
-    for arguments in (["init"], ["check", "study.yaml", *briefly], ["run", "study.yaml", "--trials", "2", *briefly]):
-        done = subprocess.run([*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    for arguments in (
+        ["init"],
+        ["check", "study.yaml", *briefly],
+        ["run", "study.yaml", "--trials", "2", *briefly],
+    ):
+        done = subprocess.run(
+            [*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "Front of my-study" in done.stdout
     assert (folder / "results" / "my-study" / "front.json").exists()

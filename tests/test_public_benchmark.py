@@ -31,7 +31,9 @@ def benchmark() -> Iterator[SimpleNamespace]:
     import simulation
     import table
 
-    yield SimpleNamespace(page=page, problems=problems, run=run, searchers=searchers, simulation=simulation, table=table)
+    yield SimpleNamespace(
+        page=page, problems=problems, run=run, searchers=searchers, simulation=simulation, table=table
+    )
     sys.path[:] = path
     optuna.logging.set_verbosity(verbosity)
     for name in set(sys.modules) - before:
@@ -57,7 +59,9 @@ def test_a_search_whose_rows_are_there_is_not_run_again(
     assert "CARBS: left out, not in the package index" in told
 
     cut = [replace(row, cut="limit 5 s") if row.way == "random" and row.seed else row for row in first]
-    benchmark.table.write_rows([row for row in cut if row.way == "random"], tmp_path / "random.csv", append=False)
+    benchmark.table.write_rows(
+        [row for row in cut if row.way == "random"], tmp_path / "random.csv", append=False
+    )
     rows("--ways", "random", "--limit-s", "5")
     assert " asks, " not in capsys.readouterr().out
     assert [(row.search, row.share, row.cut) for row in rows("--ways", "random", "--limit-s", "6")] == [
@@ -69,7 +73,9 @@ def test_a_search_whose_rows_are_there_is_not_run_again(
     assert " asks, " in capsys.readouterr().out
     assert [row for row in again if row.way == "random"] == [row for row in first if row.way == "random"]
     anew, before = ([row for row in rows if row.way != "random" and row.seed == 0] for rows in (again, first))
-    assert [(row.search, row.after, row.share) for row in anew] == [(row.search, row.after, row.share) for row in before]
+    assert [(row.search, row.after, row.share) for row in anew] == [
+        (row.search, row.after, row.share) for row in before
+    ]
     assert len(again) == len(first) - len(before)
 
 
@@ -80,7 +86,10 @@ def test_trainings_end_when_their_time_has_passed(
 ) -> None:
     """Of the same training again and again; with `until`, each is stopped there or continues from there in turn."""
     problem = SimpleNamespace(
-        seconds=lambda _: seconds, accuracy=lambda _: 0.5, curve=lambda *_: [0.5] * 10, mean_seconds=lambda: 1.0
+        seconds=lambda _: seconds,
+        accuracy=lambda _: 0.5,
+        curve=lambda *_: [0.5] * 10,
+        mean_seconds=lambda: 1.0,
     )
     told: list[tuple[int, float]] = []
 
@@ -90,7 +99,9 @@ def test_trainings_end_when_their_time_has_passed(
         def ask(self, deadline: float) -> Any:
             number = len(asked)
             asked.append(number)
-            continues = [earlier for earlier, fraction in told if fraction == until and earlier not in continued]
+            continues = [
+                earlier for earlier, fraction in told if fraction == until and earlier not in continued
+            ]
             if until and not continues:
                 return benchmark.searchers.Job(number, {}, until)
             continued.extend(continues[:1])
@@ -120,7 +131,9 @@ def rows_of(table: Any, shares: dict[tuple[str, str], list[float]]) -> list[Any]
 SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=4)
 
 
-@given(st.fixed_dictionaries({(problem, way): SHARES for problem in "ab" for way in ("random", "tpe", "ours")}))
+@given(
+    st.fixed_dictionaries({(problem, way): SHARES for problem in "ab" for way in ("random", "tpe", "ours")})
+)
 def test_cells_and_ranks_are_means_over_problems(
     benchmark: SimpleNamespace, shares: dict[tuple[str, str], list[float]]
 ) -> None:
@@ -132,7 +145,9 @@ def test_cells_and_ranks_are_means_over_problems(
         assert cell.seeds == min(len(shares["a", way]), len(shares["b", way]))
         others = [sum(means[problem, other] > means[problem, way] for other in cells) for problem in "ab"]
         ties = [sum(means[problem, other] == means[problem, way] for other in cells) for problem in "ab"]
-        assert ranks[way] == pytest.approx(sum(more + (same + 1) / 2 for more, same in zip(others, ties, strict=True)) / 2)
+        assert ranks[way] == pytest.approx(
+            sum(more + (same + 1) / 2 for more, same in zip(others, ties, strict=True)) / 2
+        )
     assert sum(ranks.values()) == pytest.approx(1 + 2 + 3)
 
 
@@ -141,15 +156,27 @@ def test_a_problem_that_is_harder_for_all_changes_no_standard_error(
     benchmark: SimpleNamespace, shares: list[float], harder: float
 ) -> None:
     def errors(added: float) -> list[float]:
-        by_way = {("a", "tpe"): shares, ("a", "ours"): [0.3, 0.4], ("b", "tpe"): [0.5, 0.6], ("b", "ours"): [0.7]}
+        by_way = {
+            ("a", "tpe"): shares,
+            ("a", "ours"): [0.3, 0.4],
+            ("b", "tpe"): [0.5, 0.6],
+            ("b", "ours"): [0.7],
+        }
         moved = {key: [share + added * (key[0] == "a") for share in each] for key, each in by_way.items()}
-        return [cell.error for _, cell in sorted(benchmark.table.cells(rows_of(benchmark.table, moved), "trials", 10).items())]
+        return [
+            cell.error
+            for _, cell in sorted(
+                benchmark.table.cells(rows_of(benchmark.table, moved), "trials", 10).items()
+            )
+        ]
 
     assert errors(harder) == pytest.approx(errors(0.0), abs=1e-9)
 
 
 @pytest.mark.slow
-def test_every_figure_of_the_page_is_computed_from_the_rows(benchmark: SimpleNamespace, tmp_path: Path) -> None:
+def test_every_figure_of_the_page_is_computed_from_the_rows(
+    benchmark: SimpleNamespace, tmp_path: Path
+) -> None:
     rows = benchmark.table.read_rows()
     assert (ROOT / "docs" / "benchmarks.md").read_text() == benchmark.page.page(rows)
     assert len({(*row.search, row.after) for row in rows}) == len(rows)
@@ -208,5 +235,7 @@ def test_lcbench_takes_time_by_what_costs_it(benchmark: SimpleNamespace) -> None
     assert problem.accuracy(other) != problem.accuracy(cheap)
     assert problem.curve(other, None)[-1] == pytest.approx(problem.accuracy(other))
     slow = {**cheap, "epochs": 37, "effective_batch": 77, "layers": 3, "units": 333}
-    assert problem.seconds(slow) == pytest.approx(problem._seconds_of(problem._rows([slow]))[0])  # by the slow way
+    assert problem.seconds(slow) == pytest.approx(
+        problem._seconds_of(problem._rows([slow]))[0]
+    )  # by the slow way
     assert problem.seconds(slow) > problem.seconds(cheap)

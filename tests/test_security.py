@@ -76,22 +76,40 @@ _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, log
 def _joining(address: str, token: str | None) -> subprocess.Popen[str]:
     """A stranger who tries to join a Ray, and prints whether it was let in."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    environment |= (
+        {"RAY_AUTH_MODE": "disabled"}
+        if token is None
+        else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    )
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     command = [sys.executable, "-c", _JOIN, address]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 @pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
 @pytest.mark.timeout(480)  # whoever is refused tries for half a minute, longer beside neighbours
-def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
-    path = study_file(task=f"{TASKS}:Slow", space=space, devices={"per_trial": 2}, budget={"trials": 60}, cluster=None)
+def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    space = {
+        "effective_batch": {"low": 40, "high": 80},
+        "reference_rate": {"low": 0.1, "high": 0.2},
+        "epochs": 1,
+    }
+    path = study_file(
+        task=f"{TASKS}:Slow", space=space, devices={"per_trial": 2}, budget={"trials": 60}, cluster=None
+    )
     home = tmp_path / "home"
     home.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
-    with subprocess.Popen([BSEARCH, "run", path], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        "HOME": str(home)
+    }
+    with subprocess.Popen(
+        [BSEARCH, "run", path], stdout=subprocess.PIPE, text=True, env=environment
+    ) as driver:
         try:
             assert driver.stdout is not None
             while "complete" not in (line := driver.stdout.readline()):
@@ -105,7 +123,8 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file:
             (command,) = (
                 words
                 for process in processes
-                if "/raylet" in (words := Path(f"/proc/{process}/cmdline").read_bytes().decode()).partition("\0")[0]
+                if "/raylet"
+                in (words := Path(f"/proc/{process}/cmdline").read_bytes().decode()).partition("\0")[0]
             )
             found = re.search(r"--gcs-address=([0-9.:]+)", command)
             assert found is not None
@@ -113,7 +132,8 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file:
                 value
                 for process in processes
                 for name, _, value in (
-                    pair.partition("=") for pair in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+                    pair.partition("=")
+                    for pair in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
                 )
                 if name == "RAY_AUTH_TOKEN"
             }
@@ -133,16 +153,30 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file:
 @pytest.mark.cluster
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["disabled", "token"])
-def test_a_cluster_of_others_keeps_its_own_mode(study_file: Callable[..., Path], tmp_path: Path, mode: str) -> None:
+def test_a_cluster_of_others_keeps_its_own_mode(
+    study_file: Callable[..., Path], tmp_path: Path, mode: str
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": mode, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
     environment |= {"RAY_AUTH_TOKEN": "7" * 64} if mode == "token" else {}
-    start = ["ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
+    start = [
+        "ray",
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=1",
+        "--include-dashboard=false",
+    ]
     with subprocess.Popen(
-        [BSEARCH.parent / start[0], *start[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        [BSEARCH.parent / start[0], *start[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
     ) as head:
         try:
             assert head.stdout is not None
@@ -154,7 +188,9 @@ def test_a_cluster_of_others_keeps_its_own_mode(study_file: Callable[..., Path],
             address = found[1] if found else f"127.0.0.1:{port}"
             path = study_file(task=f"{TASKS}:Points", budget={"trials": 2}, cluster={"address": address})
             mine = {**environment, **({} if mode == "token" else {"RAY_AUTH_MODE": "disabled"})}
-            done = subprocess.run([BSEARCH, "run", path], env=mine, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [BSEARCH, "run", path], env=mine, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, done.stdout + done.stderr
         finally:
             head.terminate()
@@ -167,7 +203,9 @@ def test_a_cluster_of_others_keeps_its_own_mode(study_file: Callable[..., Path],
 HOSTILE = ["\x1b[31mred", "[red]", "[/nothing]", "=cmd()|'/c calc'!A0", "<script>", "\x9b2J", "+1", ":boom:"]
 
 
-def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_strings_of_a_database_are_shown_and_not_obeyed(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 3}, training={"evaluations": 1})
     assert bsearch("run", path, "--serial").exit_code == 0
     tables = Tables(f"sqlite:///{tmp_path}/small.db")
@@ -175,9 +213,19 @@ def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[...
         hostile = TrialFacts(extra={f"note{number}": text for number, text in enumerate(HOSTILE)})
         tables.save_trial("small", replace(trial, facts=trial.facts | hostile))
     with tables.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE bsearch_attempt SET traceback = ?", ("\x1b]0;owned\x07[bold]line",))
+        connection.exec_driver_sql(
+            "UPDATE bsearch_attempt SET traceback = ?", ("\x1b]0;owned\x07[bold]line",)
+        )
     one = bsearch("show", path, "--pick", "1").output
-    for shown in (r"\x1b[31mred", "[red]", "[/nothing]", "<script>", r"\u009b2J", ":boom:", r"\x1b]0;owned\x07[bold]line"):
+    for shown in (
+        r"\x1b[31mred",
+        "[red]",
+        "[/nothing]",
+        "<script>",
+        r"\u009b2J",
+        ":boom:",
+        r"\x1b]0;owned\x07[bold]line",
+    ):
         assert shown in one
     outputs = [bsearch("show", path, *more) for more in ([], ["--all"], ["--pick", "1"], ["--json"])]
     outputs += [bsearch("export", path, "--to", kind) for kind in ("csv", "json")]
@@ -232,7 +280,9 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["tasks.py"]
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../up", "a/b", "/abs", ".hidden", "-rf", "a\\b", "", "a" * 101, "a\n", "a\x00"])
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../up", "a/b", "/abs", ".hidden", "-rf", "a\\b", "", "a" * 101, "a\n", "a\x00"]
+)
 def test_no_name_of_a_study_leaves_its_folder(study_file: Callable[..., Path], name: str) -> None:
     result = bsearch("run", study_file(study=name), "--serial")
     assert result.exit_code == 2
@@ -260,7 +310,10 @@ KNOWN = {
     ("objectives/script/told.py", "exec("): "runs the user's own script, which the task names",
     ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("tests/exported_settings.py", "exec("): "runs what an export prints, as a user would",
-    ("tests/objectives/test_task_code.py", "pickle.loads"): "reads what it has just written, as a loader's process does",
+    (
+        "tests/objectives/test_task_code.py",
+        "pickle.loads",
+    ): "reads what it has just written, as a loader's process does",
     ("tests/test_startup.py", "pickle.loads"): "reads what it has just written, as a worker of Ray does",
     ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
     ("tests/rough/test_users_exits.py", "exec("): "is what a task does to its process",
@@ -268,7 +321,10 @@ KNOWN = {
     ("tests/rough/test_trials_apart.py", "eval("): "is what a task reads of its process",
     ("tests/rough/test_places.py", "text in SQL"): "tables take no parameters; their names are our own",
     ("tests/rough/test_file_names.py", "text in SQL"): "tables take no parameters; their names are our own",
-    ("tests/rough/test_strangers_files.py", "text in SQL"): "tables take no parameters; their names are our own",
+    (
+        "tests/rough/test_strangers_files.py",
+        "text in SQL",
+    ): "tables take no parameters; their names are our own",
 }
 NEVER = {
     "shell=True": r"shell\s*=\s*True",

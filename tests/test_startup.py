@@ -60,15 +60,22 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_only_reads_imports_nothing_heavy(name: str, finished_study: Path, tmp_path: Path) -> None:
+def test_a_command_that_only_reads_imports_nothing_heavy(
+    name: str, finished_study: Path, tmp_path: Path
+) -> None:
     arguments, heavy = COMMANDS[name]
     runs = tmp_path / "runs.csv"
     runs.write_text(
-        "batch_size,lr,seconds,accuracy\n" + "".join(f"{16 << run},0.{run + 1},{20 + run},0.9{run}\n" for run in range(6))
+        "batch_size,lr,seconds,accuracy\n"
+        + "".join(f"{16 << run},0.{run + 1},{20 + run},0.9{run}\n" for run in range(6))
     )
     arguments = [part.format(study=finished_study, folder=tmp_path, runs=runs) for part in arguments]
     done = subprocess.run(
-        [sys.executable, "-c", CODE.format(arguments=arguments)], cwd=tmp_path, check=False, capture_output=True, text=True
+        [sys.executable, "-c", CODE.format(arguments=arguments)],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     *said, modules = done.stderr.splitlines()
     imported = set(json.loads(modules))
@@ -87,7 +94,11 @@ def cpu_s(*command: str | Path) -> float:
 
 @pytest.mark.slow
 def test_commands_start_in_proportion_to_other_programs(finished_study: Path, tmp_path: Path) -> None:
-    arguments = {"--help": [], "show": [finished_study], "report": [finished_study, "--out", tmp_path / "report.html"]}
+    arguments = {
+        "--help": [],
+        "show": [finished_study],
+        "report": [finished_study, "--out", tmp_path / "report.html"],
+    }
     ratios = dict[str, list[float]]()
     for _ in range(3):
         other = cpu_s(BSEARCH.with_name("optuna"), "--help")
@@ -99,7 +110,9 @@ def test_commands_start_in_proportion_to_other_programs(finished_study: Path, tm
 @pytest.mark.slow
 def test_a_finished_study_starts_no_ray_and_imports_no_torch(finished_study: Path, tmp_path: Path) -> None:
     code = CODE.format(arguments=["run", str(finished_study)])
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "Front of small" in done.stdout
     assert "starting Ray" not in done.stdout
@@ -137,7 +150,9 @@ def test_a_driver_imports_no_torch_and_no_tracker_and_waits_for_no_port_that_is_
     with socket.socket() as usual:  # another Ray on this machine may have it
         free = usual.connect_ex(("127.0.0.1", AGENT_PORT)) != 0
     code = ON_RAY.format(port=AGENT_PORT if free else 0, study=str(path))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
     trials, port, imported = json.loads(done.stdout.splitlines()[-1])
     assert trials == 1
     assert port not in (0, AGENT_PORT)
@@ -159,7 +174,9 @@ class Imports:
             print("imported in a thread:", name)
 sys.meta_path.insert(0, Imports())
 {CODE.format(arguments=["run", str(path), "--serial"])}"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sqlalchemy.orm" in json.loads(done.stderr.splitlines()[-1])
     assert "imported in a thread" not in done.stdout

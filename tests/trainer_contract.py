@@ -100,7 +100,9 @@ class Points(Dataset[dict[str, torch.Tensor]]):
         if ignores:
             self.labels[torch.rand(samples, generator=generator) < 0.3] = -100
         if silent and ignores:
-            self.labels[np.arange(silent) if seed is None else SampleStream(samples, seed).take(0, silent).index] = -100
+            self.labels[
+                np.arange(silent) if seed is None else SampleStream(samples, seed).take(0, silent).index
+            ] = -100
 
     def __len__(self) -> int:
         return len(self.x)
@@ -126,11 +128,15 @@ class Net(nn.Module):
 
 class Remembering(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
-        found = closure() if closure is not None else None  # Lightning's, which takes the gradient's norm down
+        found = (
+            closure() if closure is not None else None
+        )  # Lightning's, which takes the gradient's norm down
         LOG.steps.append(LOG.micro_batches)
         LOG.micro_batches = []
         LOG.rates.append(self.param_groups[0]["lr"])
-        LOG.gradients.append(torch.cat([one.grad.flatten() for group in self.param_groups for one in group["params"]]).clone())
+        LOG.gradients.append(
+            torch.cat([one.grad.flatten() for group in self.param_groups for one in group["params"]]).clone()
+        )
         super().step()
         return found
 
@@ -241,12 +247,18 @@ def sampled(points: Points, sampling: str) -> DataLoader[Any]:
         "weighted_batches": {"batch_sampler": BatchSampler(weighted, 32, drop_last=False)},
         "own_batches": {"batch_sampler": OwnBatches(SequentialSampler(points), 32, drop_last=False)},
         "once": {"sampler": WeightedRandomSampler(weights, count, replacement=False), "batch_size": 32},
-        "once_alike": {"sampler": WeightedRandomSampler([0.3] * count, count, replacement=False), "batch_size": 32},
+        "once_alike": {
+            "sampler": WeightedRandomSampler([0.3] * count, count, replacement=False),
+            "batch_size": 32,
+        },
         "few_weighted": {"sampler": WeightedRandomSampler(weights, 100), "batch_size": 32},
         "few_weights": {"sampler": WeightedRandomSampler(weights[:100], count), "batch_size": 32},
         "negative": {"sampler": WeightedRandomSampler([-1.0] * count, count), "batch_size": 32},
         "own_weights": {"sampler": OwnWeights(weights, count), "batch_size": 32},
-        "others": {"sampler": RandomSampler(range(100), replacement=True, num_samples=count), "batch_size": 32},
+        "others": {
+            "sampler": RandomSampler(range(100), replacement=True, num_samples=count),
+            "batch_size": 32,
+        },
         "replacement": {"sampler": RandomSampler(points, replacement=True), "batch_size": 32},
         "few": {"sampler": RandomSampler(points, num_samples=100), "batch_size": 32},
         "subset": {"sampler": SubsetRandomSampler(range(count)), "batch_size": 32},
@@ -259,7 +271,9 @@ def sampled(points: Points, sampling: str) -> DataLoader[Any]:
 
 
 def sgd(net: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-    return Remembering(net.parameters(), lr=setup.learning_rate, momentum=0.9, weight_decay=setup.weight_decay)
+    return Remembering(
+        net.parameters(), lr=setup.learning_rate, momentum=0.9, weight_decay=setup.weight_decay
+    )
 
 
 def follow(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
@@ -270,7 +284,9 @@ def follow(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
 
 
 def remember_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    LOG.groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    LOG.groups = [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
     return optimizer
 
 
@@ -334,7 +350,11 @@ class TrainerContract:
         self, batch: int, cap: int | None, micro_batches: list[int]
     ) -> None:
         budget = 1100 if batch > 1 else 40
-        made = replace(setup(batch, budget=budget), plan=plan_batch(batch, largest_micro_batch=cap), largest_micro_batch=cap)
+        made = replace(
+            setup(batch, budget=budget),
+            plan=plan_batch(batch, largest_micro_batch=cap),
+            largest_micro_batch=cap,
+        )
         measurements = self.trained("train", made)
         full, rest = divmod(budget, batch)
         assert LOG.sizes[:full] == [micro_batches] * full
@@ -345,7 +365,9 @@ class TrainerContract:
         assert seen == SampleStream(SAMPLES, made.seed).take(0, budget).index.tolist()
 
     def test_a_last_step_that_has_no_plan_of_its_own_joins_the_one_before(self) -> None:
-        made = replace(setup(100, budget=301, largest_micro_batch=40), plan=plan_batch(100, largest_micro_batch=40))
+        made = replace(
+            setup(100, budget=301, largest_micro_batch=40), plan=plan_batch(100, largest_micro_batch=40)
+        )
         self.trained("train", replace(made, smallest_micro_batch=2))
         assert LOG.sizes == [[34, 33, 33], [34, 33, 33], [34, 34, 33]]
 
@@ -357,7 +379,13 @@ class TrainerContract:
 
     @pytest.mark.parametrize("ignores", [False, True])
     def test_a_steps_gradient_is_that_of_the_one_large_batch(self, ignores: bool) -> None:
-        made = setup(500, 3, budget=500, parameters={"ignores": ignores}, training={"schedule": "constant", "warmup": 0})
+        made = setup(
+            500,
+            3,
+            budget=500,
+            parameters={"ignores": ignores},
+            training={"schedule": "constant", "warmup": 0},
+        )
         for task in self.tasks_of_gradients(ignores):
             self.trained(task, made)
             _, expected = one_large_batch(made, Points(ignores=ignores), nn.functional.cross_entropy)
@@ -369,7 +397,9 @@ class TrainerContract:
 
     @pytest.mark.parametrize("silent", [167, 250, 334])
     def test_a_micro_batch_in_which_nothing_counts_adds_nothing(self, silent: int) -> None:
-        made = setup(500, 3, budget=500, parameters={"ignores": True, "silent": silent}, training={"evaluations": 1})
+        made = setup(
+            500, 3, budget=500, parameters={"ignores": True, "silent": silent}, training={"evaluations": 1}
+        )
         for task in self.tasks_of_gradients(ignores=True):
             [last] = self.trained(task, made)
             points = Points(ignores=True, silent=silent, seed=made.seed)
@@ -409,7 +439,9 @@ class TrainerContract:
                 ends = np.cumsum(sizes).tolist()
                 parts.model.zero_grad()
                 assert parts.accumulate is not None
-                loss = parts.accumulate([(size, batch(end - size, end)) for size, end in zip(sizes, ends, strict=True)])
+                loss = parts.accumulate(
+                    [(size, batch(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+                )
                 assert loss.dim() == 0 and not loss.requires_grad
                 found = [one.grad.flatten() for one in parts.model.parameters() if one.grad is not None]
                 return torch.cat(found), float(loss)
@@ -482,13 +514,24 @@ class TrainerContract:
         limit = 160_000
         request = ProfileRequest(setup(1, budget=1), Memory(limit=limit), highest=120)
         profile = profile_task(f"{self.tasks}:contrasted", request)
-        assert profile.examination is not None and not profile.examination.refusals and profile.examination.difference < 1e-9
+        assert (
+            profile.examination is not None
+            and not profile.examination.refusals
+            and profile.examination.difference < 1e-9
+        )
         whole, cached = profile.each
         assert (whole.embedding, cached.embedding) == ("whole", "cached")
         # The loss compares every pair, so that its own memory limits the batch, split or not.
-        for one, batch, micro_batches in ((whole, whole.largest_micro_batch, 1), (cached, cached.largest_batch, 4)):
-            assert one.memory is not None and one.memory.source == "traced" and batch is not None and batch < 120
-            made = setup(batch, micro_batches, budget=2 * batch, memory_limit_bytes=limit, training={"evaluations": 1})
+        for one, batch, micro_batches in (
+            (whole, whole.largest_micro_batch, 1),
+            (cached, cached.largest_batch, 4),
+        ):
+            assert (
+                one.memory is not None and one.memory.source == "traced" and batch is not None and batch < 120
+            )
+            made = setup(
+                batch, micro_batches, budget=2 * batch, memory_limit_bytes=limit, training={"evaluations": 1}
+            )
             *_, last = self.trained("contrasted", made)
             assert 0.85 * limit < last.facts["peak_bytes"] <= limit
             larger = setup(2 * batch, 2 * micro_batches, budget=2 * batch, memory_limit_bytes=limit)
@@ -501,15 +544,21 @@ class TrainerContract:
             ({"wrong": "couples"}, "expected no couples_samples beside embed and batch_loss"),
         ],
     )
-    def test_a_loss_over_embeddings_that_is_not_one_is_refused(self, wrong: dict[str, Any], message: str) -> None:
+    def test_a_loss_over_embeddings_that_is_not_one_is_refused(
+        self, wrong: dict[str, Any], message: str
+    ) -> None:
         outcome = self.ending("contrasted_wrong", setup(50, 2, budget=100, parameters=wrong))
         assert outcome.kind == "error" and message in outcome.message and not LOG.steps
         outcome = self.ending("contrasted", setup(50, 2, budget=100, parameters={"gives": "rows"}))
         assert "train_with.embed: expected one row for each of 25 samples" in outcome.message
         outcome = self.ending("contrasted", setup(50, 2, budget=100, parameters={"gives": "none"}))
         assert "or a tuple, list or dict of such tensors, got None at ['label']" in outcome.message
-        with pytest.raises(TaskError, match=r"train_with\.batch_loss: expected a loss without random numbers"):
-            request = ProfileRequest(setup(1, budget=1, parameters={"gives": "draws"}), Memory(limit=160_000), highest=120)
+        with pytest.raises(
+            TaskError, match=r"train_with\.batch_loss: expected a loss without random numbers"
+        ):
+            request = ProfileRequest(
+                setup(1, budget=1, parameters={"gives": "draws"}), Memory(limit=160_000), highest=120
+            )
             profile_task(f"{self.tasks}:contrasted", request)
 
     @pytest.mark.parametrize(
@@ -517,7 +566,10 @@ class TrainerContract:
         [
             ("once", "got WeightedRandomSampler(replacement=False) with unequal weights"),
             ("few_weighted", "got WeightedRandomSampler with num_samples=100 for a dataset of 600"),
-            ("few_weights", "WeightedRandomSampler: weights: expected one for each of the 600 training samples, got 100"),
+            (
+                "few_weights",
+                "WeightedRandomSampler: weights: expected one for each of the 600 training samples, got 100",
+            ),
             ("negative", "WeightedRandomSampler: weights: expected finite numbers >= 0, got -1.0 at index 0"),
             ("own_weights", "got sampler OwnWeights"),
             ("own_batches", "got batch_sampler OwnBatches"),
@@ -533,7 +585,10 @@ class TrainerContract:
             assert outcome.kind == "error" and LOG.steps == []
             assert got in outcome.message, task
             if ": weights: " not in got:
-                assert "expected a training loader with torch's RandomSampler, SequentialSampler or Weighted" in outcome.message
+                assert (
+                    "expected a training loader with torch's RandomSampler, SequentialSampler or Weighted"
+                    in outcome.message
+                )
 
     @pytest.mark.parametrize("sampling", ["weighted", "weighted_batches", "replacement"])
     def test_a_loader_that_draws_by_weights_trains_on_the_draws_of_our_stream(self, sampling: str) -> None:
@@ -553,7 +608,10 @@ class TrainerContract:
     def test_a_loader_that_does_not_shuffle_keeps_its_order(self) -> None:
         for task in self.sampling_tasks:
             self.trained(task, setup(50, 4, budget=620, parameters={"sampling": "sequential"}))
-            assert [index for step in LOG.steps for one in step for index in one] == [*range(SAMPLES), *range(20)], task
+            assert [index for step in LOG.steps for one in step for index in one] == [
+                *range(SAMPLES),
+                *range(20),
+            ], task
 
     @pytest.mark.parametrize("sampling", ["random", "random_batches", "once_alike"])
     def test_a_loader_that_only_shuffles_trains_as_any(self, sampling: str) -> None:
@@ -568,7 +626,9 @@ class TrainerContract:
     def test_a_scheduler_beside_the_optimizer_is_refused(self) -> None:
         outcome = self.ending("hidden_schedule", setup(50, budget=100))
         assert outcome.kind == "error" and LOG.steps == []
-        assert "the optimizer: expected no scheduler, because training.schedule sets the rate" in outcome.message
+        assert (
+            "the optimizer: expected no scheduler, because training.schedule sets the rate" in outcome.message
+        )
 
     def test_an_optimizer_that_needs_a_closure_is_refused_by_name(self) -> None:
         outcome = self.ending("sharp", setup(50, budget=100))
@@ -589,7 +649,9 @@ class TrainerContract:
         self.trained("train", setup(70, 2, budget=1000, rate=0.3, training=training))
         ends = np.cumsum([sum(step) for step in LOG.sizes])
         middles = [(end - sum(step) / 2) / 1000 for end, step in zip(ends, LOG.sizes, strict=True)]
-        assert LOG.rates == pytest.approx([0.3 * rate_factor("cosine", 0.2, middle) for middle in middles], rel=1e-12)
+        assert LOG.rates == pytest.approx(
+            [0.3 * rate_factor("cosine", 0.2, middle) for middle in middles], rel=1e-12
+        )
 
     def test_the_optimizer_gets_the_studys_settings(self) -> None:
         made = replace(setup(64, budget=128), optimizer=OptimizerSettings(3e-3, (0.8, 0.97), 1e-7, 0.02))
@@ -619,7 +681,10 @@ class TrainerContract:
         measurements = self.trained("train", made)
         assert tuple(one.samples_seen for one in measurements) == evaluation_points(1000, 4)
         seconds = [one.elapsed_s for one in measurements]
-        assert seconds == sorted(seconds) and 0 < seconds[-1] <= time.perf_counter() - begun - 4 * SLOW_EVALUATION_S
+        assert (
+            seconds == sorted(seconds)
+            and 0 < seconds[-1] <= time.perf_counter() - begun - 4 * SLOW_EVALUATION_S
+        )
         for one in measurements:
             assert one.train_loss is not None and math.isfinite(one.train_loss)
             assert 0 <= one.value("accuracy") <= 1 and set(one.scores) >= {"accuracy"}
@@ -671,7 +736,10 @@ class TrainerContract:
 
     def test_a_training_does_not_depend_on_when_it_is_evaluated(self) -> None:
         def gradients(evaluations: int) -> list[torch.Tensor]:
-            self.trained("train", setup(50, budget=300, training={"evaluations": evaluations}, parameters={"drop": 0.3}))
+            self.trained(
+                "train",
+                setup(50, budget=300, training={"evaluations": evaluations}, parameters={"drop": 0.3}),
+            )
             return LOG.gradients.copy()
 
         assert all(map(torch.equal, gradients(1), gradients(3)))
@@ -698,12 +766,16 @@ class TrainerContract:
     def test_memory_that_runs_out_in_a_pass_names_the_micro_batch(self) -> None:
         outcome = self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=20_000))
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", 150)
-        assert self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=10_000_000)).kind == "complete"
+        assert (
+            self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=10_000_000)).kind == "complete"
+        )
 
     def test_its_memory_is_known_before_the_first_trial(self) -> None:
         example = Path(__file__).parent.parent / "examples" / self.example / "tasks.py"
         reference, limit = f"{example}:train", 8 * 2**20
-        request = ProfileRequest(replace(setup(1, budget=1), training=Training()), Memory(limit=limit), highest=1437)
+        request = ProfileRequest(
+            replace(setup(1, budget=1), training=Training()), Memory(limit=limit), highest=1437
+        )
         profile = profile_task(reference, request)
         law, largest = profile.memory, profile.largest_micro_batch
         assert law is not None and largest is not None and 50 < largest < 1000
@@ -715,7 +787,9 @@ class TrainerContract:
             assert outcome == Outcome("complete"), outcome
             assert measurements[-1].facts["peak_bytes"] == pytest.approx(law.peak_bytes(size), rel=0.02)
         too_large = round(largest * 1.1)
-        made = setup(2 * too_large, 2, budget=8 * too_large, memory_limit_bytes=limit, training={"evaluations": 1})
+        made = setup(
+            2 * too_large, 2, budget=8 * too_large, memory_limit_bytes=limit, training={"evaluations": 1}
+        )
         *_, outcome = start_attempt(reference, made)
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", too_large)
 
@@ -754,7 +828,10 @@ class TrainerContract:
             ({"plan": plan_batch(50, devices=2)}, "expected one device for each trial, got 2"),
             ({"training": {"precision": "fp16"}}, "training.precision: expected fp32 or bf16"),
             ({"training": {"sync_batch_norm": True}}, "training.sync_batch_norm: expected false"),
-            ({"training": {"samples": 599}}, "training.samples: expected the length of the training set, 600, got 599"),
+            (
+                {"training": {"samples": 599}},
+                "training.samples: expected the length of the training set, 600, got 599",
+            ),
             ({"parameters": {"stream": True}}, "expected training data with a length"),
         ],
     )
@@ -773,13 +850,19 @@ def predicted_and_measured(reference: str, made: TrialSetup, sizes: tuple[int, i
         trial = replace(made, plan=BatchPlan(2 * size, 2), samples_budget=16 * size, training=training)
         *measurements, outcome = start_attempt(reference, trial)
         assert outcome == Outcome("complete"), outcome
-        assert measurements[-1].facts["peak_bytes"] == pytest.approx(profile.memory.peak_bytes(size), rel=0.02)
+        assert measurements[-1].facts["peak_bytes"] == pytest.approx(
+            profile.memory.peak_bytes(size), rel=0.02
+        )
 
 
 def ends_with_a_front(example: str, folder: Path) -> None:
     """Run an example as a user does, and see that it leaves a front and nothing that was not asked for."""
     study = folder / "study"
-    shutil.copytree(Path(__file__).parent.parent / "examples" / example, study, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(__file__).parent.parent / "examples" / example,
+        study,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     command = [sys.executable, "-m", "bsearch", "run", "study.yaml", "--serial", "--trials", "4", "--json"]
     done = subprocess.run(command, cwd=study, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr

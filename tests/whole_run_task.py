@@ -62,7 +62,9 @@ class Recorded(Task):
             norms.append(float(torch.cat([one.grad.flatten() for one in model.parameters()]).norm()))
 
         def after(*_: Any) -> None:
-            self.steps.append((norms[-1], torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()))
+            self.steps.append(
+                (norms[-1], torch.cat([one.detach().flatten() for one in model.parameters()]).tolist())
+            )
 
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)

@@ -49,7 +49,14 @@ def page(rows: Sequence[Row]) -> str:
     versions = sorted({row.version for row in rows})
     missing = [f"{title(way)} could not be installed: {reason}." for way, reason in NOT_INSTALLABLE.items()]
     return (
-        "\n\n".join([HEAD, *(section(rows, family) for family in families), *missing, f"Versions: {', '.join(versions)}."])
+        "\n\n".join(
+            [
+                HEAD,
+                *(section(rows, family) for family in families),
+                *missing,
+                f"Versions: {', '.join(versions)}.",
+            ]
+        )
         + "\n"
     )
 
@@ -65,7 +72,9 @@ def section(rows: Sequence[Row], family: str) -> str:
 
 def marked(lines: Sequence[Sequence[str]]) -> str:
     header, *others = lines
-    return "\n".join("| " + " | ".join(words) + " |" for words in (header, ["---", *["--:"] * (len(header) - 1)], *others))
+    return "\n".join(
+        "| " + " | ".join(words) + " |" for words in (header, ["---", *["--:"] * (len(header) - 1)], *others)
+    )
 
 
 def counted(number: int, noun: str) -> str:
@@ -94,7 +103,9 @@ def draw(axes: mpl.axes.Axes, rows: Sequence[Row]) -> None:
     found = {count: cells(rows, rows[0].clock, count) for count in after}
     for way in WAYS:
         cells_by_count = {count: found[count][way] for count in after if way in found[count]}
-        counts = [count for count, cell in cells_by_count.items() if cell.problems == problems and not cell.cut]
+        counts = [
+            count for count, cell in cells_by_count.items() if cell.problems == problems and not cell.cut
+        ]
         name, _, known = way.partition("+")
         if counts:
             axes.plot(

@@ -49,13 +49,21 @@ from table import (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="+", default=FAMILIES, choices=FAMILIES, metavar="FAMILY")
     parser.add_argument(
-        "--ways", nargs="+", default=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}; `tpe` is `tpe+known` too"
+        "--ways",
+        nargs="+",
+        default=WAYS,
+        metavar="WAY",
+        help=f"of {', '.join(WAYS)}; `tpe` is `tpe+known` too",
     )
     parser.add_argument("--seeds", type=int, default=10, help="searches of each way on each problem")
-    parser.add_argument("--trials", type=int, default=USUAL[-1], help="trainings a search, or the mean time of so many")
+    parser.add_argument(
+        "--trials", type=int, default=USUAL[-1], help="trainings a search, or the mean time of so many"
+    )
     parser.add_argument(
         "--limit-s",
         type=float,
@@ -107,10 +115,14 @@ def drop(results: Path, which: Callable[[Row], bool]) -> None:
     """Remove rows."""
     rows = read_rows(results)
     for file in {file_of(row.way, results) for row in rows if which(row)}:
-        write_rows([row for row in rows if file_of(row.way, results) == file and not which(row)], file, append=False)
+        write_rows(
+            [row for row in rows if file_of(row.way, results) == file and not which(row)], file, append=False
+        )
 
 
-def run_missing(searchers: Searchers, members: dict[str, Problem], ways: Sequence[str], options: argparse.Namespace) -> None:
+def run_missing(
+    searchers: Searchers, members: dict[str, Problem], ways: Sequence[str], options: argparse.Namespace
+) -> None:
     """Run the searches whose rows are missing, or were cut by a lower limit."""
     rows = read_rows(options.results)
     cut = {row.search for row in rows if 0 < row.limit_s < options.limit_s}
@@ -135,13 +147,25 @@ def run_missing(searchers: Searchers, members: dict[str, Problem], ways: Sequenc
         run = simulate(searcher, members[name], clock, counts[-1], seed, options.limit_s)
         if search in cut:
             drop(options.results, lambda row, search=search: row.search == search)
-        write_rows(rows_of(run, search, share, decision, counts, searcher.version), file_of(way, options.results), append=True)
+        write_rows(
+            rows_of(run, search, share, decision, counts, searcher.version),
+            file_of(way, options.results),
+            append=True,
+        )
         told = f"{share.of(run.points(counts[-1])):.3f}, {len(run.asks_s)} asks, {time.monotonic() - started:.0f} s"
-        print(f"{name}, {way}, seed {seed}, {clock}: {told}" + (f"   cut short: {run.cut}" if run.cut else ""), flush=True)
+        print(
+            f"{name}, {way}, seed {seed}, {clock}: {told}" + (f"   cut short: {run.cut}" if run.cut else ""),
+            flush=True,
+        )
 
 
 def rows_of(
-    run: Run, search: tuple[str, str, int, str], share: Share, decision: Decision, counts: Sequence[int], version: str
+    run: Run,
+    search: tuple[str, str, int, str],
+    share: Share,
+    decision: Decision,
+    counts: Sequence[int],
+    version: str,
 ) -> list[Row]:
     """What a search found after these numbers of trainings."""
     ask_ms, rows = 1e3 * statistics.median(run.asks_s[-5:] or [0.0]), []
@@ -153,7 +177,9 @@ def rows_of(
     return rows
 
 
-def searches(members: dict[str, Problem], ways: Sequence[str], seeds: int) -> Iterator[tuple[int, str, str, Clock]]:
+def searches(
+    members: dict[str, Problem], ways: Sequence[str], seeds: int
+) -> Iterator[tuple[int, str, str, Clock]]:
     """All searches, in an order in which an interrupted benchmark has the most to compare."""
     for seed, known in product(range(seeds), (False, True)):
         for clock, way, (name, problem) in product(CLOCKS, ways, members.items()):

@@ -142,9 +142,14 @@ def _commit() -> str:
     """The commit of the code that runs, with + if the code differs from it."""
     git = ["git", "-C", str(HERE)]
     run = subprocess.run(
-        [*git, "describe", "--always", "--exclude=*", "--abbrev=7"], capture_output=True, text=True, check=False
+        [*git, "describe", "--always", "--exclude=*", "--abbrev=7"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../../search"], capture_output=True, check=False)
+    changed = subprocess.run(
+        [*git, "diff", "--quiet", "HEAD", "--", "../../search"], capture_output=True, check=False
+    )
     return (run.stdout.strip() or bsearch.__version__) + ("+" if run.stdout and changed.returncode else "")
 
 
@@ -201,7 +206,12 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "ignore",
+            },
         )
 
 
@@ -228,7 +238,10 @@ class Peer(Searcher):
     def ask(self, deadline: float) -> Job:
         number, self._asked = self._asked, self._asked + 1
         answer = self._process.answer({"ask": number}, deadline)
-        parameters = {name: int(value) if name in self._integers else value for name, value in answer["parameters"].items()}
+        parameters = {
+            name: int(value) if name in self._integers else value
+            for name, value in answer["parameters"].items()
+        }
         if self._known:
             parameters["epochs"] = epochs_taking(parameters.pop("train_s"), parameters, self._problem)
         return Job(number, parameters, answer.get("until", 1.0), answer.get("continues"))
@@ -238,7 +251,9 @@ class Peer(Searcher):
         return bool(self._process.answer({"report": number, "fraction": fraction, "values": values})["stop"])
 
     def tell(self, number: int, fraction: float, seconds: float, accuracy: float, stopped: bool) -> None:
-        self._process.answer({"tell": number, "fraction": fraction, "values": self._values(seconds, accuracy)})
+        self._process.answer(
+            {"tell": number, "fraction": fraction, "values": self._values(seconds, accuracy)}
+        )
 
     def _values(self, seconds: float, accuracy: float) -> list[float]:
         return [math.log(seconds / self._fastest) / self._log_range, 1 - accuracy]
@@ -248,7 +263,9 @@ def epochs_taking(train_s: float, parameters: Mapping[str, Any], problem: Proble
     """The epochs whose training takes nearest to these seconds, by ratio, with the other parameters as they are."""
     domain = problem.space["epochs"]
     epochs = range(domain.low, domain.high + 1)  # type: ignore[attr-defined]
-    return min(epochs, key=lambda count: abs(math.log(problem.seconds({**parameters, "epochs": count}) / train_s)))
+    return min(
+        epochs, key=lambda count: abs(math.log(problem.seconds({**parameters, "epochs": count}) / train_s))
+    )
 
 
 def environment(requirements: tuple[str, ...]) -> Path:

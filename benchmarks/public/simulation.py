@@ -40,7 +40,9 @@ class Run:
         return self.cut if self.reached < after - _EPSILON else ""
 
 
-def simulate(searcher: Searcher, problem: Problem, clock: Clock, trainings: int, seed: int, limit_s: float) -> Run:
+def simulate(
+    searcher: Searcher, problem: Problem, clock: Clock, trainings: int, seed: int, limit_s: float
+) -> Run:
     """Run trainings one after another until they add up to so many, or on parallel workers in the mean time of so many.
 
     Args:
@@ -60,7 +62,11 @@ def simulate(searcher: Searcher, problem: Problem, clock: Clock, trainings: int,
             job = searcher.ask(deadline)
             run.asks_s.append(time.perf_counter() - started)
             seconds, number = problem.seconds(job.parameters), job.number
-            curve, trained = curves[job.continues] if job.continues is not None else (problem.curve(job.parameters, rng), 0)
+            curve, trained = (
+                curves[job.continues]
+                if job.continues is not None
+                else (problem.curve(job.parameters, rng), 0)
+            )
             until, stopped = round(job.until * FRACTIONS), False
             while trained < until and not stopped:
                 yield (seconds / training_s if clock == "seconds" else 1.0) / FRACTIONS

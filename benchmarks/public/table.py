@@ -82,7 +82,9 @@ def read_rows(folder: Path = RESULTS) -> list[Row]:
 
 def _row(row: Mapping[str, str]) -> Row:
     numbers = {"seed": int, "after": int, "share": float, "ask_ms": float, **dict.fromkeys(DECISION, float)}
-    return Row(**{name: numbers.get(name, str)(value) for name, value in row.items() if value or name == "cut"})
+    return Row(
+        **{name: numbers.get(name, str)(value) for name, value in row.items() if value or name == "cut"}
+    )
 
 
 # What people decide by.
@@ -95,8 +97,13 @@ def write_rows(rows: Sequence[Row], file: Path, *, append: bool) -> None:
         if not opened.tell():
             writer.writeheader()
         for row in rows:
-            written = {name: "" if math.isnan(getattr(row, name)) else f"{getattr(row, name):.4g}" for name in DECISION}
-            writer.writerow({**asdict(row), "share": f"{row.share:.4f}", "ask_ms": f"{row.ask_ms:.3g}", **written})
+            written = {
+                name: "" if math.isnan(getattr(row, name)) else f"{getattr(row, name):.4g}"
+                for name in DECISION
+            }
+            writer.writerow(
+                {**asdict(row), "share": f"{row.share:.4f}", "ask_ms": f"{row.ask_ms:.3g}", **written}
+            )
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,10 @@ def shares_by_problem(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         shares[row.problem][row.way].append(row.share)
-    return {problem: {way: statistics.fmean(each) for way, each in by_way.items()} for problem, by_way in shares.items()}
+    return {
+        problem: {way: statistics.fmean(each) for way, each in by_way.items()}
+        for problem, by_way in shares.items()
+    }
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -186,10 +196,18 @@ def columns_of(rows: Sequence[Row], family: str) -> list[int]:
 
 def decisions(rows: Iterable[Row], family: str) -> list[list[str]]:
     """What people decide by: the header, then a line for each way whose rows have it; trials one after another."""
-    rows = [row for row in rows if family_of(row) == family and row.clock == "trials" and not math.isnan(row.within5)]
+    rows = [
+        row
+        for row in rows
+        if family_of(row) == family and row.clock == "trials" and not math.isnan(row.within5)
+    ]
     after = columns_of(rows, family) if rows else []
     lines = [
-        ["searcher", *(f"{what} ({count})" for count in after for what in ("2, 5, 10 %", "fastest", "top fifth")), "seeds"]
+        [
+            "searcher",
+            *(f"{what} ({count})" for count in after for what in ("2, 5, 10 %", "fastest", "top fifth")),
+            "seeds",
+        ]
     ]
     for way in WAYS:
         line = [title(way)]
@@ -204,7 +222,9 @@ def decisions(rows: Iterable[Row], family: str) -> list[list[str]]:
             line.append(f"× {math.exp(statistics.fmean(slower)):.2f}" if slower else "-")
             line.append(_short(statistics.fmean(row.top for row in mine)))
         if any(line[1:]):
-            seeds = min(Counter(row.problem for row in rows if row.way == way and row.after == after[-1]).values())
+            seeds = min(
+                Counter(row.problem for row in rows if row.way == way and row.after == after[-1]).values()
+            )
             lines.append([*line, str(seeds)])
     return lines
 

@@ -34,13 +34,18 @@ program = type(main)()  # with the errors and exit codes of `bsearch`
 @program.command(PROGRAM, epilog=epilog(f"{PROGRAM} --quick"))
 @click.option("--quick", is_flag=True, help="About four minutes: fewer cases, less time for each.")
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", help="What to verify on; default: a GPU if any."
+    "--device",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    help="What to verify on; default: a GPU if any.",
 )
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Only this stage; may be repeated.")
 @serial_option("the study runs in this process.")
 @out_option("a file, .md or .json; default: bsearch-verify-<card>-<date>.md.")
 @click.pass_context
-def verify(ctx: click.Context, quick: bool, device: str, stages: tuple[str, ...], serial: bool, out: Path | None) -> None:
+def verify(
+    ctx: click.Context, quick: bool, device: str, stages: tuple[str, ...], serial: bool, out: Path | None
+) -> None:
     """Measure on this machine what bsearch claims: memory, step times, exactness, a study that is killed and resumes.
 
     The first stage, smoke, says within half a minute whether bsearch works on the card at all; where it does not, the others
@@ -68,18 +73,26 @@ def verify(ctx: click.Context, quick: bool, device: str, stages: tuple[str, ...]
     _write_verification(path, report)
     if kind == "gpu" and not stages and not usable.gpus[0].is_cuda:
         stages = (SMOKE,)
-        console.print("The other stages measure what holds of CUDA; of this accelerator there is the first one.")
-    run_stages(report, stages, quick=quick, serial=serial, on_stage=partial(_after_stage, path, report, console))
+        console.print(
+            "The other stages measure what holds of CUDA; of this accelerator there is the first one."
+        )
+    run_stages(
+        report, stages, quick=quick, serial=serial, on_stage=partial(_after_stage, path, report, console)
+    )
     _print_verification(report, console)
     console.print(f"Written to {path}: attach it to an issue of the project.")
     ctx.exit(0 if report.holds else FAILED)
 
 
 def _write_verification(path: Path, report: Report) -> None:
-    write_file(path, json.dumps(report.to_dict(), indent=2) + "\n" if path.suffix == ".json" else report.document())
+    write_file(
+        path, json.dumps(report.to_dict(), indent=2) + "\n" if path.suffix == ".json" else report.document()
+    )
 
 
-def _after_stage(path: Path, report: Report, console: Console, planned: Planned, stage: StageReport | None) -> None:
+def _after_stage(
+    path: Path, report: Report, console: Console, planned: Planned, stage: StageReport | None
+) -> None:
     """Show a stage that begins (None) or has ended."""
     if stage is None:
         console.print(f"{planned.name:<18} {planned.about} ...", end="\r" if console.is_terminal else "\n")
@@ -95,7 +108,11 @@ def _print_verification(report: Report, console: Console) -> None:
     console.print(f"\n{report.device} · {report.versions}", style="bold")
     console.print(
         Fitted.of_rows(
-            names, report.rows(), ("stage", "claim", "verdict", "measured"), words=names, flows=("claim", "measured")
+            names,
+            report.rows(),
+            ("stage", "claim", "verdict", "measured"),
+            words=names,
+            flows=("claim", "measured"),
         )
     )
     console.print("\n" + report.summary)

@@ -41,7 +41,9 @@ def report_here(kind: Literal["cpu", "gpu"], gpu: str = "") -> Report:
     date = datetime.now().astimezone().strftime("%Y-%m-%d")
     load, cores = load_average(), cores_here()
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(name)}
-    environment = ", ".join(f"{name}={value}" for name, value in variables.items() if not _SECRET.search(name))
+    environment = ", ".join(
+        f"{name}={value}" for name, value in variables.items() if not _SECRET.search(name)
+    )
     machine = [
         Fact("environment", environment or "nothing set"),
         Fact("load before", "unknown" if load is None else f"{load:.1f}"),
@@ -113,7 +115,10 @@ def facts(stage: Stage) -> Iterator[Found]:
         yield Fact("memory", readable_bytes(host_bytes()))
         return
     properties = torch.cuda.get_device_properties(0)
-    yield Fact("memory", f"{properties.total_memory / _MIB:.0f} MiB, {properties.multi_processor_count} multiprocessors")
+    yield Fact(
+        "memory",
+        f"{properties.total_memory / _MIB:.0f} MiB, {properties.multi_processor_count} multiprocessors",
+    )
     yield Fact("GPUs", str(torch.cuda.device_count()))
     if limits := _smi("clocks.max.sm,clocks.max.mem,power.limit"):
         yield Fact("clocks at most (MHz), power limit (W)", limits)
@@ -124,7 +129,10 @@ def facts(stage: Stage) -> Iterator[Found]:
     (square @ square).sum().item()
     del square
     workspace = torch.cuda.memory_allocated() - allocated
-    yield Fact("cuBLAS", f"{(_outside() - before) / _MIB:.0f} MiB outside the allocator, {workspace / _MIB:.0f} inside")
+    yield Fact(
+        "cuBLAS",
+        f"{(_outside() - before) / _MIB:.0f} MiB outside the allocator, {workspace / _MIB:.0f} inside",
+    )
     before = _outside()
     layer = torch.nn.Conv2d(16, 16, 3, device="cuda")
     layer(torch.randn(4, 16, 64, 64, device="cuda")).sum().backward()

@@ -38,7 +38,9 @@ def rounded(value: Any) -> Any:
 
 def medians(bursts: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float, list[float]]:
     """Median seconds of a step of each of two loops, and the median of first / second - 1 for each time they were built."""
-    first_s, second_s = (median(column) for column in zip(*(pair for built in bursts for pair in built), strict=True))
+    first_s, second_s = (
+        median(column) for column in zip(*(pair for built in bursts for pair in built), strict=True)
+    )
     return first_s, second_s, [median(first / second - 1 for first, second in built) for built in bursts]
 
 
@@ -57,12 +59,16 @@ def law_of(case: Data) -> StepTime:
     """The law of step time of the plans that it is fitted to."""
     plans, rounds = _timed(case)
     count = case.values["fitted"]
-    return with_uncertainty(fitted([Round(timed_round.steps[:count]) for timed_round in rounds], plans[:count]))
+    return with_uncertainty(
+        fitted([Round(timed_round.steps[:count]) for timed_round in rounds], plans[:count])
+    )
 
 
 def _timed(case: Data) -> tuple[list[BatchPlan], list[Round]]:
     plans = [BatchPlan(*plan) for plan in case.values["plans"]]
-    return plans, [Round(tuple((seconds, waited) for seconds, waited in steps)) for steps in case.values["rounds"]]
+    return plans, [
+        Round(tuple((seconds, waited) for seconds, waited in steps)) for steps in case.values["rounds"]
+    ]
 
 
 def step_times(cases: Sequence[Data]) -> Iterator[Claim]:
@@ -79,7 +85,9 @@ def step_times(cases: Sequence[Data]) -> Iterator[Claim]:
         for index in range(case.values["fitted"], len(plans)):
             seconds = [timed_round.steps[index][0] for timed_round in rounds[1:]]
             plan, middle = plans[index], median(seconds)
-            errors.append((f"{plan.effective_batch} in {plan.accumulation}", abs(law.step_s(plan) / middle - 1)))
+            errors.append(
+                (f"{plan.effective_batch} in {plan.accumulation}", abs(law.step_s(plan) / middle - 1))
+            )
             noise.append(_uncertainty(seconds))
         uncertainty = math.hypot(median(noise), law.interval or 0.0)
         middle = median(error for _, error in errors)
@@ -157,11 +165,18 @@ def peaks(cases: Sequence[Data]) -> Iterator[Claim | Fact]:
     bound, allocator = (0.03, "") if expandable else (0.08, ", default allocator")
     yield from worst("steps that could not be traced", 0, untraced, unit="")
     yield from worst(f"error of the predicted peak, live bytes{after}", 0.02, live)
-    text = f"error of the predicted peak beyond two of the allocator's pages, reserved bytes{after}{allocator}"
+    text = (
+        f"error of the predicted peak beyond two of the allocator's pages, reserved bytes{after}{allocator}"
+    )
     yield from worst(text, bound, reserved)
-    yield from worst("bytes that the smallest micro-batch takes beside its prediction", 256, constants, unit="MiB")
+    yield from worst(
+        "bytes that the smallest micro-batch takes beside its prediction", 256, constants, unit="MiB"
+    )
     for claim in worst("", 0.0, uncalibrated):
-        yield Fact("reserved bytes before anything was measured", f"off by at most {claim.measured_text} ({claim.note})")
+        yield Fact(
+            "reserved bytes before anything was measured",
+            f"off by at most {claim.measured_text} ({claim.note})",
+        )
 
 
 RULES: dict[str, Callable[[Sequence[Data]], Iterator[Claim | Fact]]] = {

@@ -117,7 +117,8 @@ class Report:
             **asdict(self),
             "holds": self.holds,
             "stages": [
-                asdict(stage) | {"claims": [asdict(claim) | {"verdict": claim.verdict} for claim in stage.claims]}
+                asdict(stage)
+                | {"claims": [asdict(claim) | {"verdict": claim.verdict} for claim in stage.claims]}
                 for stage in self.stages
             ],
         }
@@ -142,7 +143,9 @@ class Report:
         lines = [f"## {self.device}", "", f"{self.date} · {self.versions} · {said}", ""]
         lines += ["| stage | claim | bound | measured | |", "|---|---|---|---|---|"]
         lines += [_row(row) for row in self.rows()]
-        facts = [("", fact) for fact in self.machine] + [(stage.stage, fact) for stage in self.stages for fact in stage.facts]
+        facts = [("", fact) for fact in self.machine] + [
+            (stage.stage, fact) for stage in self.stages for fact in stage.facts
+        ]
         if facts:
             lines += ["", "| stage | also measured | |", "|---|---|---|"]
             lines += [_row((stage, fact.name, fact.value)) for stage, fact in facts]
@@ -154,7 +157,9 @@ class Report:
         parts = [self.markdown()]
         for stage in self.stages:
             if stage.printed:
-                parts.append(f"What `{stage.stage}` printed last:\n\n`````text\n{stage.printed.strip()}\n`````\n")
+                parts.append(
+                    f"What `{stage.stage}` printed last:\n\n`````text\n{stage.printed.strip()}\n`````\n"
+                )
         data = json.dumps(self.to_dict(), ensure_ascii=False)
         parts.append(f"<details><summary>Data</summary>\n\n```json\n{data}\n```\n\n</details>\n")
         return "\n".join(parts)

@@ -69,11 +69,21 @@ STAGES = (
         40,
         0,
         "gpu",
-        (("PYTORCH_ALLOC_CONF", "expandable_segments:False"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")),
+        (
+            ("PYTORCH_ALLOC_CONF", "expandable_segments:False"),
+            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False"),
+        ),
     ),
     Planned("card-1", ".stages.card:times", "step times of models that fill a card", 420, 90, named=True),
     Planned("card-2", ".stages.card:race", "a study, and as long of TPE by hand", 420, 100, named=True),
-    Planned("card-3", ".stages.card:features", "precisions, checkpointing, the loop's own time", 240, 60, named=True),
+    Planned(
+        "card-3",
+        ".stages.card:features",
+        "precisions, checkpointing, the loop's own time",
+        240,
+        60,
+        named=True,
+    ),
 )
 
 
@@ -92,7 +102,11 @@ def chosen(names: Sequence[str], device: str, *, quick: bool) -> list[Planned]:
         raise StudyFileError(faults)
     if names:
         return [known[name] for name in dict.fromkeys(names)]
-    return [stage for stage in STAGES if not stage.named and stage.only in (None, device) and (stage.quick_s or not quick)]
+    return [
+        stage
+        for stage in STAGES
+        if not stage.named and stage.only in (None, device) and (stage.quick_s or not quick)
+    ]
 
 
 def verify(
@@ -118,14 +132,18 @@ def verify(
         report.stages.append(stage)
         seconds = planned.quick_s if quick and planned.quick_s else planned.seconds
         try:
-            run_stage(planned, {"device": report.kind, "seconds": seconds, "quick": quick, "serial": serial}, stage)
+            run_stage(
+                planned, {"device": report.kind, "seconds": seconds, "quick": quick, "serial": serial}, stage
+            )
         finally:
             on_stage(planned, stage)
         if planned.name == SMOKE and not stage.holds and not names:
             break
 
 
-def run_stage(planned: Planned, values: Mapping[str, Any], stage: StageReport, grace_s: float = _GRACE_S) -> None:
+def run_stage(
+    planned: Planned, values: Mapping[str, Any], stage: StageReport, grace_s: float = _GRACE_S
+) -> None:
     """Run one stage in its own process; everything that it started ends with it.
 
     Args:
@@ -137,18 +155,32 @@ def run_stage(planned: Planned, values: Mapping[str, Any], stage: StageReport, g
     on_gpu = values["device"] == "gpu"
     clocks_before = clocks() if on_gpu else ""
     # Stages and their studies run in other folders; this package may lie in a checkout that is not installed.
-    places = os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in sys.path if Path(place or ".").is_dir()))
+    places = os.pathsep.join(
+        dict.fromkeys(str(Path(place).absolute()) for place in sys.path if Path(place or ".").is_dir())
+    )
     environment = {**os.environ, "PYTHONPATH": places, **dict(planned.environment), "PYTHONUNBUFFERED": "1"}
     limit_s = float(values["seconds"]) + grace_s
     with tempfile.TemporaryDirectory(prefix="bsearch-verify-") as folder:
         path, log = Path(folder) / "found.jsonl", Path(folder) / "log"
-        command = [sys.executable, "-m", f"{__package__}.stage", planned.function, json.dumps(values), str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            f"{__package__}.stage",
+            planned.function,
+            json.dumps(values),
+            str(path),
+        ]
         ended = "interrupted"
         try:
             with (
                 log.open("w") as output,
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
                 ) as process,
             ):
                 try:

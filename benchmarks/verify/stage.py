@@ -55,14 +55,19 @@ def main() -> None:
             out.write(json.dumps({kind: content}) + "\n")
 
         try:
-            stage: Callable[[Stage], Iterator[Found]] = getattr(importlib.import_module(module, __package__), name)
+            stage: Callable[[Stage], Iterator[Found]] = getattr(
+                importlib.import_module(module, __package__), name
+            )
             for found in stage(Stage(**json.loads(values), started=_BEGUN)):
                 write(type(found).__name__, asdict(found))
         except Exception as error:
             traceback.print_exc()
             where = traceback.extract_tb(error.__traceback__)[-1]
             lines = str(error).strip().splitlines() or [""]
-            write("problem", f"{type(error).__name__}: {lines[0]} ({where.filename.rpartition('/')[2]}:{where.lineno})")
+            write(
+                "problem",
+                f"{type(error).__name__}: {lines[0]} ({where.filename.rpartition('/')[2]}:{where.lineno})",
+            )
         else:
             write("done", True)
 

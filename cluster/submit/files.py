@@ -30,16 +30,51 @@ FOLDERS = (
     "venv",
     "__pycache__",
 )
-FILES = ("*.db", "*.db-*", "*.sqlite*", "*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.pyc", "*.egg-info", "*.log")
+FILES = (
+    "*.db",
+    "*.db-*",
+    "*.sqlite*",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.safetensors",
+    "*.pyc",
+    "*.egg-info",
+    "*.log",
+)
 # Keys and passwords, by name; code is called such things too.
-KEYS: tuple[str, ...] = ("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p8", "*.p12", "*.pfx")
-KEYS += ("*.jks", "*.kdbx", "*.keytab", "kubeconfig*", "*service*account*.json", "*.env", "*.tfstate*", "*.tfvars", "*.gpg")
+KEYS: tuple[str, ...] = (
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "*.pem",
+    "*.key",
+    "*.ppk",
+    "*.p8",
+    "*.p12",
+    "*.pfx",
+)
+KEYS += (
+    "*.jks",
+    "*.kdbx",
+    "*.keytab",
+    "kubeconfig*",
+    "*service*account*.json",
+    "*.env",
+    "*.tfstate*",
+    "*.tfvars",
+    "*.gpg",
+)
 KEYS += ("*.asc", "*netrc", "*htpasswd", "*pgpass*", "*.ovpn", "*.secret", "*.age")
 _NAMES = re.compile(r"(?<![a-z])(credentials?|secrets?|token|passwords?|passwd|api[ _-]?keys?)(?![a-z])")
 # What the scanner's own rules lack: a password manager's and a hub's.
 _OTHERS = re.compile(r"PuTTY-User-Key-File-|AGE-SECRET-KEY-1|\bhf_[A-Za-z0-9]{30,}")
 # Its rules for tokens of known services, and for settings called passwords; entropy alone takes digests for secrets.
-_KEYWORDS, _ENTROPY = "KeywordDetector", ("Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector")
+_KEYWORDS, _ENTROPY = (
+    "KeywordDetector",
+    ("Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector"),
+)
 LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
 LARGEST = 100 << 20  # bytes of a study's folder; Ray accepts 500 MiB, and holds them in the head's memory
 _KEY = "submit.launcher"  # of the study file, which is what faults are about
@@ -77,7 +112,9 @@ def study_files(folder: Path) -> StudyFiles:
         for path in sorted(here.iterdir()):
             relative = path.relative_to(folder)
             if path.is_dir():
-                plain = path.name in FOLDERS and not (path / "__init__.py").exists()  # a package `data` is code
+                plain = (
+                    path.name in FOLDERS and not (path / "__init__.py").exists()
+                )  # a package `data` is code
                 if plain or path.name.startswith(".") or path.is_symlink():
                     left_out.append(f"{relative}/")
                 else:
@@ -87,14 +124,20 @@ def study_files(folder: Path) -> StudyFiles:
             elif not path.resolve().is_relative_to(folder.resolve()):
                 left_out.append(f"{relative} (a link that leads outside the folder)")
             elif not path.is_file() or path.stat().st_size > LARGEST_FILE:
-                left_out.append(f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative))
+                left_out.append(
+                    f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative)
+                )
             elif path.suffix != ".py" and (_matches(path, KEYS) or _NAMES.search(path.name.lower())):
                 left_out.append(f"{relative} (a key)")
             elif secret := _secret(path):
                 left_out.append(f"{relative} (may hold a secret: {secret})")
-                if path.suffix == ".py" or (path.suffix in (".yaml", ".yml") and b"task:" in path.read_bytes()):
+                if path.suffix == ".py" or (
+                    path.suffix in (".yaml", ".yml") and b"task:" in path.read_bytes()
+                ):
                     got = f"{relative}: {secret}. Take it out, or end that line with `# pragma: allowlist secret`."
-                    raise StudyFileError(Fault(_KEY, f"expected code and study files that can be sent, got {got}"))
+                    raise StudyFileError(
+                        Fault(_KEY, f"expected code and study files that can be sent, got {got}")
+                    )
             else:
                 files.append(relative)
 
@@ -134,7 +177,9 @@ def _secret(path: Path) -> str:
     every: Iterable[type] = plugins().values()
     rules = [{"name": one.__name__} for one in every if one.__name__ not in left_out]
     with tempfile.TemporaryDirectory() as folder, transient_settings({"plugins_used": rules}):
-        copy = Path(folder) / ("copy.py" if path.suffix == ".py" else "copy.ini")  # there values stand without quotes
+        copy = Path(folder) / (
+            "copy.py" if path.suffix == ".py" else "copy.ini"
+        )  # there values stand without quotes
         copy.write_text(text, encoding="utf-8", errors="replace")
         each = sorted((one.line_number, one.type) for one in scan.scan_file(str(copy)))
     return next((f"{what} in line {line}" for line, what in each), "")

@@ -21,7 +21,9 @@ def main(machines: int, limit_s: float) -> int:
     while time.monotonic() < end:
         try:
             if not ray.is_initialized():
-                socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would wait for minutes
+                socket.create_connection(
+                    (host, int(port)), timeout=5
+                ).close()  # Ray itself would wait for minutes
                 ray.init(address=f"{host}:{port}", log_to_driver=False, logging_level=logging.ERROR)
             joined = sum(bool(node["Alive"]) for node in ray.nodes())
         except (OSError, RuntimeError):
@@ -29,7 +31,10 @@ def main(machines: int, limit_s: float) -> int:
         if joined >= machines:
             return 0
         time.sleep(0.5)
-    print(f"bsearch: {joined} of {machines} machines joined Ray at {host}:{port} within {limit_s:g} s", file=sys.stderr)
+    print(
+        f"bsearch: {joined} of {machines} machines joined Ray at {host}:{port} within {limit_s:g} s",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -43,7 +43,11 @@ STUDY, SUBMITTED = "bsearch_study", "bsearch_submitted"
 _OURS = ("submission_id", "metadata")  # arguments of `submit_job` that are not the template's
 
 
-for _name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging"):
+for _name in (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+):
     logging.getLogger(_name).setLevel(logging.WARNING)  # they log every upload
 
 
@@ -73,10 +77,16 @@ class RaySubmitter:
             raise StudyFileError(faults)
         files = study_files(submission.spec.folder)
         sent = [str(path) for path in files.kept]
-        shown = _completed(request, submission, sent, dict.fromkeys(submission.environment(), "(value set here)"))
-        notes = [f"sends {len(sent)} file{'s' * (len(sent) != 1)} from {submission.spec.folder}, {readable_bytes(files.bytes)}"]
+        shown = _completed(
+            request, submission, sent, dict.fromkeys(submission.environment(), "(value set here)")
+        )
+        notes = [
+            f"sends {len(sent)} file{'s' * (len(sent) != 1)} from {submission.spec.folder}, {readable_bytes(files.bytes)}"
+        ]
         if unused := sorted(_MACHINES & self._settings.model_fields_set):
-            notes.append(f"ignored, because the cluster's machines are already running: submit.{', submit.'.join(unused)}")
+            notes.append(
+                f"ignored, because the cluster's machines are already running: submit.{', submit.'.join(unused)}"
+            )
         if files.left_out:
             notes.append(f"not sent: {', '.join(files.left_out)}")
         text = yaml.safe_dump({"address": self.address, **shown}, sort_keys=False)
@@ -150,7 +160,9 @@ class RaySubmitter:
         except RuntimeError as error:
             message = _first_line(error)
             if id is not None and ("404" in message or "does not exist" in message):
-                raise ClusterError(f"{where}: no job {id}. `bsearch jobs status` lists the jobs there.") from error
+                raise ClusterError(
+                    f"{where}: no job {id}. `bsearch jobs status` lists the jobs there."
+                ) from error
             raise ClusterError(f"{where}: refused: {message}") from error
 
 
@@ -170,11 +182,19 @@ def _request_faults(request: dict[str, Any], template: Template, submission: Sub
     if unknown := sorted({*map(str, request)} - known):
         yield template.fault(f"expected keys among {', '.join(sorted(known))}; got {', '.join(unknown)}")
     runtime = request.get("runtime_env", {})
-    if not isinstance(runtime, dict) or not isinstance(runtime.get("env_vars", {}), dict) or "working_dir" in runtime:
-        message = "expected runtime_env with options of Ray's, and without working_dir, which is the study's folder"
+    if (
+        not isinstance(runtime, dict)
+        or not isinstance(runtime.get("env_vars", {}), dict)
+        or "working_dir" in runtime
+    ):
+        message = (
+            "expected runtime_env with options of Ray's, and without working_dir, which is the study's folder"
+        )
         yield template.fault(f"{message}; got {runtime!r}")
     elif twice := sorted(submission.environment().keys() & runtime.get("env_vars", {}).keys()):
-        yield template.fault(f"expected env_vars without those that are set where you submit; got {', '.join(twice)}")
+        yield template.fault(
+            f"expected env_vars without those that are set where you submit; got {', '.join(twice)}"
+        )
 
 
 def _completed(
@@ -200,4 +220,6 @@ def _submit_with_retries(submit: Callable[[], str], limit_s: float = 60.0) -> st
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

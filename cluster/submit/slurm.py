@@ -22,12 +22,25 @@ from .submitter import Job, Plan, State, Submission, checked_id, output
 from .template import Template
 
 STATES: dict[str, State] = {
-    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING"), "pending"),
+    **dict.fromkeys(
+        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING"),
+        "pending",
+    ),
     **dict.fromkeys(("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"), "running"),
     "COMPLETED": "succeeded",
     "CANCELLED": "stopped",
     **dict.fromkeys(
-        ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "LAUNCH_FAILED"), "failed"
+        (
+            "FAILED",
+            "TIMEOUT",
+            "NODE_FAIL",
+            "OUT_OF_MEMORY",
+            "BOOT_FAIL",
+            "DEADLINE",
+            "PREEMPTED",
+            "LAUNCH_FAILED",
+        ),
+        "failed",
     ),
 }
 # An array's state is the first of these that any of its tasks is in.
@@ -36,7 +49,15 @@ DAYS = 7  # of history that `jobs` lists
 STOP_S = 120  # before the time limit, for the study and Ray to stop
 JOIN_S = 300  # for all nodes to join Ray
 
-_SHORT = {"a": "array", "c": "cpus-per-task", "D": "chdir", "e": "error", "i": "input", "J": "job-name", "N": "nodes"}
+_SHORT = {
+    "a": "array",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "e": "error",
+    "i": "input",
+    "J": "job-name",
+    "N": "nodes",
+}
 _SHORT |= {"n": "ntasks", "o": "output", "t": "time", "W": "wait"}
 # Lines that a template may not have, and the key of the study file that is written instead.
 _OWNED = {
@@ -45,7 +66,10 @@ _OWNED = {
     "gpus-per-node": "submit.gpus_per_node",
     "time": "submit.hours",
     "export": "submit.environment",
-    **dict.fromkeys(("chdir", "error", "export-file", "get-user-env", "input", "job-name", "ntasks", "ntasks-per-node"), ""),
+    **dict.fromkeys(
+        ("chdir", "error", "export-file", "get-user-env", "input", "job-name", "ntasks", "ntasks-per-node"),
+        "",
+    ),
     **dict.fromkeys(("open-mode", "output", "parsable", "signal", "wait", "wrap"), ""),
 }
 
@@ -63,7 +87,10 @@ class SlurmSubmitter:
         faults = [*submission.task_faults(), *submission.machine_faults(), *submission.environment_faults()]
         if not folder.isprintable() or not submission.file.name.isprintable():
             faults.append(
-                Fault("", f"expected a study file whose path has only printable characters, got {str(submission.file)!r}")
+                Fault(
+                    "",
+                    f"expected a study file whose path has only printable characters, got {str(submission.file)!r}",
+                )
             )
         template = submission.template("slurm.sh")
         lines = list(_sbatch_options(template.text))
@@ -85,8 +112,13 @@ class SlurmSubmitter:
         """The template with our lines after its first, and its placeholders filled in."""
         settings, results = submission.settings, _results(submission)
         gpus = settings.gpus_per_node
-        gres = any(name.startswith("gpus") or (name == "gres" and "gpu" in value) for name, value in written.items())
-        log = str(results).replace("\\", "\\\\").replace("%", "%%") + f"/slurm-{'%A_%a' if 'array' in written else '%j'}.log"
+        gres = any(
+            name.startswith("gpus") or (name == "gres" and "gpu" in value) for name, value in written.items()
+        )
+        log = (
+            str(results).replace("\\", "\\\\").replace("%", "%%")
+            + f"/slurm-{'%A_%a' if 'array' in written else '%j'}.log"
+        )
         options: dict[str, object] = {
             "job-name": f"bsearch-{submission.spec.study}",
             "chdir": submission.spec.folder,
@@ -116,12 +148,18 @@ class SlurmSubmitter:
             "programs": shlex.quote(str(self._programs)),
         }
         first, *rest = template.filled(values, required=("command",)).splitlines(keepends=True)
-        ours = [f"#SBATCH --{name}={shlex.quote(str(value))}\n" for name, value in options.items() if value is not None]
+        ours = [
+            f"#SBATCH --{name}={shlex.quote(str(value))}\n"
+            for name, value in options.items()
+            if value is not None
+        ]
         return "".join([first, *ours, *rest])
 
     def jobs(self) -> list[Job]:
         newest = sorted(
-            _found([]).values(), key=lambda entry: entry[0].submitted or datetime.min.replace(tzinfo=UTC), reverse=True
+            _found([]).values(),
+            key=lambda entry: entry[0].submitted or datetime.min.replace(tzinfo=UTC),
+            reverse=True,
         )
         return [job for job, _ in newest]
 
@@ -131,9 +169,15 @@ class SlurmSubmitter:
     def _job(self, id: str) -> tuple[Job, str]:
         """A job and its working folder; of an array, the task that comes first in `_ARRAY_ORDER`."""
         checked_id(id, _ID, "4711")
-        found = [entry for name, entry in _found([f"--jobs={id}"]).items() if name == id or name.startswith(f"{id}_")]
+        found = [
+            entry
+            for name, entry in _found([f"--jobs={id}"]).items()
+            if name == id or name.startswith(f"{id}_")
+        ]
         if not found:
-            raise ClusterError(f"Slurm: no job {id} of bsearch. `bsearch jobs status --launcher slurm` lists the jobs there.")
+            raise ClusterError(
+                f"Slurm: no job {id} of bsearch. `bsearch jobs status --launcher slurm` lists the jobs there."
+            )
         job, folder = min(found, key=lambda entry: _ARRAY_ORDER.index(entry[0].state))
         return Job(id, job.study, "slurm", job.state, job.submitted, job.started), folder
 
@@ -177,13 +221,19 @@ def _sbatch_options(text: str) -> Iterator[tuple[int, str, str, bool]]:
 def _head_faults(template: Template, lines: Iterable[tuple[int, str, str, bool]]) -> Iterator[Fault]:
     first = template.text.partition("\n")[0]
     if not re.match(r"#!.*\bbash\b", first):
-        yield template.fault(f"expected #!/bin/bash, which runs the lines that bsearch adds; got {first!r}", 1)
+        yield template.fault(
+            f"expected #!/bin/bash, which runs the lines that bsearch adds; got {first!r}", 1
+        )
     for line, name, _, read in lines:
         if name in _OWNED:
             key = f", and write {_OWNED[name]} in the study file" if _OWNED[name] else ""
-            yield template.fault(f"expected no --{name}, which bsearch adds itself; got one. Remove it{key}", line)
+            yield template.fault(
+                f"expected no --{name}, which bsearch adds itself; got one. Remove it{key}", line
+            )
         elif not read:
-            yield template.fault(f"expected --{name} before the first command: sbatch ignores it here. Move it up", line)
+            yield template.fault(
+                f"expected --{name} before the first command: sbatch ignores it here. Move it up", line
+            )
 
 
 def _found(options: list[str]) -> dict[str, tuple[Job, str]]:
@@ -191,7 +241,10 @@ def _found(options: list[str]) -> dict[str, tuple[Job, str]]:
     # Names come last: other users' job names may contain any character.
     columns = "--format=JobID,State,Submit,Start,WorkDir,JobName"
     queries = [
-        ("sacct", ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{DAYS}days", columns, *options]),
+        (
+            "sacct",
+            ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{DAYS}days", columns, *options],
+        ),
         ("squeue", ["--me", "--noheader", "--states=all", "--format=%i|%T|%V|%S|%Z|%j", *options]),
     ]
     found: dict[str, tuple[Job, str]] = {}
@@ -208,7 +261,10 @@ def _found(options: list[str]) -> dict[str, tuple[Job, str]]:
                 id, state, submitted, started, folder, name = fields
                 job_state = STATES.get(state.split()[0] if state else "", "unknown")  # CANCELLED by 1000
                 started_at = None if job_state == "pending" else _time(started)
-                found[id] = Job(id, name.removeprefix("bsearch-"), "slurm", job_state, _time(submitted), started_at), folder
+                found[id] = (
+                    Job(id, name.removeprefix("bsearch-"), "slurm", job_state, _time(submitted), started_at),
+                    folder,
+                )
     return found
 
 

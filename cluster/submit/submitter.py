@@ -97,7 +97,12 @@ class Submission:
         if url is not None and (not url.startswith("sqlite:") or path.startswith(("/", "~"))):
             return []
         got = "none, which means SQLite in the study's folder" if url is None else repr(url)
-        return [Fault("storage", f"expected a database that outlives the job and that it can reach, got {got}. {hint}")]
+        return [
+            Fault(
+                "storage",
+                f"expected a database that outlives the job and that it can reach, got {got}. {hint}",
+            )
+        ]
 
     def travel_faults(self) -> list[Fault]:
         """A fault if the file of the task, or of its schedule, is not inside the study's folder, which is all that is sent."""
@@ -112,8 +117,13 @@ class Submission:
             )
         if ".py:" not in self.spec.task:
             return faults
-        path, written = Path(self.spec.task.rpartition(":")[0]), parse_study(self.file.read_text(encoding="utf-8")).task
-        if Path(written).expanduser().is_absolute() or not path.resolve().is_relative_to(self.spec.folder.resolve()):
+        path, written = (
+            Path(self.spec.task.rpartition(":")[0]),
+            parse_study(self.file.read_text(encoding="utf-8")).task,
+        )
+        if Path(written).expanduser().is_absolute() or not path.resolve().is_relative_to(
+            self.spec.folder.resolve()
+        ):
             return [
                 Fault(
                     "task",
@@ -149,7 +159,9 @@ class Submission:
             example = moment_of(by, datetime.now().astimezone()).isoformat(timespec="minutes")
         except StudyFileError as error:
             return [*error.faults]
-        message = f"expected a moment with its time zone in a job, or a duration, got {by}. Write {example}, or 2h."
+        message = (
+            f"expected a moment with its time zone in a job, or a duration, got {by}. Write {example}, or 2h."
+        )
         return [Fault("budget.by", message)]
 
     def machine_faults(self) -> list[Fault]:
@@ -161,7 +173,8 @@ class Submission:
         on = "" if nodes == 1 else f" on {nodes} machines"
         if devices.kind == "gpu" and requested.gpus_per_node * nodes < most:
             message = (
-                f"expected at least {-(-most // nodes)}{on}, for the {most} devices of one trial, got {requested.gpus_per_node}"
+                f"expected at least {-(-most // nodes)}{on}, for the {most} devices of one trial, got "
+                f"{requested.gpus_per_node}"
             )
             faults.append(Fault("submit.gpus_per_node", message))
         if requested.cpus_per_node // cores * nodes < most:
@@ -287,12 +300,17 @@ def open_submitter(settings: Submit) -> Submitter:
         )
     if name not in known:
         raise StudyFileError(
-            Fault("submit.launcher", f"expected one of {', '.join(sorted(known))}; got {name!r}.{near_miss(name, known)}")
+            Fault(
+                "submit.launcher",
+                f"expected one of {', '.join(sorted(known))}; got {name!r}.{near_miss(name, known)}",
+            )
         )
     try:
         submitter: Submitter = known[name].load()(settings)
     except (ImportError, AttributeError) as error:
-        raise ClusterError(f"launcher {name}: its plug-in {known[name].value} cannot be loaded: {error}") from error
+        raise ClusterError(
+            f"launcher {name}: its plug-in {known[name].value} cannot be loaded: {error}"
+        ) from error
     return submitter
 
 
@@ -303,11 +321,15 @@ def checked_id(id: str, pattern: str, example: str) -> str:
         ClusterError: the id is malformed.
     """
     if not re.fullmatch(pattern, id):
-        raise ClusterError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs status` lists them.")
+        raise ClusterError(
+            f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs status` lists them."
+        )
     return id
 
 
-def followed(submitter: Submitter, id: str, every_s: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
+def followed(
+    submitter: Submitter, id: str, every_s: float = 2.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[str]:
     """A job's output, piece by piece, until it ends."""
     printed = 0
     while True:
@@ -321,7 +343,9 @@ def followed(submitter: Submitter, id: str, every_s: float = 2.0, sleep: Callabl
         sleep(every_s)
 
 
-def output(arguments: Sequence[str], *, given: str | None = None, timeout_s: float = 60, **options: Any) -> str:
+def output(
+    arguments: Sequence[str], *, given: str | None = None, timeout_s: float = 60, **options: Any
+) -> str:
     """The output of one of the cluster's programs, run without a shell.
 
     Raises:
@@ -334,10 +358,18 @@ def output(arguments: Sequence[str], *, given: str | None = None, timeout_s: flo
         )
     try:
         done = subprocess.run(  # noqa: S603 (a list of checked arguments)
-            list(arguments), input=given, capture_output=True, text=True, timeout=timeout_s, check=False, **options
+            list(arguments),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            **options,
         )
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{program}: no answer within {timeout_s:g} s. Check that the cluster is up.") from None
+        raise ClusterError(
+            f"{program}: no answer within {timeout_s:g} s. Check that the cluster is up."
+        ) from None
     if done.returncode:
         message = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
         raise ClusterError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {message}")

@@ -39,7 +39,9 @@ class Template:
     def notes(self) -> tuple[str, ...]:
         """Where the template is, if it is one of ours, so that it can be copied."""
         usual = self.path.parent == OURS
-        return (f"to change the template, copy {self.path} beside the study file and name it in submit.template",) * usual
+        return (
+            f"to change the template, copy {self.path} beside the study file and name it in submit.template",
+        ) * usual
 
     def fault(self, message: str, line: int | None = None) -> Fault:
         return Fault("", message, str(self.path), line)
@@ -53,15 +55,25 @@ class Template:
         >>> Template(Path("job.sh"), "--nodes={{ nodes }}").filled({"nodes": 2})
         '--nodes=2'
         """
-        found = [(name, line) for line, text in enumerate(self.text.splitlines(), 1) for name in _PLACEHOLDER.findall(text)]
+        found = [
+            (name, line)
+            for line, text in enumerate(self.text.splitlines(), 1)
+            for name in _PLACEHOLDER.findall(text)
+        ]
         known = ", ".join(f"{{{{ {name} }}}}" for name in values)
         faults = [
-            self.fault(f"expected placeholders among {known}; got {{{{ {name} }}}}.{near_miss(name, values)}", line)
+            self.fault(
+                f"expected placeholders among {known}; got {{{{ {name} }}}}.{near_miss(name, values)}", line
+            )
             for name, line in found
             if name not in values
         ]
         used = {name for name, _ in found}
-        faults += [self.fault(f"expected {{{{ {name} }}}} in the template, got none") for name in required if name not in used]
+        faults += [
+            self.fault(f"expected {{{{ {name} }}}} in the template, got none")
+            for name in required
+            if name not in used
+        ]
         if faults:
             raise StudyFileError(faults)
         return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), self.text)
@@ -80,5 +92,7 @@ class Template:
             message = f"invalid YAML, once its placeholders are filled in: {problem}"
             raise StudyFileError(self.fault(message, mark.line + 1 if mark else None)) from None
         if not isinstance(content, dict):
-            raise StudyFileError(self.fault(f"expected one mapping of keys to values, got {type(content).__name__}"))
+            raise StudyFileError(
+                self.fault(f"expected one mapping of keys to values, got {type(content).__name__}")
+            )
         return content

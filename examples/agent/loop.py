@@ -20,9 +20,21 @@ GIT = ["git", "-c", "user.name=agent", "-c", "user.email=agent@localhost", "-c",
 
 def compare(folder, trials):
     """bsearch's answer: the working tree against the last commit, each at its own best settings."""
-    command = [sys.executable, "-m", "bsearch", "compare", "study.yaml", "--against", "HEAD", "--serial", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "bsearch",
+        "compare",
+        "study.yaml",
+        "--against",
+        "HEAD",
+        "--serial",
+        "--json",
+    ]
     done = subprocess.run([*command, "--trials", str(trials)], cwd=folder, capture_output=True, text=True)
-    if done.returncode == 3:  # such as an edit that does not train: an agent reads what was expected, and what to do
+    if (
+        done.returncode == 3
+    ):  # such as an edit that does not train: an agent reads what was expected, and what to do
         return {"verdict": "failed", **json.loads(done.stderr.splitlines()[-1])}
     return json.loads(done.stdout)
 
@@ -40,10 +52,16 @@ def improve(folder, candidates, trials):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, help="a new folder for the repository; default: a temporary one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="a new folder for the repository; default: a temporary one"
+    )
     parser.add_argument("--trials", type=int, default=24, help="of both sides together, for each candidate")
-    parser.add_argument("--candidates", nargs="+", default=[name for name, *_ in CANDIDATES], help="and their order")
+    parser.add_argument(
+        "--candidates", nargs="+", default=[name for name, *_ in CANDIDATES], help="and their order"
+    )
     options = parser.parse_args()
     folder = (options.folder or Path(tempfile.mkdtemp(), "digits")).resolve()
     folder.mkdir(parents=True)
@@ -53,9 +71,15 @@ def main():
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "As it was"]):
         subprocess.run([*GIT, *words], cwd=folder, check=True)
     proposed = {name: (name, *edit) for name, *edit in CANDIDATES}
-    for name, answer, kept in improve(folder, [proposed[name] for name in options.candidates], options.trials):
+    for name, answer, kept in improve(
+        folder, [proposed[name] for name in options.candidates], options.trials
+    ):
         at_end = answer.get("within", [{}])[-1]
-        found = "{difference:+.4f} [{low:+.4f}, {high:+.4f}]".format(**at_end) if at_end else answer.get("error", "")
+        found = (
+            "{difference:+.4f} [{low:+.4f}, {high:+.4f}]".format(**at_end)
+            if at_end
+            else answer.get("error", "")
+        )
         note = "(its validation data differ)  " if answer.get("same_data") is False else ""
         print(f"{name:10} {answer['verdict']:12} {found}  {note}{'kept' if kept else 'reset'}", flush=True)
     print(f"{folder}: git log")

@@ -14,7 +14,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 HERE, VOCABULARY, LENGTH = Path(__file__).parent, 2000, 256
-PACKAGES = ["asyncio", "collections", "concurrent", "email", "http", "importlib", "json", "logging", "unittest", "xml"]
+PACKAGES = [
+    "asyncio",
+    "collections",
+    "concurrent",
+    "email",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+    "unittest",
+    "xml",
+]
 END = "<end>"
 
 
@@ -38,11 +49,16 @@ def main():
         (HERE / "text" / f"{name}.jsonl").write_text(f"{lines}\n", encoding="utf-8")
 
     tokens = Tokenizer(models.BPE())
-    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokens.pre_tokenizer, tokens.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=alphabet)
     tokens.train_from_iterator([*reference, *(one["code"] for one in examples)], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=END, pad_token=END).save_pretrained(HERE / "llama")
+    PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=END, pad_token=END).save_pretrained(
+        HERE / "llama"
+    )
     LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,

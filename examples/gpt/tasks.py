@@ -64,11 +64,15 @@ class GPT(Task):
         return Net(setup.parameters["width"], setup.parameters["depth"])
 
     def optimizer(self, model, setup):
-        return torch.optim.AdamW(model.parameters(), setup.learning_rate, setup.betas, weight_decay=setup.weight_decay)
+        return torch.optim.AdamW(
+            model.parameters(), setup.learning_rate, setup.betas, weight_decay=setup.weight_decay
+        )
 
     def loss(self, model, batch, setup):
         tokens, following = batch
-        total = cross_entropy(model(tokens).flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum")
+        total = cross_entropy(
+            model(tokens).flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
         return Loss(total, (following != IGNORED).sum())
 
     def score(self, model, batch, setup):

@@ -48,7 +48,11 @@ class Net(lightning.LightningModule):
     def configure_optimizers(self):
         trial = self.trial
         return torch.optim.AdamW(
-            self.parameters(), lr=trial.learning_rate, betas=trial.betas, eps=trial.eps, weight_decay=trial.weight_decay
+            self.parameters(),
+            lr=trial.learning_rate,
+            betas=trial.betas,
+            eps=trial.eps,
+            weight_decay=trial.weight_decay,
         )
 
 

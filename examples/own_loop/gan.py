@@ -12,7 +12,11 @@ NOISE = 16
 
 def net(inputs, width, outputs):
     return nn.Sequential(
-        nn.Linear(inputs, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, outputs)
+        nn.Linear(inputs, width),
+        nn.LeakyReLU(0.2),
+        nn.Linear(width, width),
+        nn.LeakyReLU(0.2),
+        nn.Linear(width, outputs),
     )
 
 
@@ -29,7 +33,9 @@ def train(setup):
     torch.manual_seed(setup.seed)
     width = setup.parameters["width"]
     g, d = net(NOISE, width, 64), net(64, width, 1)
-    og, od = (torch.optim.Adam(model.parameters(), lr=setup.learning_rate, betas=(0.5, 0.999)) for model in (g, d))
+    og, od = (
+        torch.optim.Adam(model.parameters(), lr=setup.learning_rate, betas=(0.5, 0.999)) for model in (g, d)
+    )
 
     loop = Loop(setup, data, models={"g": g, "d": d}, optimizers={"g": og, "d": od})
     for step in loop:

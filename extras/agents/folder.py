@@ -58,7 +58,9 @@ class Folder:
         """
         path = self.root if len(name) > _MOST_PATH or "\0" in name else (self.root / name).resolve()
         if not path.is_relative_to(self.root):
-            raise StudyFileError(f"{cut(name, 200)}: expected a path in the folder of this server, got another place")
+            raise StudyFileError(
+                f"{cut(name, 200)}: expected a path in the folder of this server, got another place"
+            )
         if not path.is_file():
             raise StudyFileError(f"{cut(name, 200)}: expected a file, got none")
         return f"./{path.relative_to(self.root)}"  # neither an option nor a reader, whatever it is called
@@ -70,11 +72,18 @@ class Folder:
             StudyFileError: it is wrong, or names another place.
         """
         for setting in settings:
-            names_place = setting.startswith("budget.keep") or (setting.startswith("training.schedule") and ":" in setting)
+            names_place = setting.startswith("budget.keep") or (
+                setting.startswith("training.schedule") and ":" in setting
+            )
             if setting.partition(".")[0] not in _SETTABLE or names_place:
-                raise StudyFileError(f"{cut(setting, 200)}: expected a key of {', '.join(_SETTABLE)}, such as space.width=32")
+                raise StudyFileError(
+                    f"{cut(setting, 200)}: expected a key of {', '.join(_SETTABLE)}, such as space.width=32"
+                )
         spec = read_study(self.root / self.path(name), storage=storage_of(os.environ))
-        code = {"task": spec.task.rpartition(":")[0], "training.schedule": spec.training.schedule.rpartition(":")[0]}
+        code = {
+            "task": spec.task.rpartition(":")[0],
+            "training.schedule": spec.training.schedule.rpartition(":")[0],
+        }
         places = {key: place for key, place in code.items() if place.endswith(".py")}
         places |= {"storage": _file_of(spec), "budget.keep": spec.budget.keep or ""}
         for index, named in enumerate(spec.warm_start):
@@ -82,11 +91,15 @@ class Folder:
             # A reader before a colon reads whatever its library does.
             places[f"warm_start.{index}"] = "/" if ":" in named and not earlier.exists() else named
             if earlier.suffix in (".yaml", ".yml"):
-                places[f"warm_start.{index}: storage"] = _file_of(read_study(self.root / self.path(str(earlier))))
+                places[f"warm_start.{index}: storage"] = _file_of(
+                    read_study(self.root / self.path(str(earlier)))
+                )
         places["cluster.checkpoints"] = (spec.cluster.checkpoints or "").removeprefix("file://")
         for key, place in places.items():
             if not (spec.folder / Path(place).expanduser()).resolve().is_relative_to(self.root):
-                raise StudyFileError(f"{name}: {key}: expected a path in the folder of this server, got another place")
+                raise StudyFileError(
+                    f"{name}: {key}: expected a path in the folder of this server, got another place"
+                )
         return spec
 
     async def ask(self, *arguments: str) -> Answer:
@@ -95,7 +108,9 @@ class Folder:
             asked_at, found = self._answers.get(arguments, (0.0, {}))
             if time.monotonic() - asked_at > _FRESH_S:
                 found = _read(*await self._printed(*arguments, "--json"))
-                self._answers = {arguments: (time.monotonic(), found)} | dict(list(self._answers.items())[:50])
+                self._answers = {arguments: (time.monotonic(), found)} | dict(
+                    list(self._answers.items())[:50]
+                )
             return found
 
     async def of_study(self, name: str, command: str, *options: str) -> Answer:
@@ -134,14 +149,19 @@ class Folder:
         with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
             command, nothing = _command(*arguments, "--json"), subprocess.DEVNULL
             # A session of its own: it outlives the server, and what interrupts the one does not interrupt the other.
-            started = subprocess.Popen(command, cwd=self.root, stdin=nothing, stdout=out, stderr=err, start_new_session=True)  # noqa: S603
+            started = subprocess.Popen(  # noqa: S603
+                command, cwd=self.root, stdin=nothing, stdout=out, stderr=err, start_new_session=True
+            )
         self._runs[arguments] = started
         return started, log
 
     async def run(self, name: str, trials: int | None, settings: Sequence[str], serial: bool) -> Answer:
         """Start a study, or resume it; the answer comes at once."""
         spec, path = self.study(name, settings), self.path(name)
-        options = [*(("--trials", str(trials)) if trials else ()), *(part for one in settings for part in ("--set", one))]
+        options = [
+            *(("--trials", str(trials)) if trials else ()),
+            *(part for one in settings for part in ("--set", one)),
+        ]
         async with self._asking["run", path]:  # of two agents the second finds it running
             if (running := (await self.status(name)).get("running")) is not None:
                 return _started(spec.study, running, now=False)
@@ -164,7 +184,11 @@ class Folder:
                 return _started(spec.study, _here(run), now=False)
             return {**found, "running": found.get("running") or _here(run)}
         last = _last(log, run.returncode)
-        ended = {key: last[key] for key in ("failure", "stopped", "elapsed_s", "expected_gain", "error") if key in last}
+        ended = {
+            key: last[key]
+            for key in ("failure", "stopped", "elapsed_s", "expected_gain", "error")
+            if key in last
+        }
         return {**found, "last_run": {"exit_code": run.returncode, **ended}}
 
     async def stop(self, name: str) -> Answer:
@@ -173,11 +197,15 @@ class Folder:
         if running is None:
             return await self.status(name)
         if running["host"] != socket.gethostname():
-            raise OutputError(f"{name}: expected a driver on this machine, got one on {running['host']}. Stop it there.")
+            raise OutputError(
+                f"{name}: expected a driver on this machine, got one on {running['host']}. Stop it there."
+            )
         process, until = int(running["process"]), time.monotonic() + _STOPS_S
         with suppress(ProcessLookupError):  # it has left
             os.kill(process, signal.SIGINT)
-            while time.monotonic() < until and all(ours.poll() is None for ours in self._runs.values() if ours.pid == process):
+            while time.monotonic() < until and all(
+                ours.poll() is None for ours in self._runs.values() if ours.pid == process
+            ):
                 await asyncio.sleep(0.2)
                 os.kill(process, 0)
         self._answers.clear()
@@ -222,7 +250,10 @@ def _started(study: str, running: Mapping[str, str], *, now: bool) -> Answer:
 def _read(out: str, err: str, code: int) -> Answer:
     """The answer of a command: the last line of stdout, or an error in stderr. What a task prints is neither."""
     last = [line for line in out.splitlines()[-1:] if not line.startswith('{"answer": "event"')]
-    for line in (*last, *(line for line in reversed(err.splitlines()) if line.startswith('{"answer": "error"'))):
+    for line in (
+        *last,
+        *(line for line in reversed(err.splitlines()) if line.startswith('{"answer": "error"')),
+    ):
         with suppress(ValueError):
             return _with_schema(json.loads(line))
     return error_document(OutputError(f"expected an answer, got exit code {code}: {cut(err.strip()[-400:])}"))

@@ -28,13 +28,17 @@ class _Server(MCPServer):
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         tool = self._tool_manager.get_tool(name)
         try:
-            if tool is not None and (unknown := sorted(arguments.keys() - tool.parameters["properties"].keys())):
+            if tool is not None and (
+                unknown := sorted(arguments.keys() - tool.parameters["properties"].keys())
+            ):
                 known = ", ".join(tool.parameters["properties"])
                 raise StudyFileError(f"{name}: expected {known}, got {cut(', '.join(unknown), 200)}")
             return await super().call_tool(name, arguments, context)
         except (BsearchError, ToolError) as error:
             cause = error.__cause__ if isinstance(error, ToolError) else error
-            return _result(error_document(cause if isinstance(cause, BsearchError) else StudyFileError(cut(str(error)))))
+            return _result(
+                error_document(cause if isinstance(cause, BsearchError) else StudyFileError(cut(str(error))))
+            )
 
 
 def _result(document: Mapping[str, Any]) -> CallToolResult:
@@ -54,7 +58,9 @@ class Tools:
         changes = [part for one in settings for part in ("--set", one)]
         return _result(await self.folder.ask("check", self.folder.path(study), *changes))
 
-    async def run(self, study: str, trials: int | None = None, settings: Settings = (), serial: bool = False) -> CallToolResult:
+    async def run(
+        self, study: str, trials: int | None = None, settings: Settings = (), serial: bool = False
+    ) -> CallToolResult:
         """Start a study, or resume it, and return at once; poll with status. Starting it twice runs it once."""
         return _result(await self.folder.run(study, trials, settings, serial))
 
@@ -84,7 +90,12 @@ class Tools:
         return _result(await self.folder.ask("ask", self.folder.path(source), *options))
 
     async def compare(
-        self, study: str, change: str | None = None, against: str | None = None, trials: int | None = None, margin: float = 0.0
+        self,
+        study: str,
+        change: str | None = None,
+        against: str | None = None,
+        trials: int | None = None,
+        margin: float = 0.0,
     ) -> CallToolResult:
         """Whether a change is better, each side at its best settings: study with change, another study file; or study as it is
         now against a git revision. Says better, worse or cannot tell; pending where it is not settled yet: ask again.
@@ -101,7 +112,9 @@ class Tools:
     async def export(self, study: str, to: Framework, trial: int) -> CallToolResult:
         """A trial's settings for another library, as text to paste."""
         self.folder.study(study)
-        return _result(await self.folder.text("export", self.folder.path(study), "--to", to, "--pick", str(trial)))
+        return _result(
+            await self.folder.text("export", self.folder.path(study), "--to", to, "--pick", str(trial))
+        )
 
 
 Settings = Sequence[str]
@@ -111,9 +124,19 @@ def server(root: Path) -> MCPServer:
     """The server of a folder."""
     tools, kit = Tools(Folder(root)), _Server("bsearch", version=__version__, instructions=skill())
     runs_code: Sequence[Callable[..., Any]] = (tools.check, tools.run, tools.compare)
-    reads: Sequence[Callable[..., Any]] = (tools.status, tools.stop, tools.front, tools.explain, tools.ask, tools.export)
+    reads: Sequence[Callable[..., Any]] = (
+        tools.status,
+        tools.stop,
+        tools.front,
+        tools.explain,
+        tools.ask,
+        tools.export,
+    )
     for tool in runs_code:
-        kit.add_tool(tool, description=f"{tool.__doc__} A study's task is Python code, which this runs with your rights.")
+        kit.add_tool(
+            tool,
+            description=f"{tool.__doc__} A study's task is Python code, which this runs with your rights.",
+        )
     for tool in reads:
         kit.add_tool(tool)
 

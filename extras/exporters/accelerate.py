@@ -24,6 +24,8 @@ def accelerate(chosen: ChosenSettings) -> Exported:
     compiled = "model = torch.compile(model) before train(...)"
     notes = loop_notes(chosen, "Accelerate", cpu="cpu=True", compiled=compiled)
     if training.sync_batch_norm:
-        notes.append("the trial used synchronised BatchNorm: call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first")
+        notes.append(
+            "the trial used synchronised BatchNorm: call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first"
+        )
     optimizer = torch_optimizer(chosen, chosen.even_settings)
     return program(_TEMPLATE, chosen, notes, arguments=arguments, optimizer=optimizer)

@@ -48,7 +48,9 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         "bf16": {"enabled": True} if training.precision == "bf16" else None,
         "fp16": {"enabled": True} if training.precision == "fp16" else None,
         "zero_optimization": {"stage": 3} if is_sharded(chosen) else None,
-        "zero_allow_untested_optimizer": True if is_sharded(chosen) and name not in ("Adam", "AdamW") else None,
+        "zero_allow_untested_optimizer": True
+        if is_sharded(chosen) and name not in ("Adam", "AdamW")
+        else None,
     }
     notes = [
         f"launch: deepspeed --num_gpus {even.devices} train.py; for another number of GPUs, change train_batch_size",
@@ -62,12 +64,19 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
     if scheduler:
         late = "DeepSpeed's schedules start with two steps at learning rate 0 and lag the trial's by up to one and a half steps"
         notes.append(
-            f"{late}, and warm up for at least 2 steps; the trial's warm-up is {warmup_steps}" if warmup_steps < 2 else late
+            f"{late}, and warm up for at least 2 steps; the trial's warm-up is {warmup_steps}"
+            if warmup_steps < 2
+            else late
         )
     if training.schedule == "wsd":
-        notes.append("DeepSpeed has no schedule like wsd: pass one of torch to deepspeed.initialize, or the rate never falls")
+        notes.append(
+            "DeepSpeed has no schedule like wsd: pass one of torch to deepspeed.initialize, or the rate never falls"
+        )
     if training.precision == "bf16":
-        notes.append("DeepSpeed's bf16 stores the model's weights in bf16; the trial's were fp32 under autocast")
+        notes.append(
+            "DeepSpeed's bf16 stores the model's weights in bf16; the trial's were fp32 under autocast"
+        )
     return Exported(
-        json.dumps({key: value for key, value in document.items() if value is not None}, indent=2) + "\n", tuple(notes)
+        json.dumps({key: value for key, value in document.items() if value is not None}, indent=2) + "\n",
+        tuple(notes),
     )

@@ -85,7 +85,11 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     document: dict[str, Any] = {
         **_model_and_steps(chosen, AXOLOTL),
         **({"reinit_weights": True} if options.get("from_scratch") else {}),
-        **({"tokenizer_config": str(options["tokenizer"])} if options.get("tokenizer", "bytes") != "bytes" else {}),
+        **(
+            {"tokenizer_config": str(options["tokenizer"])}
+            if options.get("tokenizer", "bytes") != "bytes"
+            else {}
+        ),
         "attn_implementation": "sdpa",
         "datasets": [{"path": f"{rows}/train", "type": None}],
         "test_datasets": [{"path": f"{rows}/validation", "type": None, "split": "train"}],
@@ -100,7 +104,9 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     }
     if "lora_rank" in options and chosen.setup.device == "cpu":  # its own kernels know CUDA alone
         document |= {f"lora_{layers}_kernel": False for layers in ("mlp", "qkv", "o")}
-    launch = "axolotl train config.yaml" + (f" --launcher torchrun -- --nproc_per_node={devices}" if devices > 1 else "")
+    launch = "axolotl train config.yaml" + (
+        f" --launcher torchrun -- --nproc_per_node={devices}" if devices > 1 else ""
+    )
     return _yaml(chosen, rows, document, notes, launch, documents if packs else lone_documents)
 
 
@@ -206,7 +212,10 @@ def _adapters(options: Mapping[str, Any], library: Library) -> dict[str, Any]:
     )
     variant = str(options.get("lora_variant", "lora"))
     return {
-        **written(library, {"rank": options["lora_rank"], "targets": targets, "trained": trained, "variant": variant}),
+        **written(
+            library,
+            {"rank": options["lora_rank"], "targets": targets, "trained": trained, "variant": variant},
+        ),
         "lora_alpha": options.get("lora_alpha", 2 * options["lora_rank"]),
         "lora_dropout": float(options.get("lora_dropout", 0.0)),
     }
@@ -221,7 +230,9 @@ def _row_notes(chosen: ChosenSettings) -> Iterator[str]:
     if chosen.parameters.get("attention") == "rows":
         yield "the trial's tokens attended across the documents of a row (attention: rows); here they do not"
     rates = {"lora_dropout": chosen.parameters.get("lora_dropout"), **_config(chosen)}
-    if drawn := [name for name, rate in rates.items() if "drop" in name and isinstance(rate, float) and rate > 0]:
+    if drawn := [
+        name for name, rate in rates.items() if "drop" in name and isinstance(rate, float) and rate > 0
+    ]:
         yield f"dropout ({', '.join(drawn)}) draws other random numbers than the trial's"
     words = _config(chosen).get("vocab_size")
     more = _LOGIT_BYTES * chosen.even.micro_batch * _length(chosen) * (words if isinstance(words, int) else 0)
@@ -246,7 +257,12 @@ def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:
 
 
 def _yaml(
-    chosen: ChosenSettings, rows: str, document: Mapping[str, Any], notes: list[str], launch: str, records: Records
+    chosen: ChosenSettings,
+    rows: str,
+    document: Mapping[str, Any],
+    notes: list[str],
+    launch: str,
+    records: Records,
 ) -> Exported:
     head = [f"bsearch study {chosen.study}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"]
     head += [f"note: {note}" for note in notes]

@@ -94,17 +94,24 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
     setup = chosen.setup
     corpus = corpus_of(setup)
     if folder.exists():
-        raise OutputError(f"{folder}: expected to write the trial's rows here, got a folder of this name. Move it away.")
+        raise OutputError(
+            f"{folder}: expected to write the trial's rows here, got a folder of this name. Move it away."
+        )
     weights = None if corpus.weights is None else np.asarray(corpus.weights)
     order = SampleStream(len(corpus.train.tokens), setup.seed, weights).take(0, setup.samples_budget).index
-    parts = {"train": (corpus.train, order), "validation": (corpus.validation, np.arange(len(corpus.validation.tokens)))}
+    parts = {
+        "train": (corpus.train, order),
+        "validation": (corpus.validation, np.arange(len(corpus.validation.tokens))),
+    }
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
             cache, made = str(Path(beside) / "cache"), Path(beside) / "rows"
             DatasetDict(
                 {
                     # The fingerprint only names a file of the cache, and is made of all rows unless it is given.
-                    name: Dataset.from_generator(partial(records, rows, of), cache_dir=cache, fingerprint=name)
+                    name: Dataset.from_generator(
+                        partial(records, rows, of), cache_dir=cache, fingerprint=name
+                    )
                     for name, (rows, of) in parts.items()
                 }
             ).save_to_disk(str(made))

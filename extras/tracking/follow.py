@@ -97,7 +97,10 @@ class _Telling:
         except Exception as error:  # it was asked what it has
             self.error = _in_one_line(error)
         if self.error:
-            self._again, self._wait_s = time.monotonic() + self._wait_s, min(2 * self._wait_s, _LONGEST_RETRY_S)
+            self._again, self._wait_s = (
+                time.monotonic() + self._wait_s,
+                min(2 * self._wait_s, _LONGEST_RETRY_S),
+            )
         else:
             self._wait_s = _RETRY_S
 
@@ -107,7 +110,10 @@ class _Telling:
 
 
 def tell(
-    study: StoredStudy, to: Iterable[TrackerName], folder: Path, over: Callable[[float], bool] = lambda seconds: True
+    study: StoredStudy,
+    to: Iterable[TrackerName],
+    folder: Path,
+    over: Callable[[float], bool] = lambda seconds: True,
 ) -> list[Tracked]:
     """Send a study's trials to trackers until the study is over, and all that is missing at the end.
 
@@ -133,7 +139,9 @@ def tell(
             ended = [record for record in records if record.has_ended]
             on_front = {record.number for record in study_front(ended, study.spec.objectives).trials}
 
-            def trials(teller: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
+            def trials(
+                teller: _Telling, records: Any = records, on_front: Any = on_front
+            ) -> Iterator[TrackedTrial]:
                 for record in records:
                     on = record.number in on_front
                     if teller.known.get(record.number, (0, False, False))[1:] == (True, on):
@@ -175,7 +183,9 @@ def tracking(
         if not to:
             return
         # What it needs goes through the pipe: a database's URL may hold a password, and arguments are public.
-        own = folder if run.name == run.spec.study else folder.parent / file_name(run.name)  # as of `run --new`
+        own = (
+            folder if run.name == run.spec.study else folder.parent / file_name(run.name)
+        )  # as of `run --new`
         job = {"url": url, "name": run.name, "to": list(to), "folder": str(own)}
         process = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", __name__],
@@ -201,18 +211,24 @@ def tracking(
 def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
     """What the process reports; it is killed if it takes too long."""
     try:
-        output, _ = process.communicate(timeout=_LAST_S)  # closes its stdin, which says that the study is over
+        output, _ = process.communicate(
+            timeout=_LAST_S
+        )  # closes its stdin, which says that the study is over
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return [f"tracking: some trials were not sent within {_LAST_S:.0f} s; `bsearch export --to` sends the rest"]
+        return [
+            f"tracking: some trials were not sent within {_LAST_S:.0f} s; `bsearch export --to` sends the rest"
+        ]
     with contextlib.suppress(ValueError, KeyError, TypeError):
         document = json.loads(output.splitlines()[-1]) if output.strip() else {}
         if "tracked" in document:
             return [Tracked(**status) for status in document["tracked"]]
         if "error" in document:
             return [str(document["error"])]
-    return ["tracking: the tracking process exited without a report; `bsearch export --to` sends what is missing"]
+    return [
+        "tracking: the tracking process exited without a report; `bsearch export --to` sends what is missing"
+    ]
 
 
 def main() -> None:

@@ -26,10 +26,26 @@ from ...spaces.record import TrialRecord
 
 # Settings of a training that trackers show beside the searched parameters.
 _SETTINGS = (
-    *("effective_batch", "micro_batch", "accumulation", "devices", "activation_checkpointing", "rule", "learning_rate"),
+    *(
+        "effective_batch",
+        "micro_batch",
+        "accumulation",
+        "devices",
+        "activation_checkpointing",
+        "rule",
+        "learning_rate",
+    ),
     *("weight_decay", "betas", "eps", "epochs", "samples_budget", "seed", "optimizer"),
 )
-_RESULTS = ("train_s", "device_s", "spent", "measured_train_s", "samples_per_s", "peak_bytes", "peak_reserved_bytes")
+_RESULTS = (
+    "train_s",
+    "device_s",
+    "spent",
+    "measured_train_s",
+    "samples_per_s",
+    "peak_bytes",
+    "peak_reserved_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +72,14 @@ class TrackedTrial:
         """Searched parameters and settings by name; lists as text."""
         settings = self.record.settings
         chosen = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
-        chosen = {**self.record.parameters, **chosen}  # as trained: the rule and the plan have replaced what was suggested
-        return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in chosen.items()}
+        chosen = {
+            **self.record.parameters,
+            **chosen,
+        }  # as trained: the rule and the plan have replaced what was suggested
+        return {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in chosen.items()
+        }
 
     @property
     def results(self) -> dict[str, float]:
@@ -66,14 +88,24 @@ class TrackedTrial:
         found = {name: facts.get(name) for name in _RESULTS} | {"cost": self.record.taken("cost")}
         if self.record.accuracy is not None:
             found[self.metric] = self.record.accuracy
-        return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+        return {
+            name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)
+        }
 
     def points(self, after: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
         """Samples seen and numbers by name, of each measurement after a number of samples."""
         for row in self.curve:
             if row.samples_seen > after:
-                values = {"train_loss": row.train_loss, "elapsed_s": row.elapsed_s, self.metric: row.accuracy, **row.scores}
-                yield row.samples_seen, {name: float(value) for name, value in values.items() if value is not None}
+                values = {
+                    "train_loss": row.train_loss,
+                    "elapsed_s": row.elapsed_s,
+                    self.metric: row.accuracy,
+                    **row.scores,
+                }
+                yield (
+                    row.samples_seen,
+                    {name: float(value) for name, value in values.items() if value is not None},
+                )
                 after = row.samples_seen
 
 
@@ -120,7 +152,9 @@ class MLflow:
     def _open(self) -> None:
         """Find the experiment and what it has, or create it."""
         experiment = self._client.get_experiment_by_name(self._study)
-        self._experiment = experiment.experiment_id if experiment else self._client.create_experiment(self._study)
+        self._experiment = (
+            experiment.experiment_id if experiment else self._client.create_experiment(self._study)
+        )
         page = None
         while True:
             found = self._client.search_runs([self._experiment], page_token=page)
@@ -128,7 +162,12 @@ class MLflow:
                 tags = run.data.tags
                 if tags.get("bsearch.study") == self._identity:
                     told, front = int(tags.get("bsearch.samples", 0)), tags.get("bsearch.front") == "true"
-                    self._runs[int(tags["bsearch.trial"])] = run.info.run_id, told, tags.get("bsearch.outcome", ""), front
+                    self._runs[int(tags["bsearch.trial"])] = (
+                        run.info.run_id,
+                        told,
+                        tags.get("bsearch.outcome", ""),
+                        front,
+                    )
             page = found.token
             if not page:
                 return
@@ -146,21 +185,36 @@ class MLflow:
             self._open()
         record, number = trial.record, trial.record.number
         if number not in self._runs:
-            tags = {"bsearch.study": self._identity, "bsearch.trial": str(number), "mlflow.runName": f"trial {number}"}
+            tags = {
+                "bsearch.study": self._identity,
+                "bsearch.trial": str(number),
+                "mlflow.runName": f"trial {number}",
+            }
             run = self._client.create_run(self._experiment, start_time=_ms(record.started_at), tags=tags)
             self._runs[number] = run.info.run_id, 0, "", False
         identity, told, outcome, _ = self._runs[number]
         start, metrics = _ms(record.started_at) or 0, []
         for samples, values in trial.points(told):
             at = start + round(1000 * values.get("elapsed_s", 0.0))
-            metrics += [Metric(_allowed(name), value, at, samples) for name, value in values.items() if math.isfinite(value)]
+            metrics += [
+                Metric(_allowed(name), value, at, samples)
+                for name, value in values.items()
+                if math.isfinite(value)
+            ]
             told = samples
         tags = {"bsearch.samples": str(told), "bsearch.front": str(trial.on_front).lower()}
         params: list[Any] = []
         if trial.ended and not outcome:
             params = [Param(_allowed(name), str(value)[:500]) for name, value in trial.parameters.items()]
-            results = {name: value for name, value in trial.results.items() if name != trial.metric or not trial.curve}
-            metrics += [Metric(_allowed(name), value, _ms(record.ended_at) or 0, told) for name, value in results.items()]
+            results = {
+                name: value
+                for name, value in trial.results.items()
+                if name != trial.metric or not trial.curve
+            }
+            metrics += [
+                Metric(_allowed(name), value, _ms(record.ended_at) or 0, told)
+                for name, value in results.items()
+            ]
             tags |= {"bsearch.message": record.message[:500]} if record.message else {}
         for begin in range(0, max(len(metrics), 1), 900):
             last = begin + 900 >= len(metrics)
@@ -172,7 +226,13 @@ class MLflow:
             )
         if trial.ended and not outcome:
             outcome = record.outcome
-            status = "FINISHED" if record.counts else "KILLED" if outcome in ("interrupted", "paused") else "FAILED"
+            status = (
+                "FINISHED"
+                if record.counts
+                else "KILLED"
+                if outcome in ("interrupted", "paused")
+                else "FAILED"
+            )
             self._client.set_terminated(identity, status, _ms(record.ended_at))
             self._client.set_tag(identity, "bsearch.outcome", outcome)  # last: it marks the run as complete
         self._runs[number] = identity, told, outcome, trial.on_front
@@ -221,7 +281,10 @@ class WandB:
         self._wandb = _imported("wandb")
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        offline = os.environ.get("WANDB_MODE", "online" if self._wandb.login(prompt=False) else "offline") != "online"
+        offline = (
+            os.environ.get("WANDB_MODE", "online" if self._wandb.login(prompt=False) else "offline")
+            != "online"
+        )
         self._mode, self._project = "offline" if offline else "online", os.environ.get("WANDB_PROJECT", study)
         self.where = f"project {self._project}"
         if offline:

@@ -70,7 +70,9 @@ class CoupledLoss:
 CoupledLoss.__name__ = "train_with"
 
 
-def coupled_loss(embed: Embed | None, batch_loss: BatchLoss | None, *, couples_samples: bool) -> CoupledLoss | None:
+def coupled_loss(
+    embed: Embed | None, batch_loss: BatchLoss | None, *, couples_samples: bool
+) -> CoupledLoss | None:
     """The loss of `train_with`'s arguments; None where it is the library's own.
 
     Raises:

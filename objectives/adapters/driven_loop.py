@@ -43,7 +43,9 @@ from .coupled_loss import CoupledLoss
 def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:
     """A fault for each trainer argument that the study sets itself, with its key in study.yaml."""
     return [
-        f"{where}: {name}: set by the study; write {key} in study.yaml" for name, key in study_keys.items() if name in given
+        f"{where}: {name}: set by the study; write {key} in study.yaml"
+        for name, key in study_keys.items()
+        if name in given
     ]
 
 
@@ -127,7 +129,9 @@ class DrivenLoop:
                 "Remove it, or train a Task."
             )
         if training.sync_batch_norm:
-            raise TaskError(f"training.sync_batch_norm: expected false, because {self.where} does not support it; got true")
+            raise TaskError(
+                f"training.sync_batch_norm: expected false, because {self.where} does not support it; got true"
+            )
 
     def _check_whole_steps(self) -> None:
         reason = "couples_samples", "the loss compares the samples of a batch"
@@ -177,7 +181,10 @@ class DrivenLoop:
     @property
     def epoch(self) -> int:
         """Complete passes over the training set so far; while it is measured, an epoch has not ended."""
-        return int((self.seen - self.measuring) // (self._training_set or self.setup.samples_budget / self.setup.epochs))
+        return int(
+            (self.seen - self.measuring)
+            // (self._training_set or self.setup.samples_budget / self.setup.epochs)
+        )
 
     @property
     def epochs(self) -> int:
@@ -221,7 +228,11 @@ class DrivenLoop:
             TaskError: data without length or indexing, or of another length than the study says; a sampler of the user's own.
         """
         dataset: Any = getattr(self.loader, "dataset", None)
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+        if (
+            not hasattr(dataset, "__len__")
+            or not hasattr(dataset, "__getitem__")
+            or isinstance(dataset, IterableDataset)
+        ):
             raise TaskError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
                 f"index), got {type(self.loader if dataset is None else dataset).__name__}. For a stream, "
@@ -230,7 +241,9 @@ class DrivenLoop:
         self.weights()  # refuses what a trial cannot draw
         size, expected = len(dataset), self.setup.training.samples
         if expected not in (None, size):
-            raise TaskError(f"training.samples: expected the length of the training set, {size}, got {expected}")
+            raise TaskError(
+                f"training.samples: expected the length of the training set, {size}, got {expected}"
+            )
         return Fetcher(dataset, self.loader.collate_fn)
 
     def weights(self) -> np.ndarray | None:
@@ -351,7 +364,9 @@ class DrivenLoop:
             per_s = self._tokens / self._elapsed_s if self._elapsed_s else 0.0
             facts |= {"tokens": self._tokens, "tokens_per_s": per_s}
         # A trainer logs what its model and callbacks name, `train_loss` often.
-        named = {reported_name(name) if name in OURS_OF_SCORES else name: score for name, score in scores.items()}
+        named = {
+            reported_name(name) if name in OURS_OF_SCORES else name: score for name, score in scores.items()
+        }
         measurement = self.course.measurement(named, facts, self._elapsed_s)
         goes_on = math.isfinite(measurement.train_loss or 0.0) and self.number < len(self.plans)
         if goes_on and self.course.checkpoint.due():
@@ -383,5 +398,7 @@ def _tokens_of(batch: Any) -> int:
         # Of several texts, as of pairs, with a prefix each.
         if isinstance(name, str) and name.endswith("input_ids") and isinstance(tokens, Tensor):
             mask = batch.get(name.removesuffix("input_ids") + "attention_mask")
-            total += int(mask.sum()) if isinstance(mask, Tensor) and mask.shape == tokens.shape else tokens.numel()
+            total += (
+                int(mask.sum()) if isinstance(mask, Tensor) and mask.shape == tokens.shape else tokens.numel()
+            )
     return total

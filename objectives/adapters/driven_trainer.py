@@ -70,8 +70,12 @@ class DrivenTrainer:
     step_loss: Tensor  # the last step's mean loss
     counts_items: bool  # whether the Trainer passes the step's number of items to the loss
     _share: float | None = None  # of the micro-batch in its step, while it is trained
-    _evaluated_denominator: Tensor | None = None  # what the mean loss of the evaluated batch divides by, while it is evaluated
-    _evaluation_sums: Tensor | None = None  # of the evaluation so far: summed loss and its denominator, (2,); None: no loss
+    _evaluated_denominator: Tensor | None = (
+        None  # what the mean loss of the evaluated batch divides by, while it is evaluated
+    )
+    _evaluation_sums: Tensor | None = (
+        None  # of the evaluation so far: summed loss and its denominator, (2,); None: no loss
+    )
 
     def get_train_dataloader(self) -> Any:
         return _Steps(self.driven, super().get_train_dataloader())  # type: ignore[misc]
@@ -185,7 +189,9 @@ class DrivenTrainer:
         forward: Any = inspect.unwrap(type(model).forward)
         if not forward.__module__.startswith("transformers."):
             return bool(getattr(self, "_loss_shifts_labels", False))
-        shifts = "loss_function" in forward.__code__.co_names and model.loss_function.__name__ == "ForCausalLMLoss"
+        shifts = (
+            "loss_function" in forward.__code__.co_names and model.loss_function.__name__ == "ForCausalLMLoss"
+        )
         return shifts and not getattr(model.config, "is_encoder_decoder", False)
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:

@@ -88,7 +88,13 @@ _UNSUPPORTED = (
 # Accelerate uses this precision where TrainingArguments say fp32; older versions leave their last one there.
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
 # Suffixes of the metrics that the Trainer adds to the user's.
-_TRAINER_METRICS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")
+_TRAINER_METRICS = (
+    "runtime",
+    "samples_per_second",
+    "steps_per_second",
+    "jit_compilation_time",
+    "model_preparation_time",
+)
 
 
 def train_with(
@@ -125,7 +131,9 @@ def train_with(
     given = dict(arguments or {})
     faults = _faults(given, parts) + list(_override_faults(trainer))
     if loss is not None and denominator is not None:
-        faults.append("train_with: denominator: expected None with batch_loss, which returns the mean over its samples")
+        faults.append(
+            "train_with: denominator: expected None with batch_loss, which returns the mean over its samples"
+        )
     if loss is not None and trainer.training_step is not Trainer.training_step:
         faults.append(
             f"{trainer.__name__}.training_step: expected the Trainer's with batch_loss, which replaces it; got an override"
@@ -136,16 +144,22 @@ def train_with(
         given.setdefault("remove_unused_columns", False)  # what `embed` reads, the Trainer cannot know
     training_arguments = _arguments(setup, given, len(driven.plans) - driven.number)
     divides_by = None if denominator is None else staticmethod(denominator)
-    driven_class = type(trainer.__name__, (DrivenTrainer, trainer), {"driven": driven, "user_denominator": divides_by})
+    driven_class = type(
+        trainer.__name__, (DrivenTrainer, trainer), {"driven": driven, "user_denominator": divides_by}
+    )
     yield from driven.reported
     if driven.number < len(driven.plans):
-        yield from as_generator(lambda report: _train(driven, driven_class, training_arguments, parts, report))
+        yield from as_generator(
+            lambda report: _train(driven, driven_class, training_arguments, parts, report)
+        )
 
 
 def _faults(given: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
     """What the study sets, or a trial does not support, among the user's arguments."""
     faults = study_faults("arguments", given, _STUDY_KEYS)
-    faults += [f"arguments: {name}: not supported in a trial; remove it" for name in _UNSUPPORTED if name in given]
+    faults += [
+        f"arguments: {name}: not supported in a trial; remove it" for name in _UNSUPPORTED if name in given
+    ]
     if "args" in parts:
         faults.append("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
     if (parts.get("optimizers") or (None, None))[1] is not None:
@@ -178,7 +192,12 @@ def _arguments(setup: TrialSetup, given: Mapping[str, Any], steps: int) -> dict[
     """Keyword arguments for TrainingArguments."""
     training, plan = setup.training, setup.plan
     # The filter of losses that are not finite would synchronise with the GPU twice a step.
-    quiet = {"report_to": "none", "logging_strategy": "no", "disable_tqdm": True, "logging_nan_inf_filter": False}
+    quiet = {
+        "report_to": "none",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "logging_nan_inf_filter": False,
+    }
     if "logging_steps" in given:
         del quiet["logging_strategy"]
     # The user's, or less where that ran out of memory in an earlier attempt.
@@ -208,10 +227,20 @@ def _arguments(setup: TrialSetup, given: Mapping[str, Any], steps: int) -> dict[
 
 
 def _train(
-    driven: DrivenLoop, driven_class: type, arguments: dict[str, Any], parts: dict[str, Any], report: Report[Measurement]
+    driven: DrivenLoop,
+    driven_class: type,
+    arguments: dict[str, Any],
+    parts: dict[str, Any],
+    report: Report[Measurement],
 ) -> None:
-    precision = {"fp32": "no", "tf32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), driven.running():
+    precision = {"fp32": "no", "tf32": "no"}.get(
+        driven.setup.training.precision, driven.setup.training.precision
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="bsearch-") as folder,
+        environment({_PRECISION: precision}),
+        driven.running(),
+    ):
         args = _arguments_class(driven_class)(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # otherwise it would use every visible GPU for one trial
@@ -220,7 +249,9 @@ def _train(
         driven_trainer.add_callback(_MeasuringCallback(driven_trainer, driven, report))
         driven_trainer.train()
         if not (driven.done or driven.diverged):
-            raise driven.ended_early("a callback set control.should_training_stop or control.should_epoch_stop")
+            raise driven.ended_early(
+                "a callback set control.should_training_stop or control.should_epoch_stop"
+            )
         if driven.setup.model_folder is not None and driven.done:
             driven_trainer.save_model(driven.setup.model_folder)
 
@@ -240,7 +271,9 @@ def _arguments_class(trainer: Any) -> type[TrainingArguments]:
             with suppress(NameError, TypeError):  # of types that only a checker imports
                 hint = get_type_hints(base.__init__).get("args")
                 members = get_args(hint) or (hint,)
-                kinds += [kind for kind in members if isinstance(kind, type) and issubclass(kind, TrainingArguments)]
+                kinds += [
+                    kind for kind in members if isinstance(kind, type) and issubclass(kind, TrainingArguments)
+                ]
     return max(kinds, key=lambda kind: len(kind.__mro__))
 
 
@@ -265,12 +298,19 @@ class _MeasuringCallback(TrainerCallback):
             self._accumulate,
             self.driven.couples_samples,
             weights=self.driven.weights(),
-            coupled_loss=None if self.driven.coupled_loss is None else self.driven.coupled_loss.given(context=self._context),
+            coupled_loss=None
+            if self.driven.coupled_loss is None
+            else self.driven.coupled_loss.given(context=self._context),
         )
 
     def _accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
-        model, items = self.trainer.model_wrapped, self.trainer.number_of_items([batch for _, batch in micro_batches])
-        with patch.object(model, "train"):  # the Trainer calls it in every pass; the modules' modes are the caller's
+        model, items = (
+            self.trainer.model_wrapped,
+            self.trainer.number_of_items([batch for _, batch in micro_batches]),
+        )
+        with patch.object(
+            model, "train"
+        ):  # the Trainer calls it in every pass; the modules' modes are the caller's
             loss: Tensor = self.trainer.accumulate_step(model, list(micro_batches), items)
         return loss
 
@@ -285,7 +325,10 @@ class _MeasuringCallback(TrainerCallback):
     @contextmanager
     def _context(self) -> Iterator[None]:
         """Context of the loss: only the model's own forward pass is under autocast, which Accelerate has wrapped around it."""
-        with torch.autocast(self.driven.device.type, enabled=False), self.trainer.compute_loss_context_manager():
+        with (
+            torch.autocast(self.driven.device.type, enabled=False),
+            self.trainer.compute_loss_context_manager(),
+        ):
             yield
 
     def _loss_location(self) -> str:
@@ -309,7 +352,9 @@ class _MeasuringCallback(TrainerCallback):
         with evaluating():
             metrics = self.trainer.evaluate()
         scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-        self.report(self.driven.measurement({name: value for name, value in scores.items() if _is_score(name, value)}))
+        self.report(
+            self.driven.measurement({name: value for name, value in scores.items() if _is_score(name, value)})
+        )
         control.should_training_stop = control.should_training_stop or self.driven.diverged
         self.driven.resume_clock()
 

@@ -84,7 +84,9 @@ _REFUSED = {
     callbacks.ModelCheckpoint: "the study keeps checkpoints; for a trained model write bsearch train --keep model",
 }
 if hasattr(callbacks, "WeightAveraging"):  # since 2.6
-    _REFUSED[callbacks.WeightAveraging] = "its averages are in no checkpoint; average weights in the module, as buffers"
+    _REFUSED[callbacks.WeightAveraging] = (
+        "its averages are in no checkpoint; average weights in the module, as buffers"
+    )
 # What Lightning calls in automatic optimization alone, and a planned step does not: where to put an override instead.
 _NOT_CALLED = {
     "optimizer_step": "Write it in on_before_optimizer_step, or, for a rate, training.schedule: module:function.",
@@ -131,7 +133,9 @@ def train_with(
             "training.compile: expected false, because lightning.Trainer does not compile; got true. Compile in the module."
         )
     if manual and loss is not None:
-        faults.append("train_with: expected a module with automatic optimization beside embed and batch_loss, got a manual one")
+        faults.append(
+            "train_with: expected a module with automatic optimization beside embed and batch_loss, got a manual one"
+        )
     if manual and setup.training.clip_norm is not None:
         faults.append(
             f"training.clip_norm: expected null, because {type(module).__name__} takes its own optimizer steps; got "
@@ -140,8 +144,12 @@ def train_with(
     given = arguments.pop("callbacks", None) or []
     arguments["callbacks"] = given = given if isinstance(given, list) else [given]
     faults += _callback_faults("train_with: callbacks", given)
-    if any(isinstance(callback, callbacks.LearningRateMonitor) for callback in given) and not arguments.get("logger"):
-        faults.append("train_with: callbacks: expected a logger for LearningRateMonitor, got none. Pass logger=, or remove it.")
+    if any(isinstance(callback, callbacks.LearningRateMonitor) for callback in given) and not arguments.get(
+        "logger"
+    ):
+        faults.append(
+            "train_with: callbacks: expected a logger for LearningRateMonitor, got none. Pass logger=, or remove it."
+        )
     faults += [
         f"{type(module).__name__}.{name}: expected Lightning's default, since a planned step does not call it; got an "
         f"override. {advice}"
@@ -164,11 +172,20 @@ def _callback_faults(where: str, given: Iterable[Callback]) -> list[str]:
 
 
 def _train(
-    driven: DrivenLoop, module: LightningModule, data: Any, arguments: dict[str, Any], report: Report[Measurement]
+    driven: DrivenLoop,
+    module: LightningModule,
+    data: Any,
+    arguments: dict[str, Any],
+    report: Report[Measurement],
 ) -> None:
     setup = driven.setup
     driver = _DrivingCallback(driven, module, report)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _quiet(), driven.running(), driver.replaced_step(module):
+    with (
+        tempfile.TemporaryDirectory(prefix="bsearch-") as folder,
+        _quiet(),
+        driven.running(),
+        driver.replaced_step(module),
+    ):
         quiet = {
             "logger": False,
             "enable_checkpointing": False,
@@ -251,7 +268,9 @@ class _Accumulation:
 
     def __init__(self, module: LightningModule, size: float, outputs: Callable[[Any, int], Any]) -> None:
         self.module, self.size, self._outputs = module, size, outputs
-        self._total = torch.zeros((), dtype=widest_float(module.device), device=module.device)  # the summed loss
+        self._total = torch.zeros(
+            (), dtype=widest_float(module.device), device=module.device
+        )  # the summed loss
         self._denominator = 0.0  # that of its mean
 
     def add(self, batch: Any, index: int, samples: int) -> Any:
@@ -259,7 +278,9 @@ class _Accumulation:
         output = self._outputs(batch, index)
         loss = _mean_loss(self.module, output)
         reported = output.get("denominator") if isinstance(output, Mapping) else None
-        denominator = float(samples if reported is None else reported)  # of a tensor on a GPU, this synchronises
+        denominator = float(
+            samples if reported is None else reported
+        )  # of a tensor on a GPU, this synchronises
         if not (math.isfinite(denominator) and denominator >= 0):
             raise TaskError(
                 f"{type(self.module).__name__}.training_step: expected a denominator >= 0 that the mean divides by, got "
@@ -270,7 +291,9 @@ class _Accumulation:
             self.size = denominator  # a whole step needs no weight, and hooks see its loss as it is
         if denominator:  # otherwise the mean is 0/0, and NaN times a weight of 0 is NaN
             # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
-            with torch.autocast(self.module.device.type, enabled=False):  # as Lightning, though within training_step's context
+            with torch.autocast(
+                self.module.device.type, enabled=False
+            ):  # as Lightning, though within training_step's context
                 self.module.manual_backward(loss * (denominator / self.size))
             self._total = self._total + detached.to(self._total.dtype) * denominator
             self._denominator += denominator
@@ -282,7 +305,9 @@ class _Accumulation:
             zero_gradients(self.module.parameters())
             return self._total
         if self._denominator != self.size:
-            gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+            gradients = [
+                parameter.grad for parameter in self.module.parameters() if parameter.grad is not None
+            ]
             rescale_gradients(gradients, torch.full_like(self._total, self._denominator), self.size)
         return self._total / self._denominator
 
@@ -375,7 +400,10 @@ class _DrivingCallback(Callback):
         Raises:
             TaskError: some are left.
         """
-        loop, optimizer = module.trainer.fit_loop.epoch_loop.automatic_optimization, module.trainer.optimizers[0]
+        loop, optimizer = (
+            module.trainer.fit_loop.epoch_loop.automatic_optimization,
+            module.trainer.optimizers[0],
+        )
         with torch.autocast(module.device.type, enabled=False):
             loop._on_before_zero_grad(optimizer)
             loop._optimizer_zero_grad(index, optimizer)
@@ -414,10 +442,15 @@ class _DrivingCallback(Callback):
     def _output(self, batch: Any, index: int) -> Any:
         return self._training_step(batch, index) if self._takes_index else self._training_step(batch)
 
-    def _accumulate(self, trainer: Trainer, module: LightningModule, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+    def _accumulate(
+        self, trainer: Trainer, module: LightningModule, micro_batches: Sequence[tuple[int, Any]]
+    ) -> Tensor:
         """A step's gradient without a step: neither callbacks nor logs see it."""
         step = self._begun(trainer, module, sum(samples for samples, _ in micro_batches))
-        with patch.object(trainer, "callbacks", []), patch.multiple(module, log=_log_nothing, log_dict=_log_nothing):
+        with (
+            patch.object(trainer, "callbacks", []),
+            patch.multiple(module, log=_log_nothing, log_dict=_log_nothing),
+        ):
             for index, (samples, batch) in enumerate(micro_batches):
                 batch = trainer.precision_plugin.convert_input(batch)
                 batch = trainer.strategy.batch_to_device(module._on_before_batch_transfer(batch))
@@ -427,14 +460,20 @@ class _DrivingCallback(Callback):
                 return step.end()
 
     def _begun(
-        self, trainer: Trainer, module: LightningModule, size: int, outputs: Callable[[Any, int], Any] | None = None
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        size: int,
+        outputs: Callable[[Any, int], Any] | None = None,
     ) -> _Accumulation | _CoupledAccumulation:
         """A new step of `size` samples, accumulated."""
         if self.driven.coupled_loss is None:
             return _Accumulation(module, size, outputs or self._output)
         if self._coupled_steps is None:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            self._coupled_steps = CoupledSteps(self.driven.coupled_loss, module, self.driven.setup, scaler=scaler)
+            self._coupled_steps = CoupledSteps(
+                self.driven.coupled_loss, module, self.driven.setup, scaler=scaler
+            )
         return _CoupledAccumulation(self._coupled_steps)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -450,8 +489,12 @@ class _DrivingCallback(Callback):
                 f"scheduler, since training.schedule sets the rate; got {len(trainer.optimizers)} and "
                 f"{len(trainer.lr_scheduler_configs)}. For a schedule of your own write training.schedule: module:function."
             )
-        trainer.gradient_clip_val = self.driven.setup.training.clip_norm  # which manual optimization refuses as an argument
-        trainer.fit_loop.max_epochs = self.driven.measurements_left  # Lightning has set it to `max_epochs` of the Trainer
+        trainer.gradient_clip_val = (
+            self.driven.setup.training.clip_norm
+        )  # which manual optimization refuses as an argument
+        trainer.fit_loop.max_epochs = (
+            self.driven.measurements_left
+        )  # Lightning has set it to `max_epochs` of the Trainer
         optimizer = Joined(trainer.optimizers) if several else trainer.optimizers[0]
         check_no_scheduler("lightning.Trainer: the optimizer", optimizer)
         self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
@@ -467,7 +510,9 @@ class _DrivingCallback(Callback):
         coupled, data, weights = driven.coupled_loss, driven.fetcher(), driven.weights()
         if coupled is not None:
             coupled = coupled.given(lambda copied, batch: self._transferred(trainer, copied, batch))
-        parts = TrainingParts(module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights)
+        parts = TrainingParts(
+            module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights
+        )
         if driven.takes_steps:
             never_split = Examination(couples_samples=True, takes_steps=True)
             return replace(parts, accumulate=None, couples_samples=True, examination=never_split)
@@ -488,12 +533,21 @@ class _DrivingCallback(Callback):
             module.optimizers = lambda **options: _StillOptimizer.all_of(trainer, module)
         output = step(module, batch, 0) if self._takes_index else step(module, batch)
         if self.driven.takes_steps:  # and its backward passes
-            return torch.stack([parameter.sum() for parameter in module.parameters() if parameter.requires_grad]).sum() * 0
+            return (
+                torch.stack(
+                    [parameter.sum() for parameter in module.parameters() if parameter.requires_grad]
+                ).sum()
+                * 0
+            )
         return _mean_loss(module, output)
 
     def _loss_location(self, own: type[LightningModule]) -> str:
         loss, setup = self.driven.coupled_loss, self.driven.setup
-        return loss.where(setup) if loss else f"{line_of(own.training_step, setup.folder)}{own.__name__}.training_step"
+        return (
+            loss.where(setup)
+            if loss
+            else f"{line_of(own.training_step, setup.folder)}{own.__name__}.training_step"
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measure(trainer)
@@ -501,7 +555,9 @@ class _DrivingCallback(Callback):
         if trainer.fit_loop.epoch_progress.current.completed and not trainer.current_epoch:
             iter(trainer.fit_loop._data_fetcher)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self.report.raise_if_stopped()
         parts, where = partial(self._parts, trainer, pl_module), partial(self._loss_location, type(pl_module))
         report_parts_if_profiling(self.report, parts, where, self.driven.setup)
@@ -549,7 +605,11 @@ class _DrivingCallback(Callback):
         """Report the interval that is over: with the means over it, and after all hooks of its end."""
         if self._validated:
             self._validated = False
-            self.report(self.driven.measurement({name: float(value) for name, value in trainer.callback_metrics.items()}))
+            self.report(
+                self.driven.measurement(
+                    {name: float(value) for name, value in trainer.callback_metrics.items()}
+                )
+            )
             self.driven.resume_clock()
 
 
@@ -561,7 +621,11 @@ class _StillOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        self.param_groups, self.optimizer, self.defaults = optimizer.param_groups, optimizer, optimizer.defaults
+        self.param_groups, self.optimizer, self.defaults = (
+            optimizer.param_groups,
+            optimizer,
+            optimizer.defaults,
+        )
         self._parameters = parameters
 
     @classmethod
@@ -571,7 +635,10 @@ class _StillOptimizer:
         pairs = zip(trainer.lightning_module.parameters(), copied.parameters(), strict=True)
         copies = {id(original): parameter for original, parameter in pairs}
         made = [
-            cls(optimizer, [copies[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]])
+            cls(
+                optimizer,
+                [copies[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]],
+            )
             for optimizer in trainer.optimizers
         ]
         return made if len(made) > 1 else made[0]

@@ -79,7 +79,10 @@ _collector: ContextVar[list[TrainingParts] | None] = ContextVar("collector", def
 
 
 def report_parts_if_profiling(
-    report: Report[Any], parts: Callable[[], TrainingParts], where: Callable[[], str] = str, setup: TrialSetup | None = None
+    report: Report[Any],
+    parts: Callable[[], TrainingParts],
+    where: Callable[[], str] = str,
+    setup: TrialSetup | None = None,
 ) -> None:
     """Call before the first step: a profile gets the loop's parts and their examination, and the training ends.
 
@@ -119,7 +122,9 @@ def uses_loop(function: TrainFunction) -> bool:
     def matches(name: str, value: Any, code: CodeType) -> bool:
         if getattr(value, "__module__", "") == SCRIPTS:
             return True
-        return value is Loop or (inspect.ismodule(value) and "Loop" in code.co_names and getattr(value, "Loop", None) is Loop)
+        return value is Loop or (
+            inspect.ismodule(value) and "Loop" in code.co_names and getattr(value, "Loop", None) is Loop
+        )
 
     return _refers(function, matches)
 
@@ -194,7 +199,9 @@ class LoopTask(Task):
                 _collector.reset(token)
             if not collected:
                 found = "no training" if yielded is None else f"a {type(yielded).__name__} first"
-                raise NoTrainingError(f"{plain(self.function).__name__}: expected to train by train_with, got {found}")
+                raise NoTrainingError(
+                    f"{plain(self.function).__name__}: expected to train by train_with, got {found}"
+                )
             collected[0].model.cpu()  # only copies of it run: there it would take memory beside them
             self._parts = dict(setup.parameters), collected[0]
         return self._parts[1]
@@ -219,7 +226,9 @@ class LoopTask(Task):
         memo: dict[int, Any] = {id(parameter): parameter for parameter in originals}
         memo |= {id(original): copied for original, copied in zip(originals, model.parameters(), strict=True)}
         optimizer = copy.deepcopy(parts.optimizer, memo)
-        for name, value in vars(parts.optimizer).items():  # an optimizer copies only its groups, state and defaults
+        for name, value in vars(
+            parts.optimizer
+        ).items():  # an optimizer copies only its groups, state and defaults
             vars(optimizer).setdefault(name, value)
         return optimizer
 
@@ -232,7 +241,9 @@ class LoopTask(Task):
         """This task, or one with `embed` and `batch_loss` where that is what the function trains with these parameters."""
         parts = self.parts(setup)
         # Where the training code takes its own steps, it may leave gradients to the next one, as to a second micro-batch.
-        self.couples_samples = parts.couples_samples and not (parts.examination and parts.examination.takes_steps)
+        self.couples_samples = parts.couples_samples and not (
+            parts.examination and parts.examination.takes_steps
+        )
         return self if parts.coupled_loss is None else _CoupledLoopTask(self)
 
 
@@ -274,4 +285,6 @@ class _Batches(Dataset[Any]):
 
     def fetch(self, keys: SampleKeys) -> Any:
         batch = self._fetcher.fetch(keys)
-        return dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's own mapping would be one leaf to pytree
+        return (
+            dict(batch) if isinstance(batch, Mapping) else batch
+        )  # a tokenizer's own mapping would be one leaf to pytree

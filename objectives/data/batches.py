@@ -142,7 +142,9 @@ class SampleStream:
                 positions = np.arange(block * _DRAWN, (block + 1) * _DRAWN)
                 known = _drawn(self._cumulative, self.seed, positions), positions
             # A step can span several blocks; older ones are not needed again.
-            self._blocks = {old: kept for old, kept in self._blocks.items() if old >= block - 1} | {block: known}
+            self._blocks = {old: kept for old, kept in self._blocks.items() if old >= block - 1} | {
+                block: known
+            }
         return known
 
     def micro_batches(self, plans: Iterable[BatchPlan], position: int, rank: int) -> Iterator[SampleKeys]:
@@ -230,7 +232,9 @@ class Fetcher(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self.dataset = self._source = dataset
         self.collate = collate
-        self._fetches_batches = isinstance(dataset, BatchDataset)  # checked once: isinstance of a protocol takes 15 us
+        self._fetches_batches = isinstance(
+            dataset, BatchDataset
+        )  # checked once: isinstance of a protocol takes 15 us
         self._tensors, self._places = _tensors_of(dataset) if collate is default_collate else (None, None)
         self.indexed = self._fetches_batches or self._tensors is not None
         # Whether samples depend on random numbers; None before the first. Where they do not, they are not seeded, which takes
@@ -242,12 +246,16 @@ class Fetcher(Dataset[Any]):
 
     def same_data(self, other: Fetcher) -> bool:
         """Whether both fetch the same samples, as far as that can be seen without reading them."""
-        (tensors, places), (others, other_places) = (_tensors_of(fetcher._source) for fetcher in (self, other))
+        (tensors, places), (others, other_places) = (
+            _tensors_of(fetcher._source) for fetcher in (self, other)
+        )
         if tensors is None or others is None:
             return self._source is other._source
         if len(tensors) != len(others) or not all(map(operator.is_, tensors, others)):
             return False
-        return (places is None) == (other_places is None) and (places is None or np.array_equal(places, other_places))  # type: ignore[arg-type]
+        if places is None or other_places is None:
+            return places is other_places
+        return np.array_equal(places, other_places)
 
     def move_to(self, device: torch.device) -> None:
         """Keep the dataset on a device: batches are indexed there."""
@@ -264,13 +272,20 @@ class Fetcher(Dataset[Any]):
         if self._tensors is None:
             yield from map(self.fetch, micro_batches)
             return
-        most = min(_INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1), _INDEXED_SAMPLES)
+        most = min(
+            _INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1), _INDEXED_SAMPLES
+        )
         for group in _grouped(micro_batches, most):
             if len(group) == 1:
-                yield self._indexed(group)  # nothing here holds it while it is used, so the next one takes the same memory
+                yield self._indexed(
+                    group
+                )  # nothing here holds it while it is used, so the next one takes the same memory
                 continue
             # Not views, so that a task may change a batch in place.
-            parts = [torch.unsafe_split_with_sizes(tensor, [len(keys) for keys in group]) for tensor in self._indexed(group)]
+            parts = [
+                torch.unsafe_split_with_sizes(tensor, [len(keys) for keys in group])
+                for tensor in self._indexed(group)
+            ]
             yield from map(list, zip(*parts, strict=True))
 
     def _indexed(self, group: Sequence[SampleKeys]) -> list[Tensor]:
@@ -298,7 +313,9 @@ class Fetcher(Dataset[Any]):
                 if not self._draws:
                     return batch
             seeds = mixed(keys.seed, keys.epoch, keys.index).tolist()
-            return self._collated([self._seeded(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)])
+            return self._collated(
+                [self._seeded(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)]
+            )
         finally:
             if self._draws:
                 state.restore()  # fetching must not affect the model's dropout
@@ -366,7 +383,9 @@ def _tensors_of(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, np.nd
     return None, None
 
 
-def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int, pin_memory: bool = False) -> Iterator[Any]:
+def batches(
+    fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int, pin_memory: bool = False
+) -> Iterator[Any]:
     """Batches in the order of `micro_batches`, fetched here or prefetched by `workers` processes.
 
     Without workers, pinned batches are fetched by a thread, some ahead, if that needs no random state of the process.
@@ -402,7 +421,9 @@ class Loader:
         waited_s: seconds in which batches were waited for.
     """
 
-    def __init__(self, keys: Iterable[SampleKeys], load: Callable[[Iterator[SampleKeys]], Iterator[Any]]) -> None:
+    def __init__(
+        self, keys: Iterable[SampleKeys], load: Callable[[Iterator[SampleKeys]], Iterator[Any]]
+    ) -> None:
         self._sizes: deque[int] = deque()
         self._batches = load(self._noted(keys))
         self.waited_s = 0.0
@@ -474,7 +495,9 @@ def ahead(values: Iterator[Any], count: int = AHEAD) -> Iterator[Any]:
 
 def pinned(batch: Any) -> Any:
     """The batch in page-locked memory, from which copies to a GPU do not wait; batches that already lie on it stay."""
-    return with_tensors(batch, lambda tensor: tensor if accelerator.is_gpu(tensor.device) else tensor.pin_memory())
+    return with_tensors(
+        batch, lambda tensor: tensor if accelerator.is_gpu(tensor.device) else tensor.pin_memory()
+    )
 
 
 def _unchanged(batch: Any) -> Any:
@@ -485,7 +508,9 @@ def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
     """Keys of all samples of a dataset in order, `batch` at a time."""
     index = np.arange(samples)
     return [
-        SampleKeys(index[start : start + batch], np.zeros(len(index[start : start + batch]), dtype=np.int64), seed)
+        SampleKeys(
+            index[start : start + batch], np.zeros(len(index[start : start + batch]), dtype=np.int64), seed
+        )
         for start in range(0, samples, batch)
     ]
 
@@ -512,7 +537,9 @@ def with_tensors(
         return function(batch)
     if isinstance(batch, PackedSequence):
         data, batch_sizes, *indices = batch  # the sizes have to stay on the CPU
-        return PackedSequence(function(data), batch_sizes, *(index if index is None else function(index) for index in indices))
+        return PackedSequence(
+            function(data), batch_sizes, *(index if index is None else function(index) for index in indices)
+        )
 
     def inside(value: Any) -> Any:
         return with_tensors(value, function, otherwise)

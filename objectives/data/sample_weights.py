@@ -31,7 +31,9 @@ def balanced(labels: Sequence[int] | Sequence[str] | np.ndarray | Tensor) -> np.
     try:
         array = _array(labels)
     except ValueError:
-        raise TaskError(f"{where}: expected one for each training sample, got a {type(labels).__name__} of sequences") from None
+        raise TaskError(
+            f"{where}: expected one for each training sample, got a {type(labels).__name__} of sequences"
+        ) from None
     if array.ndim != 1 or not len(array):
         raise TaskError(
             f"{where}: expected one for each training sample, got shape {array.shape}. Of one-hot labels, write "
@@ -58,7 +60,9 @@ def checked_weights(where: str, weights: Any, samples: int) -> np.ndarray:
         array = np.array(_array(weights), dtype=np.float64)
     except (TypeError, ValueError):
         got = type(weights).__name__
-        raise TaskError(f"{where}: expected one number for each of the {samples} training samples, got {got}") from None
+        raise TaskError(
+            f"{where}: expected one number for each of the {samples} training samples, got {got}"
+        ) from None
     if array.shape != (samples,):
         got = f"shape {array.shape}" if array.ndim != 1 else str(len(array))
         raise TaskError(

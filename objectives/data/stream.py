@@ -26,7 +26,17 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter
 from ..parallel.data_parallel import Ranks
 from ..state.checkpoint import random_state, set_random_state
-from .batches import Fetcher, Loader, RandomState, SampleKeys, SampleStream, batches, leaves, mixed, seed_generators
+from .batches import (
+    Fetcher,
+    Loader,
+    RandomState,
+    SampleKeys,
+    SampleStream,
+    batches,
+    leaves,
+    mixed,
+    seed_generators,
+)
 
 # Samples that are kept for tracing memory and for the examination.
 _FIRST = 512
@@ -48,7 +58,9 @@ def is_stream(dataset: Any) -> bool:
     """Whether a dataset can only be iterated, such as an `IterableDataset` of torch or of `datasets`."""
     if isinstance(dataset, IterableDataset):
         return True
-    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "fetch")
+    return (
+        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "fetch")
+    )
 
 
 class InOrder(SampleStream):
@@ -91,12 +103,16 @@ class Read:
     def before(self, position: int) -> Read:
         """The part of it that precedes a position."""
         digests = {number: digest for number, digest in self.digests.items() if number < position}
-        states = [state for state in self.states if sum(number >= state[0] for number in digests) >= _VERIFIED]
+        states = [
+            state for state in self.states if sum(number >= state[0] for number in digests) >= _VERIFIED
+        ]
         return Read(digests, states, self.more)
 
     def to_dict(self) -> dict[str, Any]:
         """As values that a checkpoint can hold."""
-        states = [[number, torch.frombuffer(bytearray(state), dtype=torch.uint8)] for number, state in self.states]
+        states = [
+            [number, torch.frombuffer(bytearray(state), dtype=torch.uint8)] for number, state in self.states
+        ]
         return {"digests": self.digests, "states": states, "more": self.more}
 
     @classmethod
@@ -115,7 +131,13 @@ class StreamReader:
     """
 
     def __init__(
-        self, stream: Any, samples: int, seed: int, start: int = 0, known: Read | None = None, keeps_states: bool = False
+        self,
+        stream: Any,
+        samples: int,
+        seed: int,
+        start: int = 0,
+        known: Read | None = None,
+        keeps_states: bool = False,
     ) -> None:
         self._source, self._samples, self._seed, self._start = stream, samples, seed, start
         self._known = known or Read()
@@ -227,7 +249,9 @@ class StreamReader:
         if place + 1 == samples:
             # Reading on also lets a stream finish its pass.
             self._read.more |= next(self._iterator, self) is not self
-        elif self._keeps_states and self._number % _STATE_EVERY == 0 and time.monotonic() >= self._state_due_s:
+        elif (
+            self._keeps_states and self._number % _STATE_EVERY == 0 and time.monotonic() >= self._state_due_s
+        ):
             self._take_state()
         return sample
 
@@ -246,7 +270,9 @@ class StreamReader:
 class StreamFetcher(Fetcher):
     """Fetches successive micro-batches of a stream, each with what is known of its samples and, if reading failed, why."""
 
-    def __init__(self, stream: Any, reader: StreamReader, samples: int, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(
+        self, stream: Any, reader: StreamReader, samples: int, collate: Callable[[list[Any]], Any]
+    ) -> None:
         super().__init__(stream, collate)
         self._reader, self._samples = reader, samples
 
@@ -268,7 +294,11 @@ class FirstSamples(Dataset[Any]):
 
     def __init__(self, stream: Any, samples: int, seed: int) -> None:
         self._given = stream, samples, seed
-        self._reader, self._size, self._samples = StreamReader(*self._given), min(samples, _FIRST), list[Any]()
+        self._reader, self._size, self._samples = (
+            StreamReader(*self._given),
+            min(samples, _FIRST),
+            list[Any](),
+        )
 
     def __len__(self) -> int:
         return self._size
@@ -291,14 +321,21 @@ class TrainingStream:
     """
 
     def __init__(
-        self, stream: Any, samples: int, seed: int, collate: Callable[[list[Any]], Any] | None, keeps_states: bool
+        self,
+        stream: Any,
+        samples: int,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None,
+        keeps_states: bool,
     ) -> None:
         self.first = FirstSamples(stream, samples, seed)
         self._stream, self._order, self._keeps_states = stream, InOrder(samples, seed), keeps_states
         self._collate = collate or default_collate
         self._read = Read()
 
-    def loader(self, plans: Iterable[BatchPlan], position: int, workers: int, pin_memory: bool, ranks: Ranks) -> Loader:
+    def loader(
+        self, plans: Iterable[BatchPlan], position: int, workers: int, pin_memory: bool, ranks: Ranks
+    ) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training.
 
         Every device reads all samples and keeps every n-th.
@@ -343,7 +380,9 @@ class TrainingStream:
         _check_alike(self._read, ranks)
         facts: dict[str, Parameter] = {}
         if self._read.more:
-            facts["stream"] = f"yields more than the {self._order.samples} samples stated; each pass ended there"
+            facts["stream"] = (
+                f"yields more than the {self._order.samples} samples stated; each pass ended there"
+            )
         if self._read.skipped:
             facts["samples_skipped"] = self._read.skipped
         return facts
@@ -362,7 +401,9 @@ def _check_alike(read: Read, ranks: Ranks) -> None:
     # States are rank 0's own affair.
     first, *others = ranks.all_gathered({"digests": [read.digests]})["digests"]
     for rank, other in enumerate(others, start=1):
-        number = next((number for number, digest in first.items() if other.get(number, digest) != digest), None)
+        number = next(
+            (number for number, digest in first.items() if other.get(number, digest) != digest), None
+        )
         if number is not None:
             raise TaskError(
                 "Task.data: train: expected the stream to yield the same samples on every device, which keeps its own share; "

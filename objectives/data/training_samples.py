@@ -60,7 +60,9 @@ class TrainingSamples:
         collate = collate or self.data.collate
         return Fetcher(dataset) if collate is None else Fetcher(dataset, collate)
 
-    def micro_batches_of(self, plans: Iterable[BatchPlan], position: int, workers: int, *, pin_memory: bool = False) -> Loader:
+    def micro_batches_of(
+        self, plans: Iterable[BatchPlan], position: int, workers: int, *, pin_memory: bool = False
+    ) -> Loader:
         """This device's micro-batches for steps with these plans, from a position in training."""
         if self.live is not None:
             return self.live.loader(plans, position, workers, pin_memory, self.ranks)
@@ -96,4 +98,8 @@ class TrainingSamples:
         if self.data.lengths is None:
             return facts
         units = self._units(seen)
-        return {**facts, self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}
+        return {
+            **facts,
+            self.data.unit: units,
+            f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0,
+        }

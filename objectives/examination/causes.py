@@ -66,7 +66,9 @@ def cause_of(
     parts = np.array_split(np.arange(samples), 2)
     halves = [values(part) for part in parts]
     label = "loss times samples: " if remedies.sum else ""
-    evidence = f"{label}{samples} samples give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
+    evidence = (
+        f"{label}{samples} samples give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
+    )
     if (sizes := _parts_whose_denominators_differ(values, samples, smallest)) is not None:
         return Cause(
             "denominator",
@@ -74,7 +76,9 @@ def cause_of(
         )
     by_denominator = sum(total * part for total, part in halves) / denominator if denominator else math.nan
     by_samples = sum(total * len(part) for (total, _), part in zip(halves, parts, strict=True)) / samples
-    if _close(whole, by_samples) or (_close(whole, by_denominator) and _close(denominator, sum(part for _, part in halves))):
+    if _close(whole, by_samples) or (
+        _close(whole, by_denominator) and _close(denominator, sum(part for _, part in halves))
+    ):
         expected = (
             "the batch's mean loss, got it divided by the number of samples once more"
             if remedies.sum
@@ -104,7 +108,11 @@ def embedding_cause(layer: str) -> Cause:
     Args:
         layer: the first whose output for a sample depends on the others; empty where there is none.
     """
-    found = f"one whose layer {layer} mixes them" if layer else "one that depends on which samples share a micro-batch"
+    found = (
+        f"one whose layer {layer} mixes them"
+        if layer
+        else "one that depends on which samples share a micro-batch"
+    )
     return Cause(
         "layer" if layer else "coupled",
         f"expected an embedding of each sample alone, got {found}. Compare samples in batch_loss, which gets the whole batch.",
@@ -187,9 +195,9 @@ def _weighted_mean(
     From singles l_i and pairs m_ij = (w_i l_i + w_j l_j) / (w_i + w_j) follow the ratios of weights; they have to give the
     means of larger sets.
     """
-    return _weighted(lambda total, denominator: total / denominator, values, samples, evidence, remedies) or _weighted(
-        lambda total, _: total, values, samples, evidence, remedies
-    )
+    return _weighted(
+        lambda total, denominator: total / denominator, values, samples, evidence, remedies
+    ) or _weighted(lambda total, _: total, values, samples, evidence, remedies)
 
 
 def _weighted(
@@ -224,7 +232,9 @@ def _weighted(
     effect = 0.0
     for size in (3, len(weights)):
         chosen = list(weights)[:size]
-        expected = sum(weights[index] * singles[index] for index in chosen) / sum(weights[index] for index in chosen)
+        expected = sum(weights[index] * singles[index] for index in chosen) / sum(
+            weights[index] for index in chosen
+        )
         found, unweighted = mean(*chosen), sum(singles[index] for index in chosen) / size
         effect = max(effect, abs(found - unweighted))
         if abs(found - expected) > _NEAR * abs(found - unweighted) + _NOISE * spread:
@@ -248,7 +258,9 @@ def _term_of_each_call(
     term = (singles - together) / (len(chosen) - 1)
     if len(chosen) < 4 or not term:
         return None
-    pairs, others = (sum(values(np.asarray(part))[0] for part in parts) for parts in (((0, 1), (2, 3)), ((0, 2, 3), (1,))))
+    pairs, others = (
+        sum(values(np.asarray(part))[0] for part in parts) for parts in (((0, 1), (2, 3)), ((0, 2, 3), (1,)))
+    )
     if max(abs(pairs - together - term), abs(others - together - term)) > _NEAR * abs(term):
         return None
     return Cause(
@@ -302,14 +314,17 @@ def _sum_of_means(
         sets = np.array([(8, 1), (2, 1), (1, 1), (1, 2), (1, 8), (0, 1)])
         beyond = np.array([mean(m, *[0] * (other - 1), n) for m, n in sets]) - first
 
-        def fit(log_ratio: float, m: Any = sets[:, 0], n: Any = sets[:, 1], beyond: Any = beyond) -> tuple[float, Any]:
+        def fit(
+            log_ratio: float, m: Any = sets[:, 0], n: Any = sets[:, 1], beyond: Any = beyond
+        ) -> tuple[float, Any]:
             ratio = math.exp(log_ratio)
             terms = np.column_stack([n / (m + n), n * ratio / (m + n * ratio)])
             sizes = np.linalg.lstsq(terms, beyond)[0]
             return float(np.abs(terms @ sizes - beyond).max()), (*sizes, ratio)
 
         found = min(
-            (minimize_scalar(lambda at: fit(at)[0], bounds=ends, method="bounded") for ends in _RATIOS), key=lambda one: one.fun
+            (minimize_scalar(lambda at: fit(at)[0], bounds=ends, method="bounded") for ends in _RATIOS),
+            key=lambda one: one.fun,
         )
         if samples < 3 or found.fun > _NEAR * min(fit(0.0)[0], np.abs(beyond).max()):
             return None

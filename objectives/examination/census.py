@@ -55,7 +55,9 @@ def census(
         owner: an object of the user's whose attributes may hold it.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    stepped = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    stepped = {
+        id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]
+    }
     if beside := [_name(tensor, owner) for tensor in learns if id(tensor) not in names]:
         yield Finding(
             "beside",
@@ -103,4 +105,6 @@ def check_no_living_scheduler(where: str, optimizers: Sequence[Optimizer]) -> No
 
 def _name(tensor: Tensor, owner: Any) -> str:
     held = {} if owner is None else attribute_tensors(owner)
-    return next((name for name, value in held.items() if value is tensor), f"a tensor of shape {tuple(tensor.shape)}")
+    return next(
+        (name for name, value in held.items() if value is tensor), f"a tensor of shape {tuple(tensor.shape)}"
+    )

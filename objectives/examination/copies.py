@@ -32,7 +32,9 @@ def needs_its_own_model(run: TrainingRun) -> bool:
     return any(getattr(parameter, name, None) for parameter in run.model.parameters() for name in hooks)
 
 
-def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live: bool = False) -> TrainingRun:
+def copied(
+    run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live: bool = False
+) -> TrainingRun:
     """The run with a copy of its model in a precision, without autocast but in the study's own.
 
     Args:
@@ -54,7 +56,9 @@ def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live
 
 def numbers_of(task: Task | None) -> dict[str, Any]:
     """The plain numbers among a task's attributes."""
-    return {name: value for name, value in (vars(task) if task else {}).items() if isinstance(value, int | float)}
+    return {
+        name: value for name, value in (vars(task) if task else {}).items() if isinstance(value, int | float)
+    }
 
 
 @contextmanager
@@ -62,10 +66,17 @@ def unchanged(task: Task) -> Iterator[None]:
     """Restore a task's attributes on exit, and empty the caches of its module that have grown: they may hold tensors in another
     precision. Containers are restored as they were, not what is in them.
     """
-    before = {name: copy.copy(value) if isinstance(value, dict | list | set) else value for name, value in vars(task).items()}
+    before = {
+        name: copy.copy(value) if isinstance(value, dict | list | set) else value
+        for name, value in vars(task).items()
+    }
     module = sys.modules.get(type(task).__module__)
     functions = (*vars(type(task)).values(), *(vars(module).values() if module else ()))
-    caches = [function for function in functions if hasattr(function, "cache_info") and hasattr(function, "cache_clear")]
+    caches = [
+        function
+        for function in functions
+        if hasattr(function, "cache_info") and hasattr(function, "cache_clear")
+    ]
     sizes = [cache.cache_info().currsize for cache in caches]
     try:
         yield

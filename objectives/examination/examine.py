@@ -90,7 +90,9 @@ _SAMPLES, _RECOMPUTED = 24, 2
 Values = Callable[[Step, Indices], tuple[float, float]]
 
 
-def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[ActivationCheckpointing] = ()) -> Examination:
+def examined(
+    run: TrainingRun, smallest: int, checkpointing: Sequence[ActivationCheckpointing] = ()
+) -> Examination:
     """Examine a task's training.
 
     Args:
@@ -102,7 +104,9 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
     keys = varied(run.train_fetcher, run.stream.take(0, min(run.stream.samples, POOL)), _SAMPLES)
 
     live = needs_its_own_model(run)
-    modes = [] if live else [mode for mode in checkpointing if mode != "none"]  # what such a model may do, a copy does not
+    modes = (
+        [] if live else [mode for mode in checkpointing if mode != "none"]
+    )  # what such a model may do, a copy does not
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
@@ -135,7 +139,9 @@ def examined(run: TrainingRun, smallest: int, checkpointing: Sequence[Activation
             )
             examination = _examined_step(opened, compare, len(keys), smallest, device)
         findings = [
-            *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
+            *reading_findings(
+                run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)
+            ),
             *_mode_findings(run),
             *data_of_model(run.train_fetcher, keys, run.model, location_of(run, "data", "training data")),
             *learns,
@@ -208,10 +214,14 @@ def examined_loop(
         examination = _examined_step(opened, compare, len(keys), smallest, setup.device)
         if not examination.note:
             break
-    return replace(examination, findings=(*learns, *examination.findings), seconds=time.perf_counter() - started)
+    return replace(
+        examination, findings=(*learns, *examination.findings), seconds=time.perf_counter() - started
+    )
 
 
-def found_in_memory(what: str, where: str, device: str, find: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
+def found_in_memory(
+    what: str, where: str, device: str, find: Callable[[], Iterable[Finding]]
+) -> tuple[Finding, ...]:
     """What is found, or that memory does not do for finding it: a training may fit that a comparison of two does not."""
     try:
         return tuple(find())
@@ -272,7 +282,10 @@ def _census(
 
 
 def _first_samples(
-    back_propagate: Callable[[Sequence[tuple[int, Any]]], Tensor], data: Fetcher, stream: SampleStream, device: torch.device
+    back_propagate: Callable[[Sequence[tuple[int, Any]]], Tensor],
+    data: Fetcher,
+    stream: SampleStream,
+    device: torch.device,
 ) -> None:
     size = min(2, stream.samples)  # one sample has no batch statistics
     back_propagate([(size, to_device(data.fetch(stream.take(0, size)), device))])
@@ -354,7 +367,9 @@ def _compared_step(
         return Examination(note=f"{where}: draws random numbers in a way that cannot be held fixed")
     elif not found.equal:
         cause = _cause(step, partial(values, step), effort.samples, smallest, remedies)
-        message = f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
+        message = (
+            f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
+        )
         findings.append(Finding(cause.kind, where, message, found.difference))
     findings += batch_norm_findings(step, effort.samples, smallest, seed)
     if not effort.brief and not takes_steps:
@@ -380,7 +395,9 @@ def _cause(
         return Cause("coupled", text)
 
 
-def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, perturbed: bool, live: bool) -> Step:
+def _step_of(
+    run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, perturbed: bool, live: bool
+) -> Step:
     other = copied(run, dtype, perturbed=perturbed, live=live)
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
@@ -409,7 +426,9 @@ def _live_precision(model: nn.Module, dtype: torch.dtype | None, *, perturbed: b
             tensor.data = data
 
 
-def _recomputed(run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCheckpointing]) -> Iterator[Finding]:
+def _recomputed(
+    run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCheckpointing]
+) -> Iterator[Finding]:
     """Blocks whose gradient is another where they are computed again in the backward pass."""
     most = min(len(keys), _RECOMPUTED)
 
@@ -418,7 +437,9 @@ def _recomputed(run: TrainingRun, keys: SampleKeys, modes: Sequence[ActivationCh
         checkpoint_activations(run.task.checkpoint_blocks(other.model), mode)
         seed_draws(0)
         other.accumulate([(most, batch)], most)
-        gradients = (torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in other.parameters)
+        gradients = (
+            torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in other.parameters
+        )
         return [one.detach().cpu() for one in gradients]
 
     if not modes or not most or not run.task.checkpoint_blocks(run.model):

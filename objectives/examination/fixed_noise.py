@@ -25,16 +25,31 @@ from ..machine.accelerator import widest_float
 NoisePattern = Literal["rows", "constant"]
 
 _DROPOUT = frozenset(
-    name + suffix for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout") for suffix in ("", "_")
+    name + suffix
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
 ) | {"dropout1d", "dropout2d", "dropout3d"}
 # Functions with an argument that turns on dropout or the like: its position, its name and the value that turns it off.
 _SWITCHES: dict[str, tuple[int, str, Any]] = {
     "scaled_dot_product_attention": (4, "dropout_p", 0.0),
-    "multi_head_attention_forward": (10, "dropout_p", 0.0),  # a function of Python, whose own calls do not come by here
+    "multi_head_attention_forward": (
+        10,
+        "dropout_p",
+        0.0,
+    ),  # a function of Python, whose own calls do not come by here
     "rrelu": (3, "training", False),
 }
 _SHAPED = ("rand", "randn", "randint", "normal")
-_IN_PLACE = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+_IN_PLACE = (
+    "uniform_",
+    "normal_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "cauchy_",
+    "log_normal_",
+    "geometric_",
+)
 
 
 class FixedNoise(TorchFunctionMode):
@@ -65,7 +80,12 @@ class FixedNoise(TorchFunctionMode):
         if name == "multinomial":
             weights, count = _first_two(args, kwargs, ("input", "num_samples"), (None, None))
             return func(*args, **kwargs) if count > weights.shape[-1] else weights.topk(count).indices
-        if name in _IN_PLACE or name == "bernoulli" or name in _SHAPED or name.removesuffix("_like") in _SHAPED:
+        if (
+            name in _IN_PLACE
+            or name == "bernoulli"
+            or name in _SHAPED
+            or name.removesuffix("_like") in _SHAPED
+        ):
             with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
                 # Drawn with a fixed seed, so that integers stay in the requested range.
                 _seed_torch(0)
@@ -107,7 +127,11 @@ class FixedNoise(TorchFunctionMode):
                     values = uniform
             if name.startswith(("randint", "random")) and drawn.dim():
                 rows = self.noise == "rows" and drawn.dim() > 1
-                values = (drawn[:1] if rows else drawn.flatten()[:1].reshape([1] * drawn.dim())).expand_as(drawn).clone()
+                values = (
+                    (drawn[:1] if rows else drawn.flatten()[:1].reshape([1] * drawn.dim()))
+                    .expand_as(drawn)
+                    .clone()
+                )
             drawn.copy_(values)
         return drawn
 
@@ -117,9 +141,11 @@ class FixedNoise(TorchFunctionMode):
         # Multiples of the golden ratio, modulo 1: evenly spread for any number of them.
         row = (torch.arange(1, size + 1, dtype=torch.float64) * 0.6180339887498949) % 1.0
         row = row.to(like.device, widest_float(like.device))
-        return (row.view(1, *like.shape[1:]) if self.noise == "rows" and like.dim() else row.view([1] * like.dim())).expand(
-            like.shape
-        )
+        return (
+            row.view(1, *like.shape[1:])
+            if self.noise == "rows" and like.dim()
+            else row.view([1] * like.dim())
+        ).expand(like.shape)
 
 
 def _normal(uniform: Tensor) -> Tensor:

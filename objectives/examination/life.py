@@ -85,7 +85,9 @@ def with_life(
     if found and isinstance(found, str):
         found = Finding("unexamined", where, f"resuming was not examined: {found}")
     findings = (*examination.findings, *([found] if isinstance(found, Finding) else []))
-    return replace(examination, findings=findings, seconds=examination.seconds + time.perf_counter() - started)
+    return replace(
+        examination, findings=findings, seconds=examination.seconds + time.perf_counter() - started
+    )
 
 
 def _compared(where: str, begin: Begin, setup: TrialSetup, batch: int) -> Finding | str:
@@ -159,7 +161,9 @@ def _averaged(where: str, metric: str, reached: float, again: float) -> Finding 
 class _Brief(TrainingRun):
     """A task's training that is evaluated with a few samples."""
 
-    def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
+    def evaluate(
+        self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None
+    ) -> dict[str, float]:
         return super().evaluate(keys or few_samples(self), fetcher)
 
 

@@ -26,7 +26,9 @@ _MAKING_S = 10.0
 _ANOTHER = 1e-3
 
 
-def with_plans(examination: Examination, run: TrainingRun, make: Callable[[], Any], smallest: int, devices: int) -> Examination:
+def with_plans(
+    examination: Examination, run: TrainingRun, make: Callable[[], Any], smallest: int, devices: int
+) -> Examination:
     """The examination with whether updates of the task that `make` returns depend on `setup.plan`, if none is refused yet."""
     if examination.refusals:
         return examination
@@ -46,11 +48,18 @@ def _findings(run: TrainingRun, make: Callable[[], Any], smallest: int, devices:
     if (took_s := time.process_time() - started) > _MAKING_S:
         yield _unexamined(where, f"making the model and a step take {took_s:.0f} s of processor time")
         return
-    others = ("2 micro-batches rather than 1", BatchPlan(size, 2)), ("2 devices rather than 1", BatchPlan(size, devices=2))
+    others = (
+        ("2 micro-batches rather than 1", BatchPlan(size, 2)),
+        ("2 devices rather than 1", BatchPlan(size, devices=2)),
+    )
     for what, plan in others[: min(devices, 2)]:
         if (off := differing(_update(run, make(), plan, smallest), update)) > _ANOTHER:
             repeats = differing(_update(run, make(), BatchPlan(size), smallest), update) <= _ANOTHER
-            yield plan_finding(where, off, what) if repeats else _unexamined(where, "two updates of the same plan differ")
+            yield (
+                plan_finding(where, off, what)
+                if repeats
+                else _unexamined(where, "two updates of the same plan differ")
+            )
             return
 
 

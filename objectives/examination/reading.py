@@ -89,7 +89,9 @@ def subset_fetchers(
         return prepare(collated(index))
 
     everything = np.arange(len(keys))
-    if fetcher.indexed or not (differ(collated(everything), collated(everything)) or _draws_while_collating(fetcher, keys)):
+    if fetcher.indexed or not (
+        differ(collated(everything), collated(everything)) or _draws_while_collating(fetcher, keys)
+    ):
         return fetch, None
     whole = collated(everything)
     if not any(_has_rows(leaf, len(keys)) for leaf in _outer_leaves(whole, len(keys))):
@@ -102,7 +104,9 @@ def _collated_alike(collate: Callable[[list[Any]], Any], samples: list[Any]) -> 
     return collate(samples)
 
 
-def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, where: Callable[[str], str]) -> Iterator[Finding]:
+def reading_findings(
+    train: Fetcher, keys: SampleKeys, validation: Fetcher, where: Callable[[str], str]
+) -> Iterator[Finding]:
     """Samples that differ when they are read again.
 
     Args:
@@ -185,7 +189,9 @@ def _draws_while_collating(fetcher: Fetcher, keys: SampleKeys) -> bool:
     collated = []
     for seed in (1, 2):
         seed_draws(0)
-        samples = [fetcher.dataset[index] for index in keys.index[:_REREAD].tolist()]  # collating may change them
+        samples = [
+            fetcher.dataset[index] for index in keys.index[:_REREAD].tolist()
+        ]  # collating may change them
         seed_draws(seed)
         collated.append(fetcher.collate(samples))
     return differ(*collated)
@@ -203,7 +209,10 @@ def _sliced(batch: Any, index: Indices, samples: int) -> Any:
         return batch[index] if _has_rows(batch, samples) else batch
     chosen = torch.from_numpy(index)
     return with_tensors(
-        batch, lambda tensor: tensor.index_select(0, chosen.to(tensor.device)) if _has_rows(tensor, samples) else tensor
+        batch,
+        lambda tensor: (
+            tensor.index_select(0, chosen.to(tensor.device)) if _has_rows(tensor, samples) else tensor
+        ),
     )
 
 
@@ -227,7 +236,9 @@ def _certainly_unequal(leaf: Any, other: Any) -> bool:
     if isinstance(leaf, Tensor) and isinstance(other, Tensor):
         if leaf.is_nested or other.is_nested:
             return False  # their shapes are symbols, which always differ
-        return leaf.shape != other.shape or not torch.equal(*(torch.nan_to_num(tensor.to_dense()) for tensor in (leaf, other)))
+        return leaf.shape != other.shape or not torch.equal(
+            *(torch.nan_to_num(tensor.to_dense()) for tensor in (leaf, other))
+        )
     if isinstance(leaf, np.ndarray) and isinstance(other, np.ndarray):
         return leaf.shape != other.shape or not np.array_equal(leaf, other, equal_nan=leaf.dtype.kind == "f")
     if isinstance(leaf, int | float | str | bytes) and isinstance(other, int | float | str | bytes):

@@ -84,7 +84,11 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
             whole = evaluated([np.arange(samples)])
             parts = [uneven_parts(samples, 1, run.setup.seed + number) for number in range(count)]
             splits = [evaluated(each).values() for each in parts]
-            again = evaluated([np.arange(samples)], seed=1).values() if splits[0] != whole.values() else whole.values()
+            again = (
+                evaluated([np.arange(samples)], seed=1).values()
+                if splits[0] != whole.values()
+                else whole.values()
+            )
         except BsearchError:
             raise
         except Exception as error:
@@ -95,10 +99,14 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
             # One prediction may flip by rounding where outputs nearly tie.
             rounds = dtype is None and abs(value - split) * samples < 1.5
             if _off(value, again.get(name, math.nan)) > _SAME[dtype]:
-                yield Finding("scores_not_compared", where, f"{name}: draws random numbers that cannot be held fixed")
+                yield Finding(
+                    "scores_not_compared", where, f"{name}: draws random numbers that cannot be held fixed"
+                )
             elif (off := _off(value, split)) > _SAME[dtype] and not rounds:
                 text = _NO_SUM if name in whole.sums else _NOT_WHOLE
-                yield Finding("score", where, text.format(name=name, whole=value, samples=samples, split=split), off)
+                yield Finding(
+                    "score", where, text.format(name=name, whole=value, samples=samples, split=split), off
+                )
         return
     yield Finding("scores_not_compared", where, f"scores could not be compared unsplit and split: {note}")
 
@@ -107,7 +115,9 @@ def _chosen(run: TrainingRun) -> Indices:
     """At random, since data sets are often sorted by class, and of as many kinds as there are."""
     size = len(run.validation_fetcher.dataset)  # type: ignore[arg-type]
     pool = np.random.default_rng(run.setup.seed).choice(size, min(POOL, size), replace=False)
-    return varied(run.validation_fetcher, SampleKeys(pool, np.zeros_like(pool), run.setup.seed), _SAMPLES).index
+    return varied(
+        run.validation_fetcher, SampleKeys(pool, np.zeros_like(pool), run.setup.seed), _SAMPLES
+    ).index
 
 
 def _affordable(evaluated: Callable[[Sequence[Indices]], Evaluation], most: int) -> tuple[int, int]:

@@ -65,7 +65,12 @@ class Step:
     sliced: Callable[[Indices], Any] | None = None
 
     def gradient(
-        self, parts: Sequence[Indices], noise: NoisePattern | None, seed: int = 0, *, moves_buffers: bool = False
+        self,
+        parts: Sequence[Indices],
+        noise: NoisePattern | None,
+        seed: int = 0,
+        *,
+        moves_buffers: bool = False,
     ) -> tuple[Tensor, float]:
         """The step's gradient over these micro-batches as one vector, and its mean loss; restores the model's state.
 
@@ -80,7 +85,11 @@ class Step:
             micro_batches = [(len(part), _seeded(partial(self.batch, part), seed, buffers)) for part in parts]
             loss = float(self.accumulate(micro_batches))
         # Several of these are kept in host memory: no wider than the gradient, and filled in place.
-        dtype = torch.float64 if any(parameter.dtype == torch.float64 for parameter in parameters) else torch.float32
+        dtype = (
+            torch.float64
+            if any(parameter.dtype == torch.float64 for parameter in parameters)
+            else torch.float32
+        )
         sizes = [parameter.numel() for parameter in parameters]
         flat = torch.zeros(sum(sizes), dtype=dtype)
         for parameter, place in zip(parameters, torch.split(flat, sizes), strict=True):
@@ -166,12 +175,20 @@ def compared(step: Step, smallest: int, seed: int, effort: Effort) -> Comparison
         if not (math.isfinite(loss) and bool(torch.isfinite(whole).all())):
             raise FloatingPointError("the loss or its gradient is not finite")
         if not whole.any():
-            raise NothingToCompare("the samples that were compared have no gradient, or the loss does not use its `model`")
-        rounding = 1.0 if effort.brief else relative_difference(step.gradient([everything[::-1].copy()], "rows")[0], whole)
+            raise NothingToCompare(
+                "the samples that were compared have no gradient, or the loss does not use its `model`"
+            )
+        rounding = (
+            1.0
+            if effort.brief
+            else relative_difference(step.gradient([everything[::-1].copy()], "rows")[0], whole)
+        )
         tolerance = _tolerance(step.dtype, rounding)
         difference = _largest_difference(step, splits, "rows", whole)
         if difference <= tolerance:
-            drawn = [] if effort.brief else [step.gradient([everything], None, seed=each)[0] for each in (0, 1)]
+            drawn = (
+                [] if effort.brief else [step.gradient([everything], None, seed=each)[0] for each in (0, 1)]
+            )
             return Comparison(difference, tolerance, random=bool(drawn) and not torch.equal(*drawn))
         if step.sliced is not None:
             alike = _largest_difference(replace(step, batch=step.sliced), splits, "rows")
@@ -182,7 +199,9 @@ def compared(step: Step, smallest: int, seed: int, effort: Effort) -> Comparison
             return Comparison(constant, tolerance, random=True)
         again, elsewhere = (step.gradient([everything], "rows", seed=each)[0] for each in (0, 1))
     repeats = relative_difference(again, whole) <= tolerance
-    return Comparison(difference, tolerance, repeats=repeats, fixed=relative_difference(elsewhere, whole) <= tolerance)
+    return Comparison(
+        difference, tolerance, repeats=repeats, fixed=relative_difference(elsewhere, whole) <= tolerance
+    )
 
 
 def _largest_difference(
@@ -263,17 +282,23 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
     shapes = {parameter.shape for parameter in step.model.parameters() if parameter.numel() > 1}
     with restored(step.model):
         versions = {name: parameter._version for name, parameter in step.model.named_parameters()}
-        buffers = {name: value.clone() for name, value in step.model.named_buffers() if id(value) not in norms}
+        buffers = {
+            name: value.clone() for name, value in step.model.named_buffers() if id(value) not in norms
+        }
         with fixed_noise("rows", step.model):
             step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
             held = {name: tensor.detach().clone() for name, tensor in step.held().items()}
             step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
-        changed = [name for name, parameter in step.model.named_parameters() if parameter._version != versions[name]]
+        changed = [
+            name for name, parameter in step.model.named_parameters() if parameter._version != versions[name]
+        ]
         now = dict(step.model.named_buffers())
         updated = [name for name, value in buffers.items() if name not in now or not _same(now[name], value)]
         for name, tensor in step.held().items():
             if name in held and not _same(tensor, held[name]):
-                (changed if "." in name.removeprefix("self.") or tensor.shape in shapes else updated).append(name)
+                (changed if "." in name.removeprefix("self.") or tensor.shape in shapes else updated).append(
+                    name
+                )
     for parameter in step.model.parameters():
         parameter.grad = None
     if changed:
@@ -386,7 +411,10 @@ def attribute_tensors(owner: Any) -> dict[str, Tensor]:
     for name, value in vars(owner).items():
         for number, leaf in enumerate(leaves(value)):
             if isinstance(leaf, nn.Module):
-                found |= {f"self.{name}.{inner}": tensor for inner, tensor in (*leaf.named_parameters(), *leaf.named_buffers())}
+                found |= {
+                    f"self.{name}.{inner}": tensor
+                    for inner, tensor in (*leaf.named_parameters(), *leaf.named_buffers())
+                }
             elif isinstance(leaf, Tensor):
                 found[f"self.{name}" if leaf is value else f"self.{name}[{number}]"] = leaf
     return found
@@ -415,7 +443,9 @@ def differing(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     """The norm of the difference of all tensors, relative to that of the others; 0 where both vanish."""
     off = scale = 0.0
     for tensor, other in zip(tensors, others, strict=True):
-        for part, of_other in zip(torch.split(tensor.flatten(), _CHUNK), torch.split(other.flatten(), _CHUNK), strict=True):
+        for part, of_other in zip(
+            torch.split(tensor.flatten(), _CHUNK), torch.split(other.flatten(), _CHUNK), strict=True
+        ):
             off = math.hypot(off, float((part.double() - of_other.double()).norm()))
             scale = math.hypot(scale, float(of_other.double().norm()))
     return off / scale if scale else float(off > 0)
@@ -429,4 +459,6 @@ def _tolerance(dtype: torch.dtype | None, rounding: float) -> float:
 
 
 def _same(tensor: Tensor, other: Tensor) -> bool:
-    return tensor.shape == other.shape and torch.equal(torch.nan_to_num(tensor.detach()), torch.nan_to_num(other))
+    return tensor.shape == other.shape and torch.equal(
+        torch.nan_to_num(tensor.detach()), torch.nan_to_num(other)
+    )

@@ -48,7 +48,10 @@ def family_of(transformers: Any, config: Any) -> Family:
         try:
             model = _described(transformers, config, kernel)
         except Exception as error:  # of its own code, which may need weights
-            return Family(kernel, f"{config.model_type} cannot be described without its weights ({type(error).__name__})")
+            return Family(
+                kernel,
+                f"{config.model_type} cannot be described without its weights ({type(error).__name__})",
+            )
     name = type(model).__name__
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     if unmasked or getattr(type(model), "_is_stateful", False):
@@ -56,7 +59,9 @@ def family_of(transformers: Any, config: Any) -> Family:
     elif not takes_positions:
         reason = f"{name} takes no position_ids, so positions cannot restart at each document"
     elif kernel == "eager":
-        return Family(kernel, f"{name} has an attention of its own, which is not known to keep documents apart")
+        return Family(
+            kernel, f"{name} has an attention of its own, which is not known to keep documents apart"
+        )
     else:
         return Family(kernel)
     return Family(kernel, reason, leaks=True)

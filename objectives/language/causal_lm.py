@@ -24,7 +24,17 @@ from ..task import Data, Loss, Score, Task
 from .comparison import compared, logits_of
 from .corpus import corpus_of
 from .packing import IGNORED
-from .pretrained import config_of, divides, family_here, flag, loaded, packs, source_of, tokens_here, transformers_here
+from .pretrained import (
+    config_of,
+    divides,
+    family_here,
+    flag,
+    loaded,
+    packs,
+    source_of,
+    tokens_here,
+    transformers_here,
+)
 from .text import Bytes
 from .token_loss import summed_cross_entropy
 
@@ -49,7 +59,8 @@ class CausalLM(Task):
     def data(self, setup: TrialSetup) -> Data:
         corpus = corpus_of(setup)
         train, validation = (
-            TensorDataset(part.tokens, part.labels, part.segments) for part in (corpus.train, corpus.validation)
+            TensorDataset(part.tokens, part.labels, part.segments)
+            for part in (corpus.train, corpus.validation)
         )
         return Data(train, validation, lengths=corpus.train.lengths, unit="tokens", weights=corpus.weights)
 
@@ -60,7 +71,9 @@ class CausalLM(Task):
         tokens = tokens_here(setup)
         adapts = "lora_rank" in setup.parameters
         if flag(setup, "lora_merge") and not adapts:
-            raise TaskError("space.lora_merge: expected lora_rank with it, whose adapters are merged. Write lora_rank: 16.")
+            raise TaskError(
+                "space.lora_merge: expected lora_rank with it, whose adapters are merged. Write lora_rank: 16."
+            )
         if new := max(len(tokens) - config.vocab_size, 0):  # type: ignore[arg-type]
             model.resize_token_embeddings(len(tokens))  # type: ignore[arg-type]
         whole: nn.Module = _with_adapters(model, setup) if adapts else model
@@ -81,11 +94,15 @@ class CausalLM(Task):
         """What the rows are made of; and a row against its documents alone, under `transformers`' eager attention."""
         corpus = corpus_of(setup)
         yield Finding("rows", "space.text", corpus.sentence)
-        yield from (Finding("rows", "space.text", f"a document, «what counts» marked: {sample}") for sample in corpus.samples)
+        yield from (
+            Finding("rows", "space.text", f"a document, «what counts» marked: {sample}")
+            for sample in corpus.samples
+        )
         known = config_of(source_of(setup, "model")).get_text_config(decoder=True).vocab_size
         if (tokens := len(tokens_here(setup))) > known:  # type: ignore[arg-type]
             message = (
-                f"the tokenizer has {tokens:,} tokens, the model {known:,}: embeddings of the others are newly initialized"
+                f"the tokenizer has {tokens:,} tokens, the model {known:,}: embeddings of the others are "
+                "newly initialized"
             )
             yield Finding("rows", "space.tokenizer", message)
         if weight := getattr(model.config, "router_aux_loss_coef", 0.0):
@@ -99,7 +116,11 @@ class CausalLM(Task):
             family = family_here(source_of(setup, "model"))
             filled = sum(corpus.train.lengths) / corpus.train.tokens.numel()
             why = f", since {family.reason}" if "packing" not in setup.parameters else ""
-            yield Finding("rows", "space.packing", f"a row is one document{why}; {filled:.0%} of the rows' tokens are text")
+            yield Finding(
+                "rows",
+                "space.packing",
+                f"a row is one document{why}; {filled:.0%} of the rows' tokens are text",
+            )
         try:
             off, ahead = compared(model, data, divided=divides(setup))
         except Exception as error:  # memory runs out, or a model of its own kind has no eager attention
@@ -111,7 +132,11 @@ class CausalLM(Task):
             message = f"expected a causal model, whose tokens see none that follow; got {name}, whose logits change with them"
             yield Finding("causal", "space.model", f"{message} (relative difference {ahead:.1g})", ahead)
         elif off > most:
-            what = "documents of a packed row see each other" if divides(setup) else "a row differs from eager attention"
+            what = (
+                "documents of a packed row see each other"
+                if divides(setup)
+                else "a row differs from eager attention"
+            )
             message = f"{what} in {name} (relative difference of logits {off:.1g}). Write packing: false."
             yield Finding("packing", "space.model", message, off)
 
@@ -161,7 +186,9 @@ def _merged(model: Any) -> nn.Module:
     whole = whole.float() if next(whole.parameters()).dtype in (torch.bfloat16, torch.float16) else whole
     base = whole.get_base_model()
     ends = [base.get_input_embeddings(), base.get_output_embeddings()]
-    if base.config.get_text_config(decoder=True).tie_word_embeddings and any(hasattr(end, "lora_A") for end in ends):
+    if base.config.get_text_config(decoder=True).tie_word_embeddings and any(
+        hasattr(end, "lora_A") for end in ends
+    ):
         output = getattr(ends[1], "base_layer", ends[1])
         output.weight = nn.Parameter(output.weight.detach().clone())
         for config in (base.config, base.config.get_text_config(decoder=True)):
@@ -172,7 +199,9 @@ def _merged(model: Any) -> nn.Module:
 
 def _as_it_came(config: dict[str, Any], dtype: str | None) -> dict[str, Any]:
     """A configuration, and those within it, with a cache for generating, and with this precision, if one is given."""
-    found = {key: _as_it_came(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
+    found = {
+        key: _as_it_came(value, dtype) if isinstance(value, dict) else value for key, value in config.items()
+    }
     if "use_cache" in found:
         found["use_cache"] = True
     if dtype is not None and "dtype" in found:
@@ -182,7 +211,11 @@ def _as_it_came(config: dict[str, Any], dtype: str | None) -> dict[str, Any]:
 
 def _embeddings(model: Any) -> list[Any]:
     """The input's and the output's, of which peft keeps the trained ones beside the frozen ones."""
-    found = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    found = [
+        module
+        for module in (model.get_input_embeddings(), model.get_output_embeddings())
+        if module is not None
+    ]
     return [getattr(module, "modules_to_save", {"default": module})["default"] for module in found]
 
 
@@ -202,15 +235,23 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
                 "from_scratch: true. Remove one of the two."
             )
         if "quantize" in setup.parameters:
-            raise TaskError("space.quantize: expected a model with weights of its own and lora_rank, got from_scratch: true.")
+            raise TaskError(
+                "space.quantize: expected a model with weights of its own and lora_rank, got from_scratch: true."
+            )
         dtype = _dtype(setup)
-        made = transformers_here().AutoModelForCausalLM.from_config  # which would take the configuration's precision
-        return made(copy.deepcopy(config_of(source)), dtype=torch.float32 if dtype == "auto" else dtype, **options)
+        made = (
+            transformers_here().AutoModelForCausalLM.from_config
+        )  # which would take the configuration's precision
+        return made(
+            copy.deepcopy(config_of(source)), dtype=torch.float32 if dtype == "auto" else dtype, **options
+        )
     quantized = setup.parameters.get("quantize")
     if quantized is None:
         return loaded("AutoModelForCausalLM", source, "model", dtype=_dtype(setup), **options)
     if quantized not in _QUANTIZED:
-        raise TaskError(f"space.quantize: expected 8bit or 4bit, got {quantized!r}.{near_miss(quantized, _QUANTIZED)}")
+        raise TaskError(
+            f"space.quantize: expected 8bit or 4bit, got {quantized!r}.{near_miss(quantized, _QUANTIZED)}"
+        )
     if "lora_rank" not in setup.parameters:
         raise TaskError(
             "space.quantize: expected lora_rank with it, since quantized weights are not trained. Write lora_rank: 16."
@@ -220,7 +261,9 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
     except ImportError:
         raise TaskError(f"space.quantize: {quantized} needs bitsandbytes: pip install bitsandbytes") from None
     config = transformers_here().BitsAndBytesConfig(**_QUANTIZED[quantized])
-    return loaded("AutoModelForCausalLM", source, "model", quantization_config=config, dtype=_dtype(setup), **options)
+    return loaded(
+        "AutoModelForCausalLM", source, "model", quantization_config=config, dtype=_dtype(setup), **options
+    )
 
 
 def _dtype(setup: TrialSetup) -> Any:
@@ -234,16 +277,22 @@ def _dtype(setup: TrialSetup) -> Any:
 
 
 def _with_adapters(model: Any, setup: TrialSetup) -> Any:
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it warns of kernels that are not there
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # peft imports it, and it warns of kernels that are not there
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise TaskError("space.lora_rank: LoRA needs peft: pip install peft") from None
     rank = setup.parameters["lora_rank"]
     if flag(setup, "lora_merge") and "quantize" in setup.parameters:
-        raise TaskError("space.lora_merge: expected weights that are not quantized, which would be rounded; got quantize.")
+        raise TaskError(
+            "space.lora_merge: expected weights that are not quantized, which would be rounded; got quantize."
+        )
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise TaskError(f"space.lora_rank: expected an integer >= 1, got {rank!r}. Leave it out to train all weights.")
+        raise TaskError(
+            f"space.lora_rank: expected an integer >= 1, got {rank!r}. Leave it out to train all weights."
+        )
     variant = str(setup.parameters.get("lora_variant", _VARIANTS[0]))
     if variant not in _VARIANTS:
         near = near_miss(variant, _VARIANTS)
@@ -271,15 +320,21 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
-        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # `_merged` unties them
-        warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`", UserWarning)  # of others than the tied
+        warnings.filterwarnings(
+            "ignore", "Model has `tie_word_embeddings", UserWarning
+        )  # `_merged` unties them
+        warnings.filterwarnings(
+            "ignore", "You have requested `ensure_weight_tying`", UserWarning
+        )  # of others than the tied
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:  # modules of a kind that has no adapters
             raise TaskError(f"space.lora_targets: peft says: {str(error).splitlines()[0][:300]}") from None
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-            parameter.data = parameter.data.float()  # a module that is trained whole came in the precision of the files
+            parameter.data = (
+                parameter.data.float()
+            )  # a module that is trained whole came in the precision of the files
     return adapted
 
 
@@ -292,7 +347,11 @@ def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
     names = [name.strip() for name in str(setup.parameters.get(key, "")).split(",") if name.strip()]
     if key == "lora_targets" and names == ["all-linear"]:  # peft's name for what is done by default
         return []
-    layers = {name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None}
+    layers = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if getattr(module, "weight", None) is not None
+    }
     for name in names:
         if not any(full == name or full.endswith(f".{name}") for full, _ in model.named_modules()):
             raise TaskError(

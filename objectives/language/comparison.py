@@ -44,7 +44,9 @@ def compared(model: nn.Module, data: Data, *, divided: bool) -> tuple[float, flo
         with torch.no_grad():
             with own_attention(model):
                 alone = torch.cat([logits_of(model, piece, None) for piece in pieces], 1)
-                ahead = _relative(logits_of(model, ids, None)[:, :half], logits_of(model, ids[:, :half], None))
+                ahead = _relative(
+                    logits_of(model, ids, None)[:, :half], logits_of(model, ids[:, :half], None)
+                )
             off = _relative(logits_of(model, padded, parts if divided else None)[:, :end], alone)
     finally:
         model.train(training)

@@ -48,7 +48,9 @@ class Corpus:
         """What became of the training documents."""
         fate, rows = self.fate, len(self.train.tokens)
         share = fate.counted / max(fate.tokens, 1)
-        parts = [f"{_counted(fate.documents, 'document')} in {_counted(rows, 'row')}; {share:.0%} of their tokens count"]
+        parts = [
+            f"{_counted(fate.documents, 'document')} in {_counted(rows, 'row')}; {share:.0%} of their tokens count"
+        ]
         if fate.longer:
             rest = f", of which {fate.left_out:,} left out" if fate.left_out else ""
             parts.append(f"{fate.longer:,} longer than a row{rest}")
@@ -57,7 +59,9 @@ class Corpus:
             many = "parts of documents" if fate.longer else "documents"
             parts.append(f"{_counted(fate.silent, what, many)} without a counted token left out")
         if self.on_both_sides:
-            parts.append(f"{_counted(self.on_both_sides, 'validation document')} with the text of a training document")
+            parts.append(
+                f"{_counted(self.on_both_sides, 'validation document')} with the text of a training document"
+            )
         if self.weights is not None:
             drawn = ", ".join(f"{share:.0%} from {name}" for name, share in self.shares)
             parts.append(f"rows are drawn by weight, with replacement: {drawn}")
@@ -133,7 +137,9 @@ def corpus_of(setup: TrialSetup) -> Corpus:
 def _one_of(setup: TrialSetup, key: str, choices: Sequence[str]) -> Any:
     chosen = str(setup.parameters.get(key, choices[0]))
     if chosen not in choices:
-        raise TaskError(f"space.{key}: expected {' or '.join(choices)}, got {chosen!r}.{near_miss(chosen, choices)}")
+        raise TaskError(
+            f"space.{key}: expected {' or '.join(choices)}, got {chosen!r}.{near_miss(chosen, choices)}"
+        )
     return chosen
 
 
@@ -144,18 +150,26 @@ def _sources(setup: TrialSetup, key: str) -> tuple[_Source, ...]:
         TaskError: some have weights and some do not, or one is no positive number.
     """
     whole = str(setup.parameters[key])
-    names = [whole] if setup.path(whole).exists() else [name.strip() for name in whole.split(",") if name.strip()]
+    names = (
+        [whole] if setup.path(whole).exists() else [name.strip() for name in whole.split(",") if name.strip()]
+    )
     found = []
     for name in names:
         plain, at, weight = name.rpartition("@")
         if not at or setup.path(name).exists():
             plain, weight = name, ""
         path = setup.path(plain)
-        found.append(_Source(str(path) if path.exists() or not is_on_hub(plain) else plain, _weight(weight, key)))
+        found.append(
+            _Source(str(path) if path.exists() or not is_on_hub(plain) else plain, _weight(weight, key))
+        )
     if len({source.weight is None for source in found}) > 1:
-        raise TaskError(f"space.{key}: expected a weight for all sources or none, such as a.jsonl@3, b.jsonl@1; got {whole!r}")
+        raise TaskError(
+            f"space.{key}: expected a weight for all sources or none, such as a.jsonl@3, b.jsonl@1; got {whole!r}"
+        )
     if key != "text" and any(source.weight is not None for source in found):
-        raise TaskError(f"space.{key}: expected sources without weights, since every document is scored once; got {whole!r}")
+        raise TaskError(
+            f"space.{key}: expected sources without weights, since every document is scored once; got {whole!r}"
+        )
     return tuple(found)
 
 
@@ -177,7 +191,9 @@ def _corpus(wanted: _Wanted) -> Corpus:
     train = [_read(wanted, source, "text", tokens) for source in wanted.text]
     validation = [_read(wanted, source, "validation_text", tokens) for source in wanted.validation_text]
     if not validation:
-        train, validation = map(list, zip(*(held_out(part, wanted.validation_share) for part in train), strict=True))
+        train, validation = map(
+            list, zip(*(held_out(part, wanted.validation_share) for part in train), strict=True)
+        )
     fitting, fates = zip(*(_fitted(wanted, part, "text", tokens) for part in train), strict=True)
     scored, _ = _fitted(wanted, [text for part in validation for text in part], "validation_text", tokens)
     parts = [pack(documents, wanted.length, alone=wanted.alone) for documents in fitting]
@@ -214,7 +230,11 @@ def _read(wanted: _Wanted, source: _Source, key: str, tokens: Tokens) -> list[Te
     """
     path = Path(source.name)
     elsewhere = [Path(other.name) for other in wanted.validation_text] if key == "text" else []
-    placed = records_on_hub(source.name, key) if is_on_hub(source.name) else records(path, wanted.files, key, elsewhere)
+    placed = (
+        records_on_hub(source.name, key)
+        if is_on_hub(source.name)
+        else records(path, wanted.files, key, elsewhere)
+    )
     found = list(texts(placed, wanted.templates, tokens, wanted.turns))
     if not found:
         kinds = wanted.files or " or ".join(f"*{kind}" for kind in KINDS)
@@ -228,13 +248,17 @@ def _fitted(wanted: _Wanted, made: list[Text], key: str, tokens: Tokens) -> tupl
     Raises:
         TaskError: there are none.
     """
-    fitting, fate = fitted(tokenized(made, tokens, train_on_prompt=wanted.train_on_prompt), wanted.length, wanted.too_long)
+    fitting, fate = fitted(
+        tokenized(made, tokens, train_on_prompt=wanted.train_on_prompt), wanted.length, wanted.too_long
+    )
     if fitting:
         return fitting, fate
     name = "validation" if key == "validation_text" else "training"
     key = "text" if not wanted.validation_text else key
     longer = f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in the others"
-    advice = "Write a larger length" + ("." if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt.")
+    advice = "Write a larger length" + (
+        "." if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt."
+    )
     raise TaskError(
         f"space.{key}: expected a token that counts in the loss in {len(made):,} {name} documents, got none: "
         + (f"{longer}. {advice}" if fate.longer else "no completion, or turn of the assistant, has one.")
@@ -243,11 +267,17 @@ def _fitted(wanted: _Wanted, made: list[Text], key: str, tokens: Tokens) -> tupl
 
 def _teaches_ends(documents: Sequence[Document], tokens: Any) -> bool:
     """Whether any document counts a special token after its first."""
-    special = {*getattr(tokens, "all_special_ids", ()), *getattr(tokens, "added_tokens_decoder", ()), tokens.eos_token_id}
+    special = {
+        *getattr(tokens, "all_special_ids", ()),
+        *getattr(tokens, "added_tokens_decoder", ()),
+        tokens.eos_token_id,
+    }
     return any(
         counted and token in special
         for document in documents
-        for token, counted in zip(document.tokens[1:], (document.counts or [True] * len(document.tokens))[1:], strict=True)
+        for token, counted in zip(
+            document.tokens[1:], (document.counts or [True] * len(document.tokens))[1:], strict=True
+        )
     )
 
 

@@ -90,7 +90,9 @@ class Rows:
 
 def joined(parts: Sequence[Rows]) -> Rows:
     """Rows of equal length, one part after the other."""
-    tokens, labels, segments = (torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "labels", "segments"))
+    tokens, labels, segments = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "labels", "segments")
+    )
     return Rows(tokens, labels, segments, [length for part in parts for length in part.lengths])
 
 
@@ -121,7 +123,9 @@ def pack(documents: Sequence[Document], length: int, *, alone: bool = False) -> 
             piece = pieces[member]
             end = at + len(piece.tokens)
             tokens[row, at:end], segments[row, at:end] = piece.tokens, segment
-            labels[row, at : end - 1] = np.where(piece.counts[1:] if piece.counts else True, tokens[row, at + 1 : end], IGNORED)
+            labels[row, at : end - 1] = np.where(
+                piece.counts[1:] if piece.counts else True, tokens[row, at + 1 : end], IGNORED
+            )
             at = end
         segments[row, at:] = len(members)
         lengths.append(at)
@@ -148,7 +152,9 @@ def fitted(documents: Iterable[Document], length: int, too_long: TooLong) -> tup
         silent += len(pieces) - len(teaching)
         fitting += teaching
     counted = sum(piece.counted for piece in fitting)
-    return fitting, Fate(count, sum(len(piece.tokens) for piece in fitting), counted, longer, left_out, silent)
+    return fitting, Fate(
+        count, sum(len(piece.tokens) for piece in fitting), counted, longer, left_out, silent
+    )
 
 
 def _pieces(document: Document, length: int) -> Iterator[Document]:

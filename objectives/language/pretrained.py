@@ -22,7 +22,9 @@ def path_of(setup: TrialSetup, key: str) -> Path:
 def source_of(setup: TrialSetup, key: str) -> str:
     """A folder beside the study, or else a name on the hub."""
     if key not in setup.parameters:
-        raise TaskError(f"space.{key}: expected a folder or a name on the hub. Write {key}: NAME under space:.")
+        raise TaskError(
+            f"space.{key}: expected a folder or a name on the hub. Write {key}: NAME under space:."
+        )
     path = path_of(setup, key)
     return str(path) if path.exists() else str(setup.parameters[key])
 
@@ -98,7 +100,9 @@ def tokens_of(source: str, chat_template: str = "") -> Tokens:
     """
     tokens: Any = Bytes() if source == "bytes" else loaded("AutoTokenizer", source, "tokenizer")
     if chat_template and source == "bytes":
-        raise TaskError("space.chat_template: expected a tokenizer that can use it, got bytes. Name one of `transformers`.")
+        raise TaskError(
+            "space.chat_template: expected a tokenizer that can use it, got bytes. Name one of `transformers`."
+        )
     if chat_template:
         try:
             tokens.chat_template = Path(chat_template).read_text(encoding="utf-8")
@@ -109,17 +113,23 @@ def tokens_of(source: str, chat_template: str = "") -> Tokens:
 
 def length_of(setup: TrialSetup) -> int:
     config = config_of(source_of(setup, "model")).get_text_config(decoder=True)
-    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _LONGEST
+    most = (
+        getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _LONGEST
+    )
     length = setup.parameters.get("length", min(most, _LONGEST))
     if not isinstance(length, int) or not 2 <= length <= most:
-        raise TaskError(f"space.length: expected 2 to {most} tokens, which is what the model takes, got {length!r}")
+        raise TaskError(
+            f"space.length: expected 2 to {most} tokens, which is what the model takes, got {length!r}"
+        )
     return length
 
 
 def attention_of(setup: TrialSetup) -> str:
     chosen = str(setup.parameters.get("attention", "documents"))
     if chosen not in _ATTENTION:
-        raise TaskError(f"space.attention: expected documents or rows, got {chosen!r}.{near_miss(chosen, _ATTENTION)}")
+        raise TaskError(
+            f"space.attention: expected documents or rows, got {chosen!r}.{near_miss(chosen, _ATTENTION)}"
+        )
     return chosen
 
 
@@ -130,9 +140,13 @@ def packs(setup: TrialSetup) -> bool:
         raise TaskError(f"space.packing: expected true or false, got {packing!r}")
     apart = attention_of(setup) == "documents"
     if packing is False and not apart:
-        raise TaskError("space.packing: expected true with attention: rows, whose rows hold several documents; got false")
+        raise TaskError(
+            "space.packing: expected true with attention: rows, whose rows hold several documents; got false"
+        )
     if packing and apart and family.leaks:
-        raise TaskError(f"space.packing: expected false, since {family.reason}; got true. Or write attention: rows.")
+        raise TaskError(
+            f"space.packing: expected false, since {family.reason}; got true. Or write attention: rows."
+        )
     return not apart or bool(packing) or (packing is None and not family.reason)
 
 

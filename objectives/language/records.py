@@ -41,7 +41,9 @@ def records_on_hub(name: str, key: str) -> Iterator[Placed]:
         raise TaskError(
             f"space.{key}: expected a file, a folder, or a data set's name on a hub that can be reached, got {name!r}: {reason}"
         ) from None
-    yield from ((_without_nulls(record), f"{name}, row {number}") for number, record in enumerate(loaded, start=1))
+    yield from (
+        (_without_nulls(record), f"{name}, row {number}") for number, record in enumerate(loaded, start=1)
+    )
 
 
 def is_on_hub(name: str) -> bool:
@@ -114,7 +116,9 @@ def _rows(text: str, path: Path) -> list[Placed]:
             where, fields = f"{path}:{reader.line_num}", len(reader.fieldnames or ())
             count = fields + len(row[None]) if None in row else fields - list(row.values()).count(None)
             if count != fields:
-                raise TaskError(f"{where}: expected {fields} fields, as in the header, got {count}. Quote those with commas.")
+                raise TaskError(
+                    f"{where}: expected {fields} fields, as in the header, got {count}. Quote those with commas."
+                )
             found.append((row, where))
     except csv.Error as error:
         raise TaskError(f"{path}:{reader.line_num}: expected CSV with a header: {error}") from None
@@ -143,14 +147,19 @@ def _of_parquet(path: Path, key: str) -> Iterator[Placed]:
         table = read_table(path)
     except (ArrowException, OSError) as error:
         raise TaskError(f"space.{key}: {path} cannot be read as Parquet: {error}") from None
-    yield from ((_without_nulls(record), f"{path}, row {number}") for number, record in enumerate(table.to_pylist(), start=1))
+    yield from (
+        (_without_nulls(record), f"{path}, row {number}")
+        for number, record in enumerate(table.to_pylist(), start=1)
+    )
 
 
 def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
     try:
         from datasets import Dataset, load_from_disk
     except ImportError:
-        raise TaskError(f"space.{key}: {path} was saved by `datasets`, which is not installed: pip install datasets") from None
+        raise TaskError(
+            f"space.{key}: {path} was saved by `datasets`, which is not installed: pip install datasets"
+        ) from None
     try:
         saved = load_from_disk(str(path))
     except Exception as error:  # of any kind: files are missing, or of another version
@@ -160,7 +169,9 @@ def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
             f"space.{key}: expected one split of a data set, got the folder of all ({', '.join(saved)}): {path}. Write {key}: "
             f"{path.name}/{next(iter(saved))}."
         )
-    yield from ((_without_nulls(record), f"{path}, row {number}") for number, record in enumerate(saved, start=1))
+    yield from (
+        (_without_nulls(record), f"{path}, row {number}") for number, record in enumerate(saved, start=1)
+    )
 
 
 def _without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +216,9 @@ def text_of(value: Any, what: str, where: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise TaskError(f"{where}: expected {what} to be text, got half of a surrogate pair in it") from None
+            raise TaskError(
+                f"{where}: expected {what} to be text, got half of a surrogate pair in it"
+            ) from None
         return value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)

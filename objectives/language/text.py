@@ -144,7 +144,9 @@ def fields_read(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     )
 
 
-def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, turns: Turns, where: str) -> Text:
+def _of_record(
+    record: Mapping[str, Any], templates: Templates, tokens: Tokens, turns: Turns, where: str
+) -> Text:
     if templates.prompt or templates.completion:
         filled = (_filled(template, record, where) for template in (templates.prompt, templates.completion))
         return Text(tuple(zip(filled, (False, True), strict=True)))
@@ -159,8 +161,12 @@ def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, 
             return Text(((text_of(record["text"], "the field 'text'", where), True),))
         case ("prompt", "completion") if isinstance(record["prompt"], str):
             if record.get("system") is not None:
-                raise TaskError(f"{where}: expected no field 'system' beside a prompt that is text. Make it a part of that.")
-            prompt, completion = (text_of(record[name], f"the field {name!r}", where) for name in ("prompt", "completion"))
+                raise TaskError(
+                    f"{where}: expected no field 'system' beside a prompt that is text. Make it a part of that."
+                )
+            prompt, completion = (
+                text_of(record[name], f"the field {name!r}", where) for name in ("prompt", "completion")
+            )
             return Text(((prompt, False), (completion, True)))
         case ("prompt", "completion"):
             earlier = _with_system(record, _messages(record["prompt"], "prompt", where), where)
@@ -184,13 +190,17 @@ class _Fields(string.Formatter):
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
         name, *keys = field_name.replace("]", "").replace(".", "[").split("[")
         if name not in kwargs:
-            raise TaskError(f"{self._where}: expected the field {name!r} of the template, got {', '.join(kwargs)}")
+            raise TaskError(
+                f"{self._where}: expected the field {name!r} of the template, got {', '.join(kwargs)}"
+            )
         value = kwargs[name]
         for key in keys:
             try:
                 value = value[int(key) if isinstance(value, list) else key]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise TaskError(f"{self._where}: expected {{{field_name}}} of the template, but there is no {key!r}") from None
+                raise TaskError(
+                    f"{self._where}: expected {{{field_name}}} of the template, but there is no {key!r}"
+                ) from None
         text = text_of(value, f"the field {field_name!r}", self._where)
         return (text if isinstance(value, str) else value), name  # a number may have a format
 
@@ -204,7 +214,9 @@ def checked_template(template: str, key: str) -> str:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise TaskError(f"space.{key}: expected a template with fields in braces, got {template!r}: {error}") from None
+        raise TaskError(
+            f"space.{key}: expected a template with fields in braces, got {template!r}: {error}"
+        ) from None
     if any(not name or name.isdecimal() for name in names):
         raise TaskError(f"space.{key}: expected the name of a field in each pair of braces, got {template!r}")
     return template
@@ -220,7 +232,9 @@ def _filled(template: str, record: Mapping[str, Any], where: str) -> str:
 # ---------------------------------------------------------------- conversations
 
 
-def _with_system(record: Mapping[str, Any], messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def _with_system(
+    record: Mapping[str, Any], messages: list[dict[str, Any]], where: str
+) -> list[dict[str, Any]]:
     """Messages after that of the system, of records that have it in a field of its own."""
     if (said := record.get("system")) is None:
         return messages
@@ -236,17 +250,25 @@ def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
         TaskError: something else.
     """
     if not isinstance(value, list):
-        raise TaskError(f"{where}: expected the field {name!r} to be a list of messages, got {kind_of(value)}")
+        raise TaskError(
+            f"{where}: expected the field {name!r} to be a list of messages, got {kind_of(value)}"
+        )
     found = []
     for number, message in enumerate(value):
         what = f"{name}[{number}]"
         if not isinstance(message, Mapping):
-            raise TaskError(f"{where}: expected {what} to be an object with role and content, got {kind_of(message)}")
-        role = message.get("role") or message.get("from")  # data sets of several forms have null for the other
+            raise TaskError(
+                f"{where}: expected {what} to be an object with role and content, got {kind_of(message)}"
+            )
+        role = message.get("role") or message.get(
+            "from"
+        )  # data sets of several forms have null for the other
         content = message["content"] if message.get("content") is not None else message.get("value")
         role = _ROLES.get(str(role), role)
         if role not in _KNOWN:
-            raise TaskError(f"{where}: expected {what} to have one of the roles {', '.join(_KNOWN)}; got {role!r}")
+            raise TaskError(
+                f"{where}: expected {what} to have one of the roles {', '.join(_KNOWN)}; got {role!r}"
+            )
         if isinstance(content, list):  # of parts
             content = "".join(_part(part, what, where) for part in content)
         elif content is None and message.get("tool_calls"):
@@ -297,14 +319,20 @@ def _rendering(tokens: Tokens, record: Mapping[str, Any], where: str) -> Callabl
         with suppress(ValueError):
             tools = json.loads(tools)
     if not isinstance(tools, list | None):
-        raise TaskError(f"{where}: expected the field 'tools' to be a list, or JSON text of one, got {kind_of(tools)}")
+        raise TaskError(
+            f"{where}: expected the field 'tools' to be a list, or JSON text of one, got {kind_of(tools)}"
+        )
     options = record.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping):
-        raise TaskError(f"{where}: expected the field 'chat_template_kwargs' to be an object, got {kind_of(options)}")
+        raise TaskError(
+            f"{where}: expected the field 'chat_template_kwargs' to be an object, got {kind_of(options)}"
+        )
 
     def rendered(some: list[dict[str, Any]], *, asks: bool = False) -> str:
         try:
-            text: str = template.apply_chat_template(some, tools=tools, tokenize=False, add_generation_prompt=asks, **options)
+            text: str = template.apply_chat_template(
+                some, tools=tools, tokenize=False, add_generation_prompt=asks, **options
+            )
         except Exception as error:  # of the template
             raise TaskError(f"{where}: the tokenizer's chat template fails: {error}") from None
         return text
@@ -313,7 +341,12 @@ def _rendering(tokens: Tokens, record: Mapping[str, Any], where: str) -> Callabl
 
 
 def _chat(
-    messages: list[dict[str, Any]], record: Mapping[str, Any], tokens: Tokens, turns: Turns, where: str, begins: int = 0
+    messages: list[dict[str, Any]],
+    record: Mapping[str, Any],
+    tokens: Tokens,
+    turns: Turns,
+    where: str,
+    begins: int = 0,
 ) -> Text:
     """A conversation by the tokenizer's own template, of which the assistant's turns count.
 
@@ -346,14 +379,21 @@ def _chat(
                 f"{where}: expected the chat template to render the content of messages[{number}], got a text without it. "
                 "Use another chat template, or change the data."
             )
-    answers = [number for number, turn in enumerate(messages) if turn["role"] == "assistant" and number >= begins]
+    answers = [
+        number for number, turn in enumerate(messages) if turn["role"] == "assistant" and number >= begins
+    ]
     answers = [number for number in answers if _trains(messages[number], f"messages[{number}]", where)]
     parts: list[tuple[str, bool]] = []
     at = 0
     for number in answers[-1:] if turns == "last" else answers:
-        before, through = until(number), (whole if number == len(messages) - 1 else rendered(messages[: number + 1])).rstrip()
+        before, through = (
+            until(number),
+            (whole if number == len(messages) - 1 else rendered(messages[: number + 1])).rstrip(),
+        )
         if not (whole.startswith(before) and whole.startswith(through) and at <= len(before) <= len(through)):
-            advice = "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."
+            advice = (
+                "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."
+            )
             raise TaskError(
                 f"{where}: expected the chat template to render messages[{number}] the same way up to it and within the whole "
                 f"conversation, got other text, so its tokens cannot be located. {advice}"
@@ -402,8 +442,12 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
         TaskError: such a tokenizer for conversations.
     """
     if getattr(tokens, "is_fast", False):
-        mixed = len({counted for text in made for _, counted in text.parts}) > 1  # else nobody asks which characters are whose
-        encoded = tokens([text.whole for text in made], add_special_tokens=False, return_offsets_mapping=mixed)
+        mixed = (
+            len({counted for text in made for _, counted in text.parts}) > 1
+        )  # else nobody asks which characters are whose
+        encoded = tokens(
+            [text.whole for text in made], add_special_tokens=False, return_offsets_mapping=mixed
+        )
         for number, (text, ids) in enumerate(zip(made, encoded["input_ids"], strict=True)):
             offsets = encoded["offset_mapping"][number] if mixed else ()
             whose = _overlapping(text, offsets) if mixed else [text.parts[0][1]] * len(ids)
@@ -414,7 +458,9 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
             f"space.tokenizer: expected a fast tokenizer, since messages need character offsets; got {type(tokens).__name__}. "
             "Name one with a tokenizer.json."
         )
-    pieces = iter(tokens([part for text in made for part, _ in text.parts], add_special_tokens=False)["input_ids"])
+    pieces = iter(
+        tokens([part for text in made for part, _ in text.parts], add_special_tokens=False)["input_ids"]
+    )
     for text in made:
         ids, counts = [], []
         for _, counted in text.parts:

@@ -37,7 +37,9 @@ def bytes_here(kind: str, share: float) -> int:
         return host_bytes()
     free, total = accelerator.memory_info()
     if not total:
-        raise ProfilingError(f"torch does not tell how much memory {accelerator.device_name()} has, which plans are made for")
+        raise ProfilingError(
+            f"torch does not tell how much memory {accelerator.device_name()} has, which plans are made for"
+        )
     reserved = accelerator.reserved_bytes()
     own = _processes().get(os.getpid())
     context = _CONTEXT_BYTES if own is None else max(own - reserved, 0)

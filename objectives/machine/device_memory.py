@@ -131,7 +131,10 @@ def allocator_segments() -> list[tuple[str, int, bool, list[int]]]:
             segment["segment_type"],
             segment["total_size"],
             bool(segment.get("is_expandable")),
-            [-block["size"] if block["state"] == "inactive" else block["size"] for block in segment["blocks"]],
+            [
+                -block["size"] if block["state"] == "inactive" else block["size"]
+                for block in segment["blocks"]
+            ],
         )
         for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         if segment["device"] == here

@@ -27,7 +27,14 @@ _ANSWERS_WITHIN_S = 120.0
 GROWING = "expandable_segments:True"
 # What the drivers of NVIDIA's cards (also in WSL2 and on Jetson) and of AMD's leave behind. Intel's leave the same for graphics
 # that do not compute, so for them a torch that is built for Intel's GPUs speaks.
-_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+_SIGNS = (
+    "/dev/nvidiactl",
+    "/dev/nvidia0",
+    "/proc/driver/nvidia/version",
+    "/dev/dxg",
+    "/dev/nvmap",
+    "/dev/kfd",
+)
 # The program of the process that is asked: this module, for whose import the folder above the package is also searched.
 _ASK = (
     "import runpy, sys; sys.path.append(sys.argv.pop(2)); "
@@ -89,7 +96,10 @@ class UsableGpus:
 
 def allocator_is_ours() -> bool:
     """Whether the user leaves it to us how torch's allocator is set up."""
-    return "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and os.environ.get("PYTORCH_ALLOC_CONF", GROWING) == GROWING
+    return (
+        "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+        and os.environ.get("PYTORCH_ALLOC_CONF", GROWING) == GROWING
+    )
 
 
 @cache
@@ -108,14 +118,24 @@ def usable_gpus(*, tries: bool = False) -> UsableGpus:
         # Some drivers, as of WSL2, fail at the first tensor where segments grow (pytorch/pytorch 192330).
         fixed = _answer(tries, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
         if not fixed.reason:
-            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"  # of all processes that this one starts
+            os.environ["PYTORCH_ALLOC_CONF"] = (
+                "expandable_segments:False"  # of all processes that this one starts
+            )
             return fixed
     return found
 
 
 def _answer(tries: bool, variables: Mapping[str, str] | None = None) -> UsableGpus:
     # -P: no file of the current folder is taken for a module of torch's. Where this package is not installed, it is found last.
-    command = [sys.executable, "-P", "-c", _ASK, __name__, str(Path(__file__).parents[3]), *(["tries"] if tries else [])]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _ASK,
+        __name__,
+        str(Path(__file__).parents[3]),
+        *(["tries"] if tries else []),
+    ]
     given = {**os.environ, **(variables or {})}
     try:
         done = subprocess.run(  # noqa: S603
@@ -136,9 +156,13 @@ def _may_have_one() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.device_count():
         return True
-    if entry_points(group="torch.backends") or "+xpu" in version("torch"):  # a vendor's, which `import torch` loads; Intel's
+    if entry_points(group="torch.backends") or "+xpu" in version(
+        "torch"
+    ):  # a vendor's, which `import torch` loads; Intel's
         return True
-    return any(Path(sign).exists() for sign in _SIGNS) or any(map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi")))
+    return any(Path(sign).exists() for sign in _SIGNS) or any(
+        map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi"))
+    )
 
 
 def asked_here(*, tries: bool) -> UsableGpus:
@@ -200,12 +224,17 @@ def _uses(torch: Any, device: Any, tries: bool) -> Iterator[tuple[str, Callable[
 
 def _none(torch: Any, said: list[str]) -> UsableGpus:
     """Why torch finds no GPU, where something speaks for one."""
-    build, other = f"torch {torch.__version__}", "https://pytorch.org/get-started has a build of torch for each driver."
+    build, other = (
+        f"torch {torch.__version__}",
+        "https://pytorch.org/get-started has a build of torch for each driver.",
+    )
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return UsableGpus(reason=f"{build} is built for CPUs only", advice=other)
     for name in _HIDES:
         if os.environ.get(name, "0").strip() in ("", "-1"):
-            return UsableGpus(reason=f"{name}={os.environ[name]!r} hides it", advice=f"Unset {name}, or list GPUs in it.")
+            return UsableGpus(
+                reason=f"{name}={os.environ[name]!r} hides it", advice=f"Unset {name}, or list GPUs in it."
+            )
     library = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     reason = said[-1].strip().splitlines()[0] if said else f"{build} for {library} finds none"
     return UsableGpus(reason=reason, advice=f"Update the driver, or install another torch: {other}")

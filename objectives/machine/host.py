@@ -60,7 +60,9 @@ def processes_of_session(session: int) -> list[int]:
     return found
 
 
-def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[list[str]]:
+def cgroup_limit(
+    file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")
+) -> list[list[str]]:
     """The words of a file (`cpu.max`, `memory.max`, `cpu.stat`) in this process's control group and in all its ancestors.
 
     Version 1 has a hierarchy for each controller; it and version 2 may both be there.

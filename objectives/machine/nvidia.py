@@ -26,7 +26,9 @@ def gpu_processes(uuid: str = "") -> list[tuple[int, int]]:
     """
     rows = [row for row in _answered("--query-compute-apps=gpu_uuid,pid,used_memory") if len(row) == 3]
     of_gpu = [row[1:] for row in rows if uuid in ("", row[0])]
-    return [(int(process), int(mib) << 20) for process, mib in of_gpu if process.isdecimal() and mib.isdecimal()]
+    return [
+        (int(process), int(mib) << 20) for process, mib in of_gpu if process.isdecimal() and mib.isdecimal()
+    ]
 
 
 def _answered(query: str) -> list[list[str]]:

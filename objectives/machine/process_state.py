@@ -86,7 +86,9 @@ def kept_process() -> Iterator[Changes]:
         _current = {}
         for setting in settings:
             _set_back(setting, before[setting.name], changes)
-        if threads_left := [thread for thread in threading.enumerate() if thread not in threads and _runs_users_code(thread)]:
+        if threads_left := [
+            thread for thread in threading.enumerate() if thread not in threads and _runs_users_code(thread)
+        ]:
             changes.left.append(f"threads still running ({_listed(thread.name for thread in threads_left)})")
         _left.extend(changes.left)
 
@@ -139,7 +141,9 @@ def _set_back(setting: _Setting, was: Any, changes: Changes) -> None:
 
 def _listed(names: Any) -> str:
     listed = list(names)
-    return ", ".join(listed[:_MOST_NAMES]) + (f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else "")
+    return ", ".join(listed[:_MOST_NAMES]) + (
+        f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
+    )
 
 
 # What is kept
@@ -165,7 +169,9 @@ def _of_torch() -> Iterator[_Setting]:
     yield _Setting("torch's default device", torch.get_default_device, _set_default_device)
     yield _Setting("torch's deterministic algorithms", _determinism, lambda was: _set_determinism(*was))
     yield from _attribute(
-        "torch.utils.deterministic.fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory"
+        "torch.utils.deterministic.fill_uninitialized_memory",
+        torch.utils.deterministic,
+        "fill_uninitialized_memory",
     )
     yield _Setting(PRECISIONS, _precisions, _set_precisions)
     yield _Setting(THREADS, torch.get_num_threads, torch.set_num_threads)
@@ -179,10 +185,14 @@ def _of_torch() -> Iterator[_Setting]:
     )
     for kind in ("cpu", "cuda"):
         yield _Setting(
-            f"autocast on {kind}", partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
+            f"autocast on {kind}",
+            partial(torch.is_autocast_enabled, kind),
+            partial(torch.set_autocast_enabled, kind),
         )
         yield _Setting(
-            f"autocast's dtype on {kind}", partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
+            f"autocast's dtype on {kind}",
+            partial(torch.get_autocast_dtype, kind),
+            partial(torch.set_autocast_dtype, kind),
         )
     for name in ("enabled", "deterministic", "benchmark_limit"):
         yield from _attribute(f"cudnn.{name}", backends.cudnn, name)
@@ -194,7 +204,9 @@ def _of_torch() -> Iterator[_Setting]:
         read, write = getattr(cuda, f"{name}_sdp_enabled", None), getattr(cuda, f"enable_{name}_sdp", None)
         if read is not None and write is not None:
             yield _Setting(f"cuda.{name}_sdp", read, write)
-    for hooks in (name for name in vars(torch_modules) if name.startswith("_global") and name.endswith("_hooks")):
+    for hooks in (
+        name for name in vars(torch_modules) if name.startswith("_global") and name.endswith("_hooks")
+    ):
         yield from _contents(f"torch.nn.modules.module.{hooks}", getattr(torch_modules, hooks))
     optimizers = sys.modules[Optimizer.__module__]
     for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
@@ -232,7 +244,11 @@ def _set_determinism(enabled: bool, warn_only: bool) -> None:
 def _precision_owners() -> Iterator[tuple[Any, str]]:
     # The general ones first: setting those sets the others too.
     yield torch.backends, "fp32_precision"
-    for library, operations in (("cuda", ("matmul",)), ("cudnn", ("conv", "rnn")), ("mkldnn", ("matmul", "conv", "rnn"))):
+    for library, operations in (
+        ("cuda", ("matmul",)),
+        ("cudnn", ("conv", "rnn")),
+        ("mkldnn", ("matmul", "conv", "rnn")),
+    ):
         owner = getattr(torch.backends, library)
         if library != "cuda":
             yield owner, "fp32_precision"
@@ -278,14 +294,18 @@ def _of_python() -> Iterator[_Setting]:
     yield _Setting("the trace function", sys.gettrace, sys.settrace)
     yield _Setting("the profile function", sys.getprofile, sys.setprofile)
     yield _Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _set_collection)
-    yield _Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
+    yield _Setting(
+        "the locale", lambda: locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
+    )
     yield _Setting("the decimal context", _decimal_context, _set_decimal_context)
     yield _Setting("NumPy's errors", np.geterr, lambda was: np.seterr(**was))
     yield _Setting("the default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
     yield _Setting(
         "the start method of multiprocessing",
         # Not yet chosen, it is the first, and loaders choose it.
-        lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        lambda: (
+            multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        ),
         partial(multiprocessing.set_start_method, force=True),
     )
 
@@ -330,14 +350,22 @@ def _set_decimal_context(was: tuple[Any, ...]) -> None:
 
 def _of_system() -> Iterator[_Setting]:
     yield _Setting("the working directory", working_folder, enter_folder_or_above)
-    if Path("/proc/self/status").exists():  # asking the system otherwise would change it for a moment, for all threads
+    if Path(
+        "/proc/self/status"
+    ).exists():  # asking the system otherwise would change it for a moment, for all threads
         yield _Setting("the umask", _umask, os.umask)
     yield _Setting("signal handlers", _handlers, _set_handlers)
     yield _Setting("an alarm", lambda: signal.getitimer(signal.ITIMER_REAL) == (0, 0), _stop_alarm)
     yield _Setting("limits", _limits, _set_limits)
     if hasattr(os, "sched_getaffinity"):
-        yield _Setting("the cores it may use", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0))
-    yield _Setting("the priority", partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0))
+        yield _Setting(
+            "the cores it may use", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
+        )
+    yield _Setting(
+        "the priority",
+        partial(os.getpriority, os.PRIO_PROCESS, 0),
+        partial(os.setpriority, os.PRIO_PROCESS, 0),
+    )
 
 
 def _stop_alarm(was_off: bool) -> None:
@@ -368,7 +396,11 @@ def _set_handlers(was: dict[str, Any]) -> None:
             signal.signal(number, handler)
 
 
-_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"}
+_LIMITS = {
+    name: getattr(resource, name)
+    for name in dir(resource)
+    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
+}
 
 
 def _limits() -> dict[str, tuple[int, int]]:
@@ -400,5 +432,7 @@ def is_users(file: str, module: str) -> bool:
     >>> is_users("/home/ann/tasks.py", "tasks"), is_users("<frozen importlib._bootstrap>", "importlib._bootstrap")
     (True, False)
     """
-    ours = module.partition(".")[0] == __name__.partition(".")[0] and not module.startswith(f"{task_modules.__name__}.")
+    ours = module.partition(".")[0] == __name__.partition(".")[0] and not module.startswith(
+        f"{task_modules.__name__}."
+    )
     return not (ours or file.startswith(("<", *_LIBRARIES)) or "site-packages" in file)

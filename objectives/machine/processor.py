@@ -60,7 +60,13 @@ class HostLoad:
             busy_s, stolen_s = busy_and_stolen_s((_PROC / "stat").read_text())
         except OSError:
             busy_s, stolen_s = None, None
-        return cls(time.monotonic(), busy_s, stolen_s, waited_s() if waits else None, throttled_s(cgroup_limit("cpu.stat")))
+        return cls(
+            time.monotonic(),
+            busy_s,
+            stolen_s,
+            waited_s() if waits else None,
+            throttled_s(cgroup_limit("cpu.stat")),
+        )
 
     def __add__(self, other: Self) -> Self:
         return self._each(other, 1)
@@ -70,7 +76,9 @@ class HostLoad:
 
     def _each(self, other: Self, sign: int) -> Self:
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
-        each: list[Any] = [None if mine is None or theirs is None else mine + sign * theirs for mine, theirs in pairs]
+        each: list[Any] = [
+            None if mine is None or theirs is None else mine + sign * theirs for mine, theirs in pairs
+        ]
         return type(self)(*each)
 
     @property
@@ -92,7 +100,11 @@ class HostLoad:
         >>> HostLoad(10.0, waited_s=3.0, throttled_s=4.0).held_back_s, HostLoad(10.0, throttled_s=4.0).held_back_s
         (3.0, None)
         """
-        return None if self.waited_s is None or self.throttled_s is None else min(self.waited_s, self.throttled_s)
+        return (
+            None
+            if self.waited_s is None or self.throttled_s is None
+            else min(self.waited_s, self.throttled_s)
+        )
 
     @property
     def held_back_share(self) -> float | None:
@@ -116,7 +128,9 @@ def busy_and_stolen_s(stat: str) -> tuple[float | None, float | None]:
     if name != "cpu" or not all(map(str.isdecimal, columns)) or len(columns) < 7:
         return None, None
     # Guests' time, from the ninth column on, is a part of the user's.
-    user, nice, system, _, _, irq, soft, *further = (int(column) / os.sysconf("SC_CLK_TCK") for column in columns)
+    user, nice, system, _, _, irq, soft, *further = (
+        int(column) / os.sysconf("SC_CLK_TCK") for column in columns
+    )
     return user + nice + system + irq + soft, further[0] if further else None
 
 
@@ -181,7 +195,9 @@ def _own(process: int) -> dict[int, tuple[float, float]]:
     for task in tasks:
         with suppress(OSError):  # a thread may end meanwhile
             children += map(int, (task / "children").read_text().split())
-    user, system, user_of_children, system_of_children = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15])
+    user, system, user_of_children, system_of_children = (
+        int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15]
+    )
     own = {process: (user + system, user_of_children + system_of_children)}
     for child in children:
         own |= _own(child)

@@ -37,7 +37,10 @@ KEPT = [
 
 
 def _is_cache(value: Any) -> bool:
-    return any(base.__name__ == "Cache" and base.__module__.startswith("transformers") for base in type(value).__mro__)
+    return any(
+        base.__name__ == "Cache" and base.__module__.startswith("transformers")
+        for base in type(value).__mro__
+    )
 
 
 class _Checkpointed:
@@ -70,7 +73,9 @@ class _Checkpointed:
             passes += 1
             if passes == 1:
                 return self.forward(*args, **kwargs)
-            with _disable_current_modes():  # selective checkpointing's, which recognises what is computed again
+            with (
+                _disable_current_modes()
+            ):  # selective checkpointing's, which recognises what is computed again
                 now = Moment(self.block)
                 before.put_back()
             try:

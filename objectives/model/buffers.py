@@ -77,7 +77,9 @@ class SharedBuffers:
         if self._ranks.count == 1:
             return
         buffers, before, self._checked = self._all(), self._versions, True
-        changed = [name for name, buffer in buffers.items() if before.get(name) != (id(buffer), buffer._version)]
+        changed = [
+            name for name, buffer in buffers.items() if before.get(name) != (id(buffer), buffer._version)
+        ]
         self._updated |= set(self._ranks.all_gathered({"changed": changed}).get("changed", []))
         self._ranks.broadcast(buffers[name] for name in sorted(self._updated))
         self._versions = _versions(buffers)

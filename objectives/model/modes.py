@@ -44,7 +44,9 @@ class TrainingModes:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.evaluating = [name for name, module in model.named_modules() if not module.training] if model.training else []
+        self.evaluating = (
+            [name for name, module in model.named_modules() if not module.training] if model.training else []
+        )
 
     def train(self, model: nn.Module) -> None:
         """Put the model, or a copy of it, into training mode, except for these modules."""
@@ -63,4 +65,8 @@ class TrainingModes:
         >>> TrainingModes(model).outermost
         ['0']
         """
-        return [name for name in self.evaluating if not any(name.startswith(f"{outer}.") for outer in self.evaluating)]
+        return [
+            name
+            for name in self.evaluating
+            if not any(name.startswith(f"{outer}.") for outer in self.evaluating)
+        ]

@@ -29,9 +29,14 @@ class WeightAverage:
     def update(self, decay: float) -> None:
         """Add the weights as they are after a step, given what the average keeps of itself, in [0, 1]."""
         if not self.values:
-            self.values.extend(parameter.detach().to(_wide(parameter.dtype), copy=True) for parameter in self._parameters)
+            self.values.extend(
+                parameter.detach().to(_wide(parameter.dtype), copy=True) for parameter in self._parameters
+            )
             return
-        weights = [parameter.detach().to(value.dtype) for parameter, value in zip(self._parameters, self.values, strict=True)]
+        weights = [
+            parameter.detach().to(value.dtype)
+            for parameter, value in zip(self._parameters, self.values, strict=True)
+        ]
         get_ema_multi_avg_fn(decay)(self.values, weights, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -47,7 +52,9 @@ class WeightAverage:
     def load(self, values: Sequence[Tensor]) -> None:
         """Go on from the `values` of another one."""
         if not self.values:
-            self.values.extend(torch.empty_like(parameter, dtype=_wide(parameter.dtype)) for parameter in self._parameters)
+            self.values.extend(
+                torch.empty_like(parameter, dtype=_wide(parameter.dtype)) for parameter in self._parameters
+            )
         _copy(values, self.values)
 
 

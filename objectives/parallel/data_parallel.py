@@ -105,7 +105,9 @@ class Ranks:
         """Average running statistics over ranks, which is equivalent to averaging after every micro-batch."""
         if self.count == 1:
             return
-        running = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+        running = [
+            buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None
+        ]
         if not running:
             return
         with torch.no_grad():
@@ -124,7 +126,9 @@ class Ranks:
         """Sum the gradients of these parameters over ranks; one that some rank has, all have afterwards."""
         if self.count == 1:
             return
-        has = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
+        has = torch.tensor(
+            [float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device
+        )
         dist.all_reduce(has, dist.ReduceOp.MAX)
         for parameter, any_has in zip(parameters, has.tolist(), strict=True):
             if any_has:

@@ -32,7 +32,9 @@ def shard_parameters(root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceM
     Args:
         blocks: modules inside it that are gathered one at a time, such as a transformer's layers; the rest is gathered as one.
     """
-    from torch.distributed.fsdp import fully_shard  # late: it takes a third of a second, and only these trials need it
+    from torch.distributed.fsdp import (
+        fully_shard,
+    )  # late: it takes a third of a second, and only these trials need it
 
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -85,7 +87,9 @@ def like_shard(value: Any, parameter: Tensor) -> Any:
         return value
     mesh = parameter.device_mesh
     # Every rank has the whole tensor: nothing needs to be sent.
-    return distribute_tensor(value.to(parameter.to_local().device), mesh, parameter.placements, src_data_rank=None)
+    return distribute_tensor(
+        value.to(parameter.to_local().device), mesh, parameter.placements, src_data_rank=None
+    )
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -103,7 +107,10 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """The state of the whole optimizer, as an optimizer of parameters in one piece would give it, on rank 0. All
     ranks must call it."""
     state = optimizer.state_dict()
-    gathered = {index: {name: whole(value) for name, value in values.items()} for index, values in state["state"].items()}
+    gathered = {
+        index: {name: whole(value) for name, value in values.items()}
+        for index, values in state["state"].items()
+    }
     return {**state, "state": gathered}
 
 

@@ -112,7 +112,9 @@ class RemoteRanks:
             pass
         if rank in self._told:
             return RankDiedError(f"rank {rank} {self._told[rank]}")
-        return RankDiedError(f"rank {rank}, on another machine, stopped responding", machine=self._machines.has_left(machine))
+        return RankDiedError(
+            f"rank {rank}, on another machine, stopped responding", machine=self._machines.has_left(machine)
+        )
 
     def close(self) -> None:
         """Let go of the other machines, which then kill what is left of their ranks."""
@@ -136,7 +138,9 @@ def host_ranks(meeting: Meeting, first: int, end: int, port: int, key: bytes) ->
 
     host = connected("host", first)
     processes = start_ranks(meeting, [(rank, connected("rank", rank)) for rank in range(first, end)])
-    ranks: dict[Any, tuple[int, Any]] = {child.sentinel: (rank, child) for rank, child in enumerate(processes, first)}
+    ranks: dict[Any, tuple[int, Any]] = {
+        child.sentinel: (rank, child) for rank, child in enumerate(processes, first)
+    }
     try:
         while ranks:
             for ready in wait([host, *ranks]):

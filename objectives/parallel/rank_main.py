@@ -65,10 +65,14 @@ def start_ranks(meeting: Meeting, pipes: Sequence[tuple[int, Connection]]) -> li
     threads = str(meeting.cpus)
     processes: list[BaseProcess] = []
     # Read when torch is imported. The log level hides DDP's warning that it found no unused parameters.
-    with environment({"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}):
+    with environment(
+        {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    ):
         for device, (rank, pipe) in enumerate(pipes):
             # Not a daemon: daemons may not have children, such as loader workers.
-            process = context.Process(target=_rank_main, args=(pipe, rank, device, meeting), name=f"rank-{rank}")
+            process = context.Process(
+                target=_rank_main, args=(pipe, rank, device, meeting), name=f"rank-{rank}"
+            )
             process.start()
             pipe.close()
             processes.append(process)
@@ -78,7 +82,11 @@ def start_ranks(meeting: Meeting, pipes: Sequence[tuple[int, Connection]]) -> li
 def death(process: BaseProcess) -> str:
     """How a process that is dead ended."""
     code = process.exitcode
-    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
+    return (
+        f"was killed by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"exited with code {code}"
+    )
 
 
 class RankDiedError(Exception):
@@ -113,7 +121,12 @@ def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> No
         with contextlib.suppress(EOFError, OSError):
             pipe.recv()  # "start"
             # The text, since a backend's errors name their cause nowhere else.
-            pipe.send(("raised", RankDiedError(f"rank {rank} could not join the others: {type(error).__name__}: {error}")))
+            pipe.send(
+                (
+                    "raised",
+                    RankDiedError(f"rank {rank} could not join the others: {type(error).__name__}: {error}"),
+                )
+            )
         return
     with contextlib.suppress(EOFError, OSError):
         pipe.recv()  # "start"

@@ -38,7 +38,9 @@ class RankProcesses:
         RankDiedError: one did not start.
     """
 
-    def __init__(self, devices: int, kind: Literal["cpu", "gpu"], cpus: int, machines: Machines | None = None) -> None:
+    def __init__(
+        self, devices: int, kind: Literal["cpu", "gpu"], cpus: int, machines: Machines | None = None
+    ) -> None:
         self.key = (devices, kind, cpus, machines)
         self.shares = _first_of((devices,) if machines is None else machines.shares, devices)
         if machines is None or len(self.shares) == 1:
@@ -51,7 +53,9 @@ class RankProcesses:
         self._remote = None if machines is None else RemoteRanks(machines, self.shares, meeting)
         ends = [Pipe() for _ in range(self.shares[0])]
         self._pipes: list[Connection] = [own for own, _ in ends]
-        self._processes: list[BaseProcess] = start_ranks(meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)])
+        self._processes: list[BaseProcess] = start_ranks(
+            meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)]
+        )
         self.alive, self._busy = True, False
         try:
             if self._remote is not None:
@@ -78,7 +82,9 @@ class RankProcesses:
             self._send(("run", job, arguments))
             while True:
                 messages = dict(self._round("next"))
-                failures = {rank: value for rank, (kind, value) in messages.items() if kind in ("failed", "raised")}
+                failures = {
+                    rank: value for rank, (kind, value) in messages.items() if kind in ("failed", "raised")
+                }
                 if failures:
                     # Other ranks may be blocked in a collective operation: these processes cannot be reused.
                     self.close()
@@ -145,7 +151,9 @@ class RankProcesses:
             except OSError:
                 continue  # a dead rank is detected when its reply is read
 
-    def _round(self, message: Any = None, timeout_s: float | None = None) -> Iterator[tuple[int, tuple[str, Any]]]:
+    def _round(
+        self, message: Any = None, timeout_s: float | None = None
+    ) -> Iterator[tuple[int, tuple[str, Any]]]:
         """One message from every rank; once a rank has failed, only the messages that arrive within the grace period."""
         if message is not None:
             self._send(message)
@@ -170,7 +178,10 @@ class RankProcesses:
                 if reply[0] in ("failed", "raised") and not failed:
                     # The others may fail too, be dead, or wait for this one forever. Where a machine is lost, a backend may
                     # notice before its connection ends.
-                    failed, deadline = True, time.monotonic() + (_GRACE_S if self._remote is None else SILENT_S + _GRACE_S)
+                    failed, deadline = (
+                        True,
+                        time.monotonic() + (_GRACE_S if self._remote is None else SILENT_S + _GRACE_S),
+                    )
                 yield rank, reply
 
     def _death(self, rank: int) -> RankDiedError:

@@ -37,7 +37,9 @@ def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest
     for name, value, parameters in request.others:
         other = cost(parameters)
         factor = max(
-            (b / a for a, b in zip(base, other, strict=True) if a and b), key=lambda ratio: abs(math.log(ratio)), default=1
+            (b / a for a, b in zip(base, other, strict=True) if a and b),
+            key=lambda ratio: abs(math.log(ratio)),
+            default=1,
         )
         if abs(math.log(factor)) > math.log(_COST_FACTOR):
             changes.append((name, value, factor))

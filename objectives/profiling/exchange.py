@@ -21,7 +21,9 @@ from ..parallel.rank_processes import rank_processes
 _DROPPED, _ROUNDS = 3, 15
 
 
-def exchange_over(devices: int, kind: Literal["cpu", "gpu"], cpus: int, gradient_bytes: int) -> Exchange | None:
+def exchange_over(
+    devices: int, kind: Literal["cpu", "gpu"], cpus: int, gradient_bytes: int
+) -> Exchange | None:
     """Time the all-reduce of a trial's gradients over its ranks; None where they are all on one machine.
 
     Raises:
@@ -38,7 +40,9 @@ def exchange_over(devices: int, kind: Literal["cpu", "gpu"], cpus: int, gradient
     return Exchange(len(ranks.shares), gradient_bytes, over_all_s, within_s)
 
 
-def exchange_in_rank(kind: Literal["cpu", "gpu"], gradient_bytes: int, shares: Sequence[int]) -> Iterator[tuple[float, float]]:
+def exchange_in_rank(
+    kind: Literal["cpu", "gpu"], gradient_bytes: int, shares: Sequence[int]
+) -> Iterator[tuple[float, float]]:
     """One rank's part: the medians of seconds over all ranks, and over those of its own machine."""
     device = accelerator.device_of(kind)
     gradients = torch.zeros(max(gradient_bytes // 4, 1), device=device)

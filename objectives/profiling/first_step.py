@@ -102,7 +102,13 @@ def smallest_workable(
         try:
             loss = LossSum(run.device)
             # The trial's own step, so that the bytes of its first steps are counted.
-            run.train_step(BatchPlan(samples), run.loader([BatchPlan(samples)]), 0.5, StepClock(run, counts_memory=True), loss)
+            run.train_step(
+                BatchPlan(samples),
+                run.loader([BatchPlan(samples)]),
+                0.5,
+                StepClock(run, counts_memory=True),
+                loss,
+            )
         except (ValueError, RuntimeError) as error:
             first_error = first_error or error
             continue
@@ -120,23 +126,31 @@ def smallest_workable(
 
 def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
     """The profile with what its run shows of the data, the optimizer and the model."""
-    main, ours = main_first(group_settings(run.optimizer), run.setup.weight_decay)[0], asdict(run.setup.optimizer)
+    main, ours = (
+        main_first(group_settings(run.optimizer), run.setup.weight_decay)[0],
+        asdict(run.setup.optimizer),
+    )
     others = [name for name in BESIDE_RATE if name in main and not _alike(main[name], ours[name])]
     return replace(
         profile,
         training_set=run.data.training_set,
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
-        units_per_sample=None if run.data.lengths is None else float(np.average(run.data.lengths, weights=run.data.weights)),
+        units_per_sample=None
+        if run.data.lengths is None
+        else float(np.average(run.data.lengths, weights=run.data.weights)),
         optimizer=shown_kind(run.optimizer),
         own_settings=", ".join(f"{name} {main[name]} (setup: {ours[name]})" for name in others),
         adaptive=has_adams_betas(run.optimizer),
         decoupled_decay=decouples_decay(run.optimizer),
         applies_decay=any(
-            math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups
+            math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay)
+            for group in run.optimizer.param_groups
         ),
         applies_betas=any(
-            all(map(math.isclose, group["betas"], run.setup.betas)) for group in run.optimizer.param_groups if "betas" in group
+            all(map(math.isclose, group["betas"], run.setup.betas))
+            for group in run.optimizer.param_groups
+            if "betas" in group
         ),
         batch_statistics=any(True for _ in batch_norms(run.model)),
         model_parameters=sum(parameter.numel() for parameter in run.parameters),

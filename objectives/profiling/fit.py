@@ -74,7 +74,9 @@ def _from_values(sizes: Sequence[int]) -> np.ndarray:
 def _sizes(timed: Iterable[TimedPlan]) -> list[int]:
     """The micro-batches timed without accumulation, or in the fewest of them, which are the law's knots."""
     timed = list(timed)
-    return sorted({entry.plan.largest_micro_batch for entry in timed if entry.plan.accumulation == _fewest(timed)})
+    return sorted(
+        {entry.plan.largest_micro_batch for entry in timed if entry.plan.accumulation == _fewest(timed)}
+    )
 
 
 def _fewest(timed: Iterable[TimedPlan]) -> int:
@@ -93,7 +95,9 @@ def _terms(plan: BatchPlan, sizes: Sequence[int], *, cached: bool) -> list[float
     and their samples between successive knots.
     """
     micro_batches = [size for size in plan.micro_batches() if size]
-    between = [sum(min(max(size - low, 0), high - low) for size in micro_batches) for low, high in pairwise(sizes)]
+    between = [
+        sum(min(max(size - low, 0), high - low) for size in micro_batches) for low, high in pairwise(sizes)
+    ]
     return [1.0, plan.effective_batch**2 if cached else 0.0, len(micro_batches), *between]
 
 
@@ -139,7 +143,10 @@ def leave_one_out(timed: Sequence[TimedPlan]) -> dict[BatchPlan, float]:
     sizes, fewest = _sizes(timed), _fewest(timed)
     errors = {}
     for left_out in timed:
-        if left_out.plan.accumulation == fewest and left_out.plan.largest_micro_batch in (sizes[0], sizes[-1]):
+        if left_out.plan.accumulation == fewest and left_out.plan.largest_micro_batch in (
+            sizes[0],
+            sizes[-1],
+        ):
             continue
         law = fit_step_time([entry for entry in timed if entry is not left_out])
         errors[left_out.plan] = abs(law.seconds_of(left_out.plan) / left_out.step_s - 1)

@@ -35,7 +35,9 @@ from .step_time import with_step_times
 _UNKNOWN_MEMORY = "Its memory is not known before the first trial: "
 
 
-def profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
+def profile_of_loop(
+    function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile
+) -> DeviceProfile:
     """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
     if faults := list(_unsupported(function, request)):
         raise StudyFileError(faults)
@@ -53,25 +55,35 @@ def profile_of_loop(function: TrainFunction, reference: str, request: ProfileReq
         try:
             size = len(task.data(setup).train)  # type: ignore[arg-type]
         except NoTrainingError as error:
-            return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error), examination=Examination(note=error_line(error)))
+            return replace(
+                unknown,
+                note=_UNKNOWN_MEMORY + error_line(error),
+                examination=Examination(note=error_line(error)),
+            )
     task = task.prepared(setup)
     examination = task.parts(setup).examination
     if examination is not None:
         first_s = time.process_time() - started
         with user_code_errors(reference, "a short training"):
-            examination = _with_life(examination, reference, function, setup, size, first_s, _driven_parameters)
+            examination = _with_life(
+                examination, reference, function, setup, size, first_s, _driven_parameters
+            )
         if examination.refusals and not setup.training.accept_inexact:
             raise TaskError("\n".join(examination.refusal_lines))
     profile = replace(profile, examination=examination)
     unknown = replace(unknown, examination=examination, training_set=size)
     # What is checkpointed is the loop's own affair.
-    request = replace(request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)}))
+    request = replace(
+        request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)})
+    )
     try:
         smallest, run = smallest_workable(task, setup)
     except Exception as error:
         if isinstance(error, TaskError) and embeds(task):
             raise TaskError(f"task {reference}: {error}") from None  # each trial would fail of it
-        return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error))  # a loop's step may do more than is known here
+        return replace(
+            unknown, note=_UNKNOWN_MEMORY + error_line(error)
+        )  # a loop's step may do more than is known here
     profile = with_facts_of(profile, run, smallest)
     del run
     release_memory(profile.kind)
@@ -90,21 +102,30 @@ def _unsupported(function: TrainFunction, request: ProfileRequest) -> Iterator[F
     own = "since the task's training loop"
     if setup.sharding != "ddp":
         advice = "Remove it, or shard in the loop."
-        yield Fault("devices.sharding", f"expected ddp, {own} creates the optimizer itself; got {setup.sharding}. {advice}")
+        yield Fault(
+            "devices.sharding",
+            f"expected ddp, {own} creates the optimizer itself; got {setup.sharding}. {advice}",
+        )
     if setup.training.ema is not None and not uses_loop(function):
         advice = "Remove it, or average weights in the loop."
         got = f"{setup.training.ema:g}"
-        yield Fault("training.ema", f"expected null, {own} evaluates and saves its own model; got {got}. {advice}")
+        yield Fault(
+            "training.ema", f"expected null, {own} evaluates and saves its own model; got {got}. {advice}"
+        )
     if setup.train_s is not None and uses_adapter(function) and not uses_loop(function):
         expected = "expected another length, since the steps of a trainer's loop are not timed beforehand and its schedule"
-        yield Fault("space.train_s", f"{expected} follows its samples; got seconds. Write samples, steps or epochs.")
+        yield Fault(
+            "space.train_s", f"{expected} follows its samples; got seconds. Write samples, steps or epochs."
+        )
     if "none" not in kept:
         expected = f"expected a list that includes none, {own} decides itself which activations it keeps"
         advice = "Remove it, or turn it on in the loop."
         yield Fault("memory.activation_checkpointing", f"{expected}; got {', '.join(kept)}. {advice}")
 
 
-def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
+def _profile_of_kit(
+    function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile
+) -> DeviceProfile:
     """The profile of a user's loop that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
     parameters = ReadParameters(request.setup.parameters)
     setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
@@ -122,7 +143,9 @@ def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileReq
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
     if setup.training.samples not in (None, profile.training_set):
-        message = f"expected the length of the training set, {profile.training_set}, got {setup.training.samples}"
+        message = (
+            f"expected the length of the training set, {profile.training_set}, got {setup.training.samples}"
+        )
         raise StudyFileError(Fault("training.samples", message))
     profile = replace(profile, examination=examination, unused_parameters=unused)
     request = replace(request, setup=setup, others=())
@@ -156,7 +179,9 @@ def _driven_parameters() -> Sequence[nn.Parameter]:
     return [] if driven is None else list(driven.model.parameters())
 
 
-def _smallest_of_loop(function: TrainFunction, setup: TrialSetup, profile: DeviceProfile) -> tuple[int, DeviceProfile]:
+def _smallest_of_loop(
+    function: TrainFunction, setup: TrialSetup, profile: DeviceProfile
+) -> tuple[int, DeviceProfile]:
     """The fewest samples that a part works with, 1 or 2, and the profile with what is known of the loop's models."""
     first_error: Exception | None = None
     for samples in (1, 2):
@@ -215,4 +240,6 @@ def _first_measurement(reference: str, setup: TrialSetup) -> None:
         report = next(attempt)
     if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
         name = reference.rpartition(":")[2]
-        raise TaskError(f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}")
+        raise TaskError(
+            f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}"
+        )

@@ -66,7 +66,9 @@ class LoopSession:
             with serving(self):
                 for _ in self.function(self.setup):
                     break
-            raise NoTrainingError(f"{self.function.__name__}: expected to iterate its Loop, got an end or a measurement first")
+            raise NoTrainingError(
+                f"{self.function.__name__}: expected to iterate its Loop, got an end or a measurement first"
+            )
         finally:
             self._stack.close()
 
@@ -143,12 +145,16 @@ class LoopMemory(Probe):
             raise
         return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
-    def _run(self, size: int, batch: Callable[[], Any], counter: LiveBytes | None, contexts: Sequence[Any] = ()) -> None:
+    def _run(
+        self, size: int, batch: Callable[[], Any], counter: LiveBytes | None, contexts: Sequence[Any] = ()
+    ) -> None:
         """Steps of micro-batches of this size, counted."""
         loop = self._session.loop
         parts = _MICRO_BATCHES if loop.splits else 1
         for _ in range(_STEPS):
-            counting = [] if counter is None else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
+            counting = (
+                [] if counter is None else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
+            )
             self._session.step([(size, batch)] * parts, parts * size, [*contexts, *counting])
             if counter is not None:
                 for optimizer in loop.optimizers.values():
@@ -187,7 +193,9 @@ def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
         for name, tensor in tensors.items()
         if tensor is not None
     ]
-    groups = [(group, group["params"]) for optimizer in loop.optimizers.values() for group in optimizer.param_groups]
+    groups = [
+        (group, group["params"]) for optimizer in loop.optimizers.values() for group in optimizer.param_groups
+    ]
     states = [(optimizer, optimizer.state) for optimizer in loop.optimizers.values()]
     for _, _, tensor in owners:
         if id(tensor) not in known:
@@ -254,7 +262,9 @@ class ExaminedLoop:
         for parameter in parameters:
             if parameter.grad is not None:
                 before = self._sums.get(id(parameter))
-                self._sums[id(parameter)] = parameter.grad.clone() if before is None else before + parameter.grad
+                self._sums[id(parameter)] = (
+                    parameter.grad.clone() if before is None else before + parameter.grad
+                )
 
     def first_batch(self, samples: int) -> tuple[int, Any]:
         """A micro-batch of the first samples."""
@@ -271,7 +281,9 @@ class ExaminedLoop:
         with restored(self.model):
             seed_draws(0)
             self._take(micro_batches, clear=clear)
-        return [self._sums.get(id(one), torch.zeros_like(one)).detach().cpu() for one in self.model.parameters()]
+        return [
+            self._sums.get(id(one), torch.zeros_like(one)).detach().cpu() for one in self.model.parameters()
+        ]
 
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         """Run the body for these micro-batches and leave each parameter the gradient that it was stepped with."""
@@ -306,12 +318,18 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
     parts, where = ExaminedLoop(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
     try:
         is_script = not parts.schedules
-        examination = examined_loop(where, parts, setup, script_cause if is_script else parts_cause, takes_steps=True)
+        examination = examined_loop(
+            where, parts, setup, script_cause if is_script else parts_cause, takes_steps=True
+        )
         if examination.refusals or examination.note or parts.couples_samples:
             return examination
         stale = found_in_memory("a step taken again", where, setup.device, partial(_stale, parts, where))
         of_plan = found_in_memory("another plan", where, setup.device, partial(_of_the_plan, parts, where))
-        counted = found_in_memory("parts", where, setup.device, partial(trained_in_parts, parts)) if is_script else ()
+        counted = (
+            found_in_memory("parts", where, setup.device, partial(trained_in_parts, parts))
+            if is_script
+            else ()
+        )
         return replace(examination, findings=(*examination.findings, *stale, *of_plan, *counted))
     finally:
         parts.session.close()

@@ -22,7 +22,9 @@ from .memory.tracing import MemoryProbe, cached_law, does_not_fit, evaluation_ba
 from .task_profile import profile_task
 
 
-def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[DeviceProfile, list[MemoryRow]]:
+def profile_like(
+    reference: str, request: ProfileRequest, card: Card
+) -> tuple[DeviceProfile, list[MemoryRow]]:
     """The memory of a task on a card that is not here, traced as CUDA would run it; nothing is measured there.
 
     Raises:
@@ -56,7 +58,9 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
             ranks=here.parameter_shards,
             embedding=variant.embedding,
         )
-        law = memory_law(probe, usable, smallest, highest if variant.embedding != "cached" else max(highest // 2, smallest))
+        law = memory_law(
+            probe, usable, smallest, highest if variant.embedding != "cached" else max(highest // 2, smallest)
+        )
         assert law is not None
         largest = law.largest_micro_batch(usable)
         if largest is None:
@@ -67,7 +71,9 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
             sizes = sorted({smallest, largest})
             most, peaks = first.evaluation_batch, dict(first.memory.evaluation_points)
         else:
-            most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
+            most, peaks = (
+                (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
+            )
         if variant.embedding == "cached":
             law, largest_batch = cached_law(probe, law, usable, 2 * smallest, request.highest)
             variant = replace(variant, largest_batch=largest_batch)
@@ -91,7 +97,9 @@ class MemoryRow:
     recomputed: str = "none"
 
 
-def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> list[MemoryRow]:
+def memory_rows(
+    reference: str, request: ProfileRequest, profile: DeviceProfile, limit_s: float
+) -> list[MemoryRow]:
     """Predicted and measured peaks at a few sizes up to the largest that fits, smallest first.
 
     Raises:
@@ -100,15 +108,27 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     task = _traceable(reference, request.setup)
     if profile.memory is None:
         raise TaskError(f"task {reference}: {profile.note or 'its memory is not known'}")
-    return [row for variant in profile.each for row in _memory_rows(task, request, variant, limit_s / len(profile.each))]
+    return [
+        row
+        for variant in profile.each
+        for row in _memory_rows(task, request, variant, limit_s / len(profile.each))
+    ]
 
 
-def _memory_rows(task: Task, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> Iterator[MemoryRow]:
+def _memory_rows(
+    task: Task, request: ProfileRequest, profile: DeviceProfile, limit_s: float
+) -> Iterator[MemoryRow]:
     """The rows of the profile's own activation checkpointing."""
     assert profile.memory is not None
-    smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
+    smallest, largest = (
+        profile.smallest_micro_batch,
+        profile.largest_micro_batch or profile.memory.points[-1][0],
+    )
     probe = MemoryProbe(
-        task, smallest_setup(request.setup, profile), ranks=request.parameter_shards, embedding=profile.embedding
+        task,
+        smallest_setup(request.setup, profile),
+        ranks=request.parameter_shards,
+        embedding=profile.embedding,
     )
     sizes = _spread(smallest, largest)
     last_s, started = 0.0, time.perf_counter()

@@ -97,7 +97,9 @@ def rounds_in_rank(
     reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[Any, ...]], evaluates_each: bool
 ) -> Iterator[Round]:
     """One rank's part of `timed_rounds`."""
-    yield from _rounds(reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans], evaluates_each)
+    yield from _rounds(
+        reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans], evaluates_each
+    )
 
 
 class _Steps(Protocol):
@@ -157,7 +159,11 @@ class _LoopSteps:
 
     def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
         self._session = LoopSession(function, setup)
-        self.setup, self.ranks, self.fetched_ahead = setup, self._session.loop.ranks, 2 * setup.training.workers
+        self.setup, self.ranks, self.fetched_ahead = (
+            setup,
+            self._session.loop.ranks,
+            2 * setup.training.workers,
+        )
 
     def loader(self, plans: Iterable[BatchPlan]) -> Loader:
         return self._session.loop.loader(plans)
@@ -178,10 +184,14 @@ def _steps_of(training: Task | TrainFunction, setup: TrialSetup) -> _Steps:
     return _TaskSteps(training, setup) if isinstance(training, Task) else _LoopSteps(training, setup)
 
 
-def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
+def _rounds(
+    reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool
+) -> Iterator[Round]:
     task, setup = load_task(reference), replace(setup, plan=plans[0])
     if not isinstance(task, Task) and not uses_loop(task):
-        raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
+        raise TaskError(
+            f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately"
+        )
     with closing(_steps_of(task, setup)) as run:
         yield from _rounds_of(run, plans, evaluates_each)
 
@@ -315,10 +325,17 @@ def refined_step_time(
         with closing(rounds_of(plans)) as rounds:  # type: ignore[type-var]  # a generator
             law = measured_step_time(rounds, plans, limit_s / (2 * _REFINEMENTS))
         fewest = min(plan.accumulation for plan in plans)
-        errors = {plan: error for plan, error in leave_one_out(law.timed).items() if plan.accumulation == fewest}
+        errors = {
+            plan: error for plan, error in leave_one_out(law.timed).items() if plan.accumulation == fewest
+        }
         worst = max(errors, key=lambda plan: errors[plan], default=None)
         finer = plans if worst is None else refined_plans(plans, worst.largest_micro_batch)
-        if worst is None or errors[worst] < _MISFIT or finer == plans or time.perf_counter() - started > limit_s / 2:
+        if (
+            worst is None
+            or errors[worst] < _MISFIT
+            or finer == plans
+            or time.perf_counter() - started > limit_s / 2
+        ):
             break
         plans = finer
     with closing(rounds_of(plans)) as rounds:  # type: ignore[type-var]
@@ -373,7 +390,11 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
     Raises:
         ProfilingError: a rank died.
     """
-    refused = request.highest > (profile.training_set or request.highest) or profile.unused_parameters or profile.other_costs
+    refused = (
+        request.highest > (profile.training_set or request.highest)
+        or profile.unused_parameters
+        or profile.other_costs
+    )
     if not request.timing_s or refused:
         return profile  # no need to time what the driver will refuse anyway
     laws = []
@@ -405,7 +426,9 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         law = _timed_within_memory(reference, setup, plans, plans_up_to, request.timing_s)
         law = replace(law, embedding=profile.embedding)
         if devices > 1:
-            law = replace(law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes))
+            law = replace(
+                law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes)
+            )
         laws.append(law)
     profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
     others = tuple(with_step_times(reference, alternative, request) for alternative in profile.alternatives)
@@ -424,7 +447,9 @@ def _timed_within_memory(
         try:
             # Compiling is not worth another look.
             if setup.device == "gpu" and not setup.training.compile:
-                return refined_step_time(lambda chosen: timed_rounds(reference, setup, chosen), plans, limit_s)
+                return refined_step_time(
+                    lambda chosen: timed_rounds(reference, setup, chosen), plans, limit_s
+                )
             with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
                 return measured_step_time(rounds, plans, limit_s, on_cpu=setup.device == "cpu")
         except Exception as error:

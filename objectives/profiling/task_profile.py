@@ -56,7 +56,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     setup, kind = request.setup, request.setup.device
     schedule_of(setup)  # or raises
     device_bytes = bytes_here(kind, request.share)
-    if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
+    if (
+        kind == "gpu"
+    ):  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
         request = replace(request, setup=setup)
     profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)
@@ -65,7 +67,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     if not isinstance(training, Task):
         return profile_of_loop(training, reference, request, profile)
     if kind == "gpu" and accelerator.device_count() < (here := ranks_here(max(request.devices))):
-        raise ProfilingError(f"devices.per_trial: expected {here} GPUs here, got {accelerator.device_count()}")
+        raise ProfilingError(
+            f"devices.per_trial: expected {here} GPUs here, got {accelerator.device_count()}"
+        )
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
@@ -76,7 +80,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         request = with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
         examination = examined(run, smallest, request.memory.activation_checkpointing)
-        examination = with_plans(examination, run, partial(load_anew, reference), smallest, max(request.devices))
+        examination = with_plans(
+            examination, run, partial(load_anew, reference), smallest, max(request.devices)
+        )
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
@@ -100,7 +106,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     with user_code_errors(reference, "comparing the cost of its parameters"):
         profile = with_other_costs(training, profile, request)
     largest = min(request.highest, profile.training_set or request.highest)
-    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
+    advice = (
+        "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
+    )
     with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
         return with_step_times(reference, profile, request)
 

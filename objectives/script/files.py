@@ -56,7 +56,11 @@ class FilesApart:
             if path.suffix == ".json":
                 yield from self._numbers(path, json.loads(text))
                 return
-            rows = [*csv.DictReader(text.splitlines())] if path.suffix == ".csv" else [*map(json.loads, text.splitlines())]
+            rows = (
+                [*csv.DictReader(text.splitlines())]
+                if path.suffix == ".csv"
+                else [*map(json.loads, text.splitlines())]
+            )
         except (ValueError, csv.Error, RecursionError):
             return
         before, self._rows[path] = self._rows.get(path, 0), len(rows)

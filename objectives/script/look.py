@@ -161,7 +161,11 @@ class _Look:
 
     def _note(self, loader: DataLoader[Any]) -> None:
         """What there is before the first step."""
-        files = (str(getattr(one, "__file__", "")) for name, one in list(sys.modules.items()) if name not in self._before)
+        files = (
+            str(getattr(one, "__file__", ""))
+            for name, one in list(sys.modules.items())
+            if name not in self._before
+        )
         own = (Path(file) for file in files if file.endswith(".py") and "site-packages" not in file)
         self.texts |= {path: set() for path in own if path.is_relative_to(self._here)}
         frame = sys._getframe()
@@ -193,7 +197,11 @@ class _Look:
         self._begins = False
 
     def wrote(self, text: str) -> None:
-        lines = [line for line in self._output.ended(text, in_pass=self._trains) if line.strip() and self.looked.passes]
+        lines = [
+            line
+            for line in self._output.ended(text, in_pass=self._trains)
+            if line.strip() and self.looked.passes
+        ]
         self.looked.lines += lines[: _LINES - len(self.looked.lines)]
 
 
@@ -235,7 +243,9 @@ def _looked_at(script: str, arguments: list[str], *, weighs: bool) -> Looked:
     for text, lines in look.texts.items():
         name = "" if text == path else f"{text.relative_to(here)}:"
         looked.values |= {f"{name}{number}": value for number, value in _in_text(text, lines).items()}
-        looked.counts += [f"{text.relative_to(here)}:{line}" for line in counting_lines(text.read_text(encoding="utf-8"))]
+        looked.counts += [
+            f"{text.relative_to(here)}:{line}" for line in counting_lines(text.read_text(encoding="utf-8"))
+        ]
     looked.values |= _in_files(look.files.read, here)
     return looked
 
@@ -258,7 +268,10 @@ def _noted_flags(flags: dict[str, float]) -> Iterator[None]:
     def parsed_by_click(command: click.Command, context: click.Context, given: list[str]) -> list[str]:
         rest = parse_of_click(command, context, given)
         for parameter in command.params:
-            note([one for one in parameter.opts if one.startswith("--")], context.params.get(parameter.name or ""))
+            note(
+                [one for one in parameter.opts if one.startswith("--")],
+                context.params.get(parameter.name or ""),
+            )
         return rest
 
     argparse.ArgumentParser.parse_known_args = parsed  # type: ignore[method-assign, assignment]
@@ -273,7 +286,9 @@ def _noted_flags(flags: dict[str, float]) -> Iterator[None]:
 def _told_by(arguments: Sequence[str]) -> dict[str, float]:
     """Numbers on a command line: `--lr=0.1`, `--lr 0.1`, and `lr=0.1`, whatever reads them."""
     words, found = " ".join(arguments), dict[str, float]()
-    for flag, key, value in re.findall(r"(?:^|\s)(?:(--[\w.-]+)[=\s]|([\w.]+=))([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?=\s|$)", words):
+    for flag, key, value in re.findall(
+        r"(?:^|\s)(?:(--[\w.-]+)[=\s]|([\w.]+=))([-+]?[\d.]+(?:[eE][-+]?\d+)?)(?=\s|$)", words
+    ):
         with suppress(ValueError):
             found[flag or key] = float(value)
     return found
@@ -282,9 +297,13 @@ def _told_by(arguments: Sequence[str]) -> dict[str, float]:
 def _in_text(path: Path, lines: Collection[int]) -> dict[str, float]:
     """The numbers in a script's text; of ends of loops those of loops that it was in at these lines."""
     tree, found = ast.parse(path.read_bytes()), dict[str, float]()
-    loops = {node.lineno: node.end_lineno or node.lineno for node in ast.walk(tree) if isinstance(node, ast.For)}
+    loops = {
+        node.lineno: node.end_lineno or node.lineno for node in ast.walk(tree) if isinstance(node, ast.For)
+    }
     for name, place, offset in numbers_in(tree):
-        is_around = " in range(" not in name or any(place.lineno <= line <= loops.get(place.lineno, 0) for line in lines)
+        is_around = " in range(" not in name or any(
+            place.lineno <= line <= loops.get(place.lineno, 0) for line in lines
+        )
         if is_around and is_number(place.value):
             found[name] = place.value - offset  # type: ignore[operator, assignment]
     return found
@@ -293,7 +312,11 @@ def _in_text(path: Path, lines: Collection[int]) -> dict[str, float]:
 def _in_files(paths: Iterable[Path], here: Path) -> dict[str, float]:
     """The numbers in files of settings that it has read."""
     below = [path for path in paths if path.suffix in SETTINGS and path.is_relative_to(here)]
-    found = ((f"{path.relative_to(here)}:{name}", setting) for path in below for name, setting in entries(settings_in(path)))
+    found = (
+        (f"{path.relative_to(here)}:{name}", setting)
+        for path in below
+        for name, setting in entries(settings_in(path))
+    )
     return {name: value for name, setting in found if (value := number_in(setting)) is not None}
 
 
@@ -317,9 +340,15 @@ def counting_lines(source: str) -> list[int]:
         counted = {
             node.target.id
             for node in inside
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
+            if isinstance(node, ast.AugAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.value, ast.Constant)
         }
-        if isinstance(loop, ast.For) and isinstance(loop.target, ast.Tuple) and "enumerate" in ast.unparse(loop.iter):
+        if (
+            isinstance(loop, ast.For)
+            and isinstance(loop.target, ast.Tuple)
+            and "enumerate" in ast.unparse(loop.iter)
+        ):
             counted |= {one.id for one in loop.target.elts[:1] if isinstance(one, ast.Name)}
         waiting = list[ast.AST](loop.body)
         while waiting:
@@ -341,7 +370,11 @@ def _only_shows(node: ast.AST, loop: ast.For | ast.While) -> bool:
     if isinstance(node, ast.Assign):
         made = {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
         return bool(made) and all(_is_local(name, node, loop) for name in made)
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(_SHOWS.search(ast.unparse(node.value.func)))
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and bool(_SHOWS.search(ast.unparse(node.value.func)))
+    )
 
 
 def _breaks(loop: ast.For | ast.While) -> list[ast.AST]:
@@ -356,11 +389,15 @@ def _breaks(loop: ast.For | ast.While) -> list[ast.AST]:
 
 def _is_local(name: str, made: ast.Assign, loop: ast.For | ast.While) -> bool:
     """Whether only what is shown reads a name after it was made here: nothing else does before it is made anew."""
-    uses = [(one.lineno, type(one.ctx)) for one in ast.walk(loop) if isinstance(one, ast.Name) and one.id == name]
+    uses = [
+        (one.lineno, type(one.ctx)) for one in ast.walk(loop) if isinstance(one, ast.Name) and one.id == name
+    ]
     shown = {
         line
         for one in ast.walk(loop)
-        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and _SHOWS.search(ast.unparse(one.value.func))
+        if isinstance(one, ast.Expr)
+        and isinstance(one.value, ast.Call)
+        and _SHOWS.search(ast.unparse(one.value.func))
         for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
     }
     later = [line for line, kind in uses if kind is ast.Load and line > made.lineno and line not in shown]

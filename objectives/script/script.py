@@ -89,7 +89,9 @@ def run_script(
         raise TaskError(f"{script}: no such script in {folder.resolve()}")
     told = Told(batch, rate, epochs, steps, seed)
     if setup.training.schedule != "constant" or setup.training.warmup:
-        raise TaskError(f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule")
+        raise TaskError(
+            f"{script}: expected training: {{schedule: constant, warmup: 0}}, since a script has its own schedule"
+        )
     setup = setup if resumes else replace(setup, checkpoint=None)
     run = partial(
         _Run,
@@ -141,7 +143,10 @@ class ScriptLoop(Loop):
     def __init__(self, setup: TrialSetup, data: Data, made: Made) -> None:
         models = {f"model{number or ''}": model for number, model in enumerate(made.models())}
         optimizers = {f"optimizer{number or ''}": one for number, one in enumerate(made.of(Optimizer))}
-        others = {f"other{number or ''}": one for number, one in enumerate([*made.of(LRScheduler), *made.of(GradScaler)])}
+        others = {
+            f"other{number or ''}": one
+            for number, one in enumerate([*made.of(LRScheduler), *made.of(GradScaler)])
+        }
         super().__init__(setup, data, models, optimizers, others)
 
     def _make_rates(self) -> Any:
@@ -150,7 +155,9 @@ class ScriptLoop(Loop):
     def _check_supported(self) -> None:
         super()._check_supported()
         if self.setup.training.precision == "bf16":
-            raise TaskError("training.precision: expected fp32 with a script, whose own precision it is; got bf16")
+            raise TaskError(
+                "training.precision: expected fp32 with a script, whose own precision it is; got bf16"
+            )
         if self.setup.plan.devices > 1:
             raise TaskError(f"devices.per_trial: expected 1 with a script, got {self.setup.plan.devices}")
 
@@ -221,7 +228,12 @@ class _Run:
         self._metric_text, self._metric = metric, metric_pattern(metric)
         self._weighs, self._splits, self._needs_evaluation = loss == "mean", splits, needs
         self._made, self._loop = Made(), None
-        self._output, self._written, self._scores, self._earlier = Output(), "", dict[float, str](), dict[float, str]()
+        self._output, self._written, self._scores, self._earlier = (
+            Output(),
+            "",
+            dict[float, str](),
+            dict[float, str](),
+        )
         self._evaluation, self._unlike = evaluation, weakref.WeakSet[Any]()
         self._calls = Counter[int]()  # of schedulers, within passes
         self._step: Step | None = None
@@ -264,9 +276,15 @@ class _Run:
             )
 
     def _run_script(self) -> None:
-        values, folder = values_of(self._told, self.setup, endless=being_served()), Path(self.setup.folder or ".")
+        values, folder = (
+            values_of(self._told, self.setup, endless=being_served()),
+            Path(self.setup.folder or "."),
+        )
         try:
-            with taken_over(self, self._made), as_main(self._where, self._arguments, values, folder, self.files):
+            with (
+                taken_over(self, self._made),
+                as_main(self._where, self._arguments, values, folder, self.files),
+            ):
                 pass
         except _Over:
             pass
@@ -284,7 +302,11 @@ class _Run:
     def _command(self) -> str:
         """What trains so without bsearch."""
         values = values_of(self._told, self.setup, endless=False)
-        written = [f"{name} set to {value!r}" for name, value in values.items() if kind_of(name) in ("name", "text", "file")]
+        written = [
+            f"{name} set to {value!r}"
+            for name, value in values.items()
+            if kind_of(name) in ("name", "text", "file")
+        ]
         name = self._where.removeprefix("-m ")
         script = [name] if name == self._where else ["-m", name]
         command = shlex.join(["python", *script, *self._arguments, *flags_of(values)])
@@ -375,7 +397,9 @@ class _Run:
             self._batches = len(loader) * self.setup.samples_budget * told / samples
             if loader.drop_last:
                 self.setup = _in_whole_steps(self.setup)
-            data = Data(loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle)
+            data = Data(
+                loader.dataset, loader.dataset, collate=loader.collate_fn, weights=weights, shuffle=shuffle
+            )
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
             self._steps, self._parts = iter(loop), iter(())
@@ -439,7 +463,10 @@ class _Run:
             part = next(self._parts)
         assert self._step is not None
         self._place, self._has_stepped, self._waits = self._place + 1, False, True
-        self.share, self.is_last = part.weight if self._weighs else 1.0, self._place == len(self._step.sizes) - 1
+        self.share, self.is_last = (
+            part.weight if self._weighs else 1.0,
+            self._place == len(self._step.sizes) - 1,
+        )
         if self.is_last:
             next(self._parts, None)  # no more: with this one the script steps
         return part.batch
@@ -491,7 +518,11 @@ class _Run:
         Raises:
             TaskError: it does not.
         """
-        if self.has_gradients and not self.setup.training.accept_inexact and self._gradients() != self._versions:
+        if (
+            self.has_gradients
+            and not self.setup.training.accept_inexact
+            and self._gradients() != self._versions
+        ):
             raise TaskError(
                 f"{self._where}: it changes gradients after each part of a batch, such as by clamping them itself. Write "
                 "splits=False, and batches come whole; or clip by torch's clip_grad_norm_ or clip_grad_value_."
@@ -566,7 +597,12 @@ def rate_of(group: Mapping[str, Any]) -> float:
 
 def trains(made: Made) -> bool:
     """Whether a loader that is iterated now is trained on: gradients are on, and all models with an optimizer are training."""
-    stepped = {id(one) for optimizer in made.of(Optimizer) for group in optimizer.param_groups for one in group["params"]}
+    stepped = {
+        id(one)
+        for optimizer in made.of(Optimizer)
+        for group in optimizer.param_groups
+        for one in group["params"]
+    }
     models = [model for model in made.models() if stepped & set(map(id, model.parameters()))]
     return torch.is_grad_enabled() and bool(models) and all(model.training for model in models)
 

@@ -104,7 +104,11 @@ class Made:
         """The modules with parameters or buffers that no other module contains."""
         modules = self.of(nn.Module)
         inner = {id(child) for module in modules for child in module.modules() if child is not module}
-        return [one for one in modules if id(one) not in inner and any(True for _ in chain(one.parameters(), one.buffers()))]
+        return [
+            one
+            for one in modules
+            if id(one) not in inner and any(True for _ in chain(one.parameters(), one.buffers()))
+        ]
 
 
 # The scripts that run now, by their threads; what they call of torch and Python is taken over while there is one.
@@ -231,7 +235,9 @@ def _exited(original: Any, driver: Driver, made: Made, status: int) -> None:
 
 
 def _several_processes(original: Any, driver: Driver, made: Made, *arguments: Any, **named: Any) -> None:
-    raise TaskError("expected a script of one process, got one that joins others by torch.distributed.init_process_group")
+    raise TaskError(
+        "expected a script of one process, got one that joins others by torch.distributed.init_process_group"
+    )
 
 
 def _noted(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
@@ -247,7 +253,9 @@ def _length(original: Any, driver: Driver, made: Made, self: Any) -> Any:
     return original(self)
 
 
-def _optimizer_made(original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any) -> None:
+def _optimizer_made(
+    original: Any, driver: Driver, made: Made, self: Optimizer, *arguments: Any, **named: Any
+) -> None:
     original(self, *arguments, **named)
     made.add(self)
     _take_over_loaded()
@@ -306,7 +314,9 @@ def _at_last(original: Any, driver: Driver, made: Made, *arguments: Any, **named
 def _scheduled(original: Any, driver: Driver, made: Made, self: Any, *arguments: Any, **named: Any) -> None:
     if driver.is_last and not driver.skips:
         with aside():  # those that it steps itself are its own affair
-            driver.schedules(None if arguments or named else self, partial(original, self, *arguments, **named))
+            driver.schedules(
+                None if arguments or named else self, partial(original, self, *arguments, **named)
+            )
 
 
 # Events of Python that change files, or hand them to other programs, with how many of their arguments name these.
@@ -342,8 +352,13 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
     files = arguments[: _CHANGES[event]]
     with aside():
         if event in _PROGRAMS:
-            words = [os.fsdecode(word) for word in (files[-1] if isinstance(files[-1], list | tuple) else files[-1:])]
-            first, *found = re.findall(r"[^\s=;|&<>'\"]+", " ".join(words)) or [""]  # the first is the program
+            words = [
+                os.fsdecode(word)
+                for word in (files[-1] if isinstance(files[-1], list | tuple) else files[-1:])
+            ]
+            first, *found = re.findall(r"[^\s=;|&<>'\"]+", " ".join(words)) or [
+                ""
+            ]  # the first is the program
             named = [] if first == "mkdir" and not found[2:] else [*words[1:], *found]
             files = (*named, *chain.from_iterable(map(glob.glob, named)))
         for file in files:
@@ -352,14 +367,22 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
 
 @aside()
 def _place(
-    driver: Driver, file: Any, *, writes: bool, removes: bool = False, keeps: bool = False, dir_fd: int | None = None
+    driver: Driver,
+    file: Any,
+    *,
+    writes: bool,
+    removes: bool = False,
+    keeps: bool = False,
+    dir_fd: int | None = None,
 ) -> Any:
     if dir_fd is not None:
         file = f"/proc/self/fd/{dir_fd}/{os.fsdecode(file)}"
     return driver.files.place_of(file, writes=writes, removes=removes, keeps=keeps)
 
 
-def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+def _opened(
+    original: Any, driver: Driver, made: Made, file: Any, mode: str = "r", *arguments: Any, **named: Any
+) -> Any:
     writes = any(letter in mode for letter in "wax+")
     place = _place(driver, file, writes=writes, keeps=not any(letter in mode for letter in "wx"))
     opened = original(place, mode, *arguments, **named)
@@ -367,7 +390,9 @@ def _opened(original: Any, driver: Driver, made: Made, file: Any, mode: str = "r
         return driver.files.opened(opened, file, writes=writes)
 
 
-def _opened_by_flags(original: Any, driver: Driver, made: Made, path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+def _opened_by_flags(
+    original: Any, driver: Driver, made: Made, path: Any, flags: int, *arguments: Any, **named: Any
+) -> int:
     place = _place(driver, path, writes=bool(flags & _WRITES), keeps=True, dir_fd=named.get("dir_fd"))
     return int(original(place, flags, *arguments, **named))
 
@@ -409,7 +434,9 @@ def _with_files(**ways: str) -> Callable[..., Any]:
         given = dict(zip(ways, arguments, strict=False)) | named
         for name, way in ways.items():
             if way and name in given:
-                given[name] = _place(driver, given[name], writes=way == "w", removes=way == "d", dir_fd=named.get("dir_fd"))
+                given[name] = _place(
+                    driver, given[name], writes=way == "w", removes=way == "d", dir_fd=named.get("dir_fd")
+                )
         first = [given.pop(name) for name in ways if name in given]
         with aside() if "d" in ways.values() else nullcontext():
             return original(*first, *arguments[len(ways) :], **given)
@@ -420,7 +447,11 @@ def _with_files(**ways: str) -> Callable[..., Any]:
 
 _saved, _loaded, _looked_up = _with_files(obj="", f="w"), _with_files(f="r"), _with_files(path="r")
 _folder_made, _of_safetensors = _with_files(path="w"), _with_files(filename="r")
-_removed, _renamed, _linked = _with_files(path="d"), _with_files(src="d", dst="w"), _with_files(src="", dst="w")
+_removed, _renamed, _linked = (
+    _with_files(path="d"),
+    _with_files(src="d", dst="w"),
+    _with_files(src="", dst="w"),
+)
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:

@@ -83,11 +83,17 @@ def numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
 
 
 def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
-    for node in sorted(ast.walk(tree), key=lambda node: isinstance(node, ast.arguments)):  # a call goes before a default
+    for node in sorted(
+        ast.walk(tree), key=lambda node: isinstance(node, ast.arguments)
+    ):  # a call goes before a default
         match node:
             case ast.Assign(targets=targets, value=ast.Constant() as value):
                 for target in targets:
-                    yield ast.unparse(target) + f"={ast.unparse(value)}" * (not isinstance(target, ast.Name)), value, 0
+                    yield (
+                        ast.unparse(target) + f"={ast.unparse(value)}" * (not isinstance(target, ast.Name)),
+                        value,
+                        0,
+                    )
             case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[ast.Constant() as value]):
                 if "seed" in ast.unparse(function):
                     yield ast.unparse(node), value, 0
@@ -102,7 +108,11 @@ def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
             case ast.arguments():
                 names = [one.arg for one in (*node.posonlyargs, *node.args)]
                 given = [*zip(names[len(names) - len(node.defaults) :], node.defaults, strict=True)]
-                given += [(one.arg, value) for one, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value]
+                given += [
+                    (one.arg, value)
+                    for one, value in zip(node.kwonlyargs, node.kw_defaults, strict=True)
+                    if value
+                ]
                 for name, default in given:
                     if isinstance(default, ast.Constant):
                         yield f"{name}={ast.unparse(default)}", default, 0
@@ -159,7 +169,9 @@ def as_main(
     modules_changed = _ModulesChanged(in_modules, folder)
     left = _written_into(tree, in_text) | _written_into_files(in_files, folder, files) | modules_changed.left
     if left:
-        raise TaskError(f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none")
+        raise TaskError(
+            f"{path.name}: expected a number at {', '.join(left)}, in the script or the file; there is none"
+        )
     root = path.parent if package is None else folder.resolve()
     own = partial(_lies_below, folders=(root, folder.resolve()))
     # Another run of it may be under way, while it is examined: each has modules of its own.
@@ -209,7 +221,11 @@ class _ModulesChanged:
         self.left, self._trees = dict[str, Number](), dict[Path, ast.Module]()
         for file in {name.partition(":")[0] for name in values}:
             # All of a file at once: one that is changed already has another name.
-            left = {name.removeprefix(f"{file}:"): value for name, value in values.items() if name.startswith(f"{file}:")}
+            left = {
+                name.removeprefix(f"{file}:"): value
+                for name, value in values.items()
+                if name.startswith(f"{file}:")
+            }
             path = (folder / file).resolve()
             if path.is_file():
                 self._trees[path] = ast.parse(path.read_bytes(), str(path))
@@ -234,14 +250,23 @@ _inherited = SourceFileLoader.get_code
 
 def _code_of(loader: SourceFileLoader, fullname: str) -> Any:
     tree = _trees_of.get(threading.get_ident(), {}).get(Path(loader.path).resolve())
-    return _inherited(loader, fullname) if tree is None else compile(tree, loader.path, "exec", dont_inherit=True)
+    return (
+        _inherited(loader, fullname)
+        if tree is None
+        else compile(tree, loader.path, "exec", dont_inherit=True)
+    )
 
 
 def _lies_below(module: Any, folders: Sequence[Path]) -> bool:
     """Whether a module, or a package without a file, is one of these folders'."""
     known = getattr(module, "__dict__", {})  # some modules make up attributes
     places = [known.get("__file__") or "", *(known.get("__path__") or ())]
-    return any(place and Path(place).is_relative_to(one) for place in places for one in folders if "site-packages" not in place)
+    return any(
+        place and Path(place).is_relative_to(one)
+        for place in places
+        for one in folders
+        if "site-packages" not in place
+    )
 
 
 @contextmanager
@@ -249,7 +274,10 @@ def _loggers_of_its_own() -> Iterator[None]:
     """Context in which the root logger has no handlers, so that `basicConfig` works; all loggers are as before afterwards."""
 
     def loggers() -> list[logging.Logger]:
-        return [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+        return [
+            logging.root,
+            *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)),
+        ]
 
     kept, disabled = {one: (one.handlers, one.level) for one in loggers()}, logging.root.manager.disable
     logging.root.handlers = []
@@ -283,7 +311,11 @@ def _as_unparsed(name: str) -> str:
     before, separator, value = name.partition(": " if name[0] in "'\"" else "=")
     value, number, place = value.partition(" #")
     try:
-        return f"{before}{separator}{ast.unparse(ast.parse(value, mode='eval'))}{number}{place}" if separator else name
+        return (
+            f"{before}{separator}{ast.unparse(ast.parse(value, mode='eval'))}{number}{place}"
+            if separator
+            else name
+        )
     except SyntaxError:
         return name
 

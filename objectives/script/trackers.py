@@ -57,10 +57,15 @@ class _Finder(MetaPathFinder, Loader):
         return any(f"{name}.".startswith(f"{one}.") for one in self._names)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if self.has(fullname) and running_script() else None
+        return (
+            ModuleSpec(fullname, self, is_package=True) if self.has(fullname) and running_script() else None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Module(spec.name, next(self._tracker[one] for one in self._names if f"{spec.name}.".startswith(f"{one}.")))
+        return _Module(
+            spec.name,
+            next(self._tracker[one] for one in self._names if f"{spec.name}.".startswith(f"{one}.")),
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         """It has no code."""
@@ -138,7 +143,9 @@ class _Tracker(_Silent):
 
     add_scalar = log_metric
 
-    def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], *arguments: Any, **named: Any) -> None:
+    def add_scalars(
+        self, main_tag: str, tag_scalar_dict: Mapping[str, Any], *arguments: Any, **named: Any
+    ) -> None:
         report(**{f"{main_tag}/{name}": value for name, value in tag_scalar_dict.items()})
 
 

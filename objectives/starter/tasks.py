@@ -11,7 +11,9 @@ class MyTask(Task):
     def data(self, setup: TrialSetup) -> Data:
         """Any map-style torch datasets: training data, and validation data to compare trials on."""
         images, labels = digit_images()
-        train, validation = random_split(TensorDataset(images, labels), [0.8, 0.2], torch.Generator().manual_seed(0))
+        train, validation = random_split(
+            TensorDataset(images, labels), [0.8, 0.2], torch.Generator().manual_seed(0)
+        )
         return Data(train, validation)
 
     def model(self, setup: TrialSetup) -> nn.Module:

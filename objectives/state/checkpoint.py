@@ -80,7 +80,9 @@ class Checkpoint:
     (True, False)
     """
 
-    def __init__(self, url: str | None, every_s: float, experiment: str, pauses_after: float = math.inf) -> None:
+    def __init__(
+        self, url: str | None, every_s: float, experiment: str, pauses_after: float = math.inf
+    ) -> None:
         self.url, self.every_s, self.experiment = url, every_s, experiment
         self._pauses_after = pauses_after  # samples seen from which on the trial may be paused
         self.measurements: list[Measurement] = []
@@ -130,11 +132,17 @@ class Checkpoint:
         """Whether it is time to save again, by the local clock or by seconds that all ranks agreed on."""
         if self.url is None:
             return False
-        return asked_to_leave() or self.waited_s() >= self.every_s if waited_s is None else waited_s >= self.every_s
+        return (
+            asked_to_leave() or self.waited_s() >= self.every_s
+            if waited_s is None
+            else waited_s >= self.every_s
+        )
 
     def waited_s(self) -> float:
         """Seconds since the last save, or since the attempt started; infinite where the trial may be paused now."""
-        late = [measurement for measurement in self.measurements if measurement.samples_seen >= self._pauses_after]
+        late = [
+            measurement for measurement in self.measurements if measurement.samples_seen >= self._pauses_after
+        ]
         at_rung = len(late) == 1 and late == self.measurements[-1:]
         return math.inf if at_rung else time.monotonic() - self._last
 
@@ -169,7 +177,12 @@ class Checkpoint:
             return
         started = time.monotonic()
         measurements = json.dumps([asdict(measurement) for measurement in self.measurements])
-        content = {"format": _FORMAT, "experiment": self.experiment, "measurements": measurements, "state": state}
+        content = {
+            "format": _FORMAT,
+            "experiment": self.experiment,
+            "measurements": measurements,
+            "state": state,
+        }
         buffer = io.BytesIO()
         try:
             torch.save(content, buffer)

@@ -34,7 +34,9 @@ class Constants:
         trained = [parameter.requires_grad for parameter in self._parameters]
         if trained != (before := self._trained.setdefault(number, trained)):
             name, now = next(
-                (name, now) for (name, _), was, now in zip(self._named, before, trained, strict=True) if was != now
+                (name, now)
+                for (name, _), was, now in zip(self._named, before, trained, strict=True)
+                if was != now
             )
             raise TaskError(
                 f"{self._where}: expected the same trainable parameters in every step, got {name}, which is "
@@ -45,7 +47,9 @@ class Constants:
         yield
         if [parameter._version for parameter in self._parameters] != versions:
             changed = next(
-                name for (name, parameter), version in zip(self._named, versions, strict=True) if parameter._version != version
+                name
+                for (name, parameter), version in zip(self._named, versions, strict=True)
+                if parameter._version != version
             )
             raise TaskError(
                 f"{self._where}: expected weights that stay as they are while a step's gradient is computed, got {changed} "

@@ -43,7 +43,9 @@ class EmbeddingsOf(nn.Module):
     def __init__(self, task: Embeds, model: nn.Module, setup: TrialSetup) -> None:
         super().__init__()
         self.task, self.model, self.setup = task, model, setup
-        self.structure: TreeSpec | None = None  # of what `embed` returns; its tensors are passed around as a list
+        self.structure: TreeSpec | None = (
+            None  # of what `embed` returns; its tensors are passed around as a list
+        )
         # On several devices, places of tensors that the loss does not use: DistributedDataParallel would wait for gradients.
         self.unused: set[int] | None = None
 
@@ -51,7 +53,9 @@ class EmbeddingsOf(nn.Module):
         embedded = self.task.embed(self.model, batch, self.setup)
         found, self.structure = tree_flatten(embedded)
         check_embeddings(self.task, embedded, samples)
-        return [tensor.detach() if place in (self.unused or ()) else tensor for place, tensor in enumerate(found)]
+        return [
+            tensor.detach() if place in (self.unused or ()) else tensor for place, tensor in enumerate(found)
+        ]
 
 
 @dataclass
@@ -138,7 +142,9 @@ class GradientCache:
         local = [_concatenated(run.task, tensors) for tensors in zip(*parts, strict=True)]
         parts.clear()
         if self.absent:
-            local = [torch.cat([tensor, tensor.new_zeros((self.absent, *tensor.shape[1:]))]) for tensor in local]
+            local = [
+                torch.cat([tensor, tensor.new_zeros((self.absent, *tensor.shape[1:]))]) for tensor in local
+            ]
         start, local = run.ranks.gathered_rows(local, size)
         whole = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in local]
         del local
@@ -155,8 +161,12 @@ class GradientCache:
         own = slice(start, start + sum(sizes))
         if run.ranks.count > 1:
             used = iter(found[: len(wanted)])
-            module.unused = {place for place, tensor in enumerate(whole) if not tensor.requires_grad or next(used) is None}
-        by_tensor = [_split(next(gradients) if tensor.requires_grad else None, own, sizes) for tensor in whole]
+            module.unused = {
+                place for place, tensor in enumerate(whole) if not tensor.requires_grad or next(used) is None
+            }
+        by_tensor = [
+            _split(next(gradients) if tensor.requires_grad else None, own, sizes) for tensor in whole
+        ]
         return loss.detach(), [list(rows) for rows in zip(*by_tensor, strict=True)], found[len(wanted) :]
 
 

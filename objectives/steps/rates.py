@@ -27,7 +27,9 @@ class Stepped:
 
     def __init__(self, optimizers: Sequence[Optimizer], peaks: Sequence[Sequence[float]]) -> None:
         self._optimizers, self._peaks = optimizers, peaks
-        self._seen: list[dict[str, list[Any]]] = []  # of each group's settings the value, or the lowest and highest
+        self._seen: list[
+            dict[str, list[Any]]
+        ] = []  # of each group's settings the value, or the lowest and highest
         self._checked = 0
 
     def check(self) -> None:
@@ -39,7 +41,9 @@ class Stepped:
     def _look(self) -> None:
         groups = []
         for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
-            for place, (group, plain) in enumerate(zip(optimizer.param_groups, group_settings(optimizer), strict=True)):
+            for place, (group, plain) in enumerate(
+                zip(optimizer.param_groups, group_settings(optimizer), strict=True)
+            ):
                 # One that was added later has the rate that it was added with.
                 peak = peaks[place] if place < len(peaks) else float(group.get("initial_lr", group["lr"]))
                 groups.append({**plain, "lr": peak})
@@ -61,8 +65,13 @@ class Stepped:
         self._look()
         found: list[dict[str, Any]] = []
         for seen in self._seen:
-            group = {name: values[0] if len(values) == 1 else f"{values[0]} to {values[1]}" for name, values in seen.items()}
-            same = next((each for each in found if {**each, "parameters": 0} == {**group, "parameters": 0}), None)
+            group = {
+                name: values[0] if len(values) == 1 else f"{values[0]} to {values[1]}"
+                for name, values in seen.items()
+            }
+            same = next(
+                (each for each in found if {**each, "parameters": 0} == {**group, "parameters": 0}), None
+            )
             if same is None:
                 found.append(group)
             else:
@@ -90,7 +99,9 @@ class Rates(Stepped):
         optimizers: with their peaks as rates.
     """
 
-    def __init__(self, where: str, optimizers: Sequence[Optimizer], schedule: Schedule, warmup: float) -> None:
+    def __init__(
+        self, where: str, optimizers: Sequence[Optimizer], schedule: Schedule, warmup: float
+    ) -> None:
         super().__init__(optimizers, [_peaks(optimizer) for optimizer in optimizers])
         self._where, self._schedule, self._warmup = where, schedule, warmup
         self._now: list[list[float]] = []  # as set last

@@ -77,7 +77,9 @@ class StepClock:
         self._accumulate()
         started = time.perf_counter()
         if counts:
-            with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer, self.run.averages) as counter:
+            with LiveBytes(self._limit_bytes).counting(
+                self.run.model, self.run.optimizer, self.run.averages
+            ) as counter:
                 yield
             self.peak_bytes = max(self.peak_bytes, counter.peak_bytes)
         else:
@@ -120,7 +122,9 @@ class StepClock:
             return
         allocated, reserved = accelerator.peak_bytes(self.device)
         self.peak_bytes = max(self.peak_bytes, allocated)
-        if not self._evaluated:  # from the first evaluation on, what it left in the allocator's cache is reserved too
+        if (
+            not self._evaluated
+        ):  # from the first evaluation on, what it left in the allocator's cache is reserved too
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
 
     def facts(self) -> dict[str, Parameter]:
@@ -134,7 +138,9 @@ class StepClock:
         facts: dict[str, Parameter] = {name: peak for name, peak in peaks.items() if peak}
         if self._load and self._running_s > 0:
             waits = {"waited_s": self._load.waited_s, "throttled_s": self._load.held_back_s}
-            facts |= {name: self._reported_s * s / self._running_s for name, s in waits.items() if s is not None}
+            facts |= {
+                name: self._reported_s * s / self._running_s for name, s in waits.items() if s is not None
+            }
             if self._load.stolen_share is not None:
                 facts["stolen_share"] = self._load.stolen_share
         return facts
@@ -166,7 +172,11 @@ class StepClock:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Resume from these counters; in a new process each size's first step is excluded again."""
         self._samples, self._excluded_samples = state["samples"], state["excluded_samples"]
-        self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["excluded_s"], state["peak_bytes"]
+        self._running_s, self._excluded_s, self.peak_bytes = (
+            state["running_s"],
+            state["excluded_s"],
+            state["peak_bytes"],
+        )
         self._reported_s = state["reported_s"]
         # Earlier versions kept other counters; what is not known of a part is not known of the whole.
         self._load = self._load and HostLoad(**(state.get("load") or {"elapsed_s": 0.0}))

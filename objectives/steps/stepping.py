@@ -291,7 +291,11 @@ class Stepping(TrainingSamples):
                 )
             rescale_gradients(gradients, denominator, size)
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
-        return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
+        return total / (
+            torch.where(denominator > 0, denominator, 1)
+            if isinstance(denominator, Tensor)
+            else denominator or 1.0
+        )
 
     def _accumulate_embedded(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The same for a loss over the whole batch's embeddings."""
@@ -304,7 +308,12 @@ class Stepping(TrainingSamples):
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
         """One over the step's samples, like the loss; kept for the next step. `fully_shard` averages over ranks."""
         known = self._last_weight
-        if known is None or known[0] != size or known[1].dtype != loss_total.dtype or known[1].device != loss_total.device:
+        if (
+            known is None
+            or known[0] != size
+            or known[1].dtype != loss_total.dtype
+            or known[1].device != loss_total.device
+        ):
             weight = (self.ranks.count if self.fully_sharded else 1) / size
             known = self._last_weight = size, torch.full_like(loss_total, weight)
         return known[1]
@@ -340,7 +349,9 @@ class Stepping(TrainingSamples):
         Where parameters are sharded, every rank has as many; those without a sample of their own get any.
         """
         sizes = [samples for samples in plan.micro_batches(self.ranks.rank) if samples or self.fully_sharded]
-        return [(samples, partial(loader.take, samples) if samples else self._any_sample) for samples in sizes]
+        return [
+            (samples, partial(loader.take, samples) if samples else self._any_sample) for samples in sizes
+        ]
 
     def _check_parameters(self) -> None:
         """Check that all ranks have gradients of the same parameters, where torch needs that.
@@ -393,11 +404,15 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
         if denominator == size:
             return
         # Unlike a copy, a fill does not synchronise with the GPU.
-        denominator = torch.full((), denominator, device=gradients[0].device, dtype=widest_float(gradients[0].device))
+        denominator = torch.full(
+            (), denominator, device=gradients[0].device, dtype=widest_float(gradients[0].device)
+        )
     # In double precision where there is one: in single, the ratio of two counts would lose eight digits.
     denominator = denominator.to(widest_float(denominator.device))
     # Where every label of a step is ignored, its gradient is 0 rather than 0/0.
-    ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(denominator.dtype).tiny), 0.0)
+    ratio = torch.where(
+        denominator > 0, size / denominator.clamp_min(torch.finfo(denominator.dtype).tiny), 0.0
+    )
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
         by_type.setdefault(gradient.dtype, []).append(gradient._values() if gradient.is_sparse else gradient)

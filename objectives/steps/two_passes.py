@@ -29,7 +29,9 @@ def fresh(batch: Any, device: torch.device) -> Any:
     """A held batch for one pass: where it would not be copied to the device, a copy, since a task may change it in place."""
 
     def copied() -> Any:
-        return with_tensors(batch, lambda tensor: tensor.clone() if tensor.device.type == device.type else tensor)
+        return with_tensors(
+            batch, lambda tensor: tensor.clone() if tensor.device.type == device.type else tensor
+        )
 
     return LiveBytes.fetched(copied)
 
@@ -54,7 +56,12 @@ class HeldStep:
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, micro_batches: Sequence[tuple[int, Any]], *, on_device: bool = False
+        self,
+        model: nn.Module,
+        device: torch.device,
+        micro_batches: Sequence[tuple[int, Any]],
+        *,
+        on_device: bool = False,
     ) -> None:
         self._device = device
         self._held = [(samples, held(batch, on_device=on_device)) for samples, batch in micro_batches]

@@ -50,8 +50,12 @@ def told_apart(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """The trials, those that blew up as diverged ones, with `blew_up` and a message; the same again for what it returned."""
     records = tuple(records)
     # A setting that was trained again stands with the mean of its runs.
-    again = {number for record in records if record.is_repeat for number in (record.number, record.facts.repeats)}
-    results = [place for place, record in enumerate(records) if _is_result(record) and record.number not in again]
+    again = {
+        number for record in records if record.is_repeat for number in (record.number, record.facts.repeats)
+    }
+    results = [
+        place for place, record in enumerate(records) if _is_result(record) and record.number not in again
+    ]
     blew = blown_up([records[place] for place in results])
     if not blew.any():
         return records
@@ -83,11 +87,16 @@ def blown_up(results: Sequence[TrialRecord]) -> Mask:
     if unit <= 0 or np.ptp(relative) <= 0:
         return blew
     heights = -np.minimum(below / unit, _DEEPEST)
-    sizes = np.log([(record.facts.samples_budget or 1, record.facts.model_parameters or 1) for record in results])
+    sizes = np.log(
+        [(record.facts.samples_budget or 1, record.facts.model_parameters or 1) for record in results]
+    )
     varying = [_scaled(column) for column in sizes.T if np.ptp(column) > 0]
     others = np.column_stack([other_coordinates(results, without={"epochs"}), *varying])
     down = _shares(_terms(batches, relative, others), heights) < 0.5
-    taken = [(record.facts.devices or 1, math.nan if record.train_s is None else record.train_s) for record in results]
+    taken = [
+        (record.facts.devices or 1, math.nan if record.train_s is None else record.train_s)
+        for record in results
+    ]
     costs = np.column_stack([sizes, sizes[:, 0] - batches, np.array(taken, dtype=np.float64)])
     for place in np.flatnonzero(down):
         better = ~down & (values > values[place]) & (relative < relative[place])
@@ -134,7 +143,9 @@ def _looked_at(
     precision = terms.T @ (terms * weights[:, None]) / variance + prior
     residuals = heights - terms @ np.linalg.solve(precision, terms.T @ (weights * heights) / variance)
     unsure = np.einsum("ij,ij->i", terms, np.linalg.solve(precision, terms.T).T)
-    variance = (_COUNTS * _SIGMA**2 + float(weights @ (residuals**2 + unsure))) / (_COUNTS + float(weights.sum()))
+    variance = (_COUNTS * _SIGMA**2 + float(weights @ (residuals**2 + unsure))) / (
+        _COUNTS + float(weights.sum())
+    )
     spread = np.sqrt(variance + unsure)
     as_result = (1 - blown) * _STUDENT * (1 + (residuals / spread) ** 2 / 4) ** -2.5 / spread
     as_blow_up = np.where(residuals < 0, blown / (np.ptp(heights) + 1.0), 0.0)

@@ -62,7 +62,9 @@ class Choice:
         return f"the {front.fastest} within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
 
 
-def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), records: Iterable[TrialRecord] = ()) -> TrialRecord:
+def chosen_trial(
+    name: str, front: ParetoFront, choice: Choice = Choice(), records: Iterable[TrialRecord] = ()
+) -> TrialRecord:
     """The chosen point of a front.
 
     Args:
@@ -78,9 +80,13 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         chosen = next((trial for trial in front.trials if trial.number == choice.trial), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
-            repeats = next((record.facts.repeats for record in records if record.number == choice.trial), None)
+            repeats = next(
+                (record.facts.repeats for record in records if record.number == choice.trial), None
+            )
             why = "" if repeats is None else f" (it repeats trial {repeats} and counts in its mean)"
-            raise StudyFileError(f"study {name}: trial {choice.trial} is not on its front{why}; expected one of {members}")
+            raise StudyFileError(
+                f"study {name}: trial {choice.trial} is not on its front{why}; expected one of {members}"
+            )
         return chosen
     best = front.best
     assert best is not None
@@ -88,7 +94,9 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         return best
     target = choice.cheapest_to if choice.target is None else choice.target
     if target is not None:
-        objectives = Objectives(metric=Metric(name=front.metric, direction=front.direction), speed=front.speed)
+        objectives = Objectives(
+            metric=Metric(name=front.metric, direction=front.direction), speed=front.speed
+        )
         cheapest = choice.target is None
         settings = averaged(records, objectives) if cheapest else front.trials
         reaching = settings_reaching(front, settings, target).trials
@@ -102,9 +110,15 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
 
 
 def _cheapest(name: str, settings: Iterable[TrialRecord]) -> TrialRecord:
-    priced = [(cost, place, setting) for place, setting in enumerate(settings) if (cost := setting.taken("cost")) is not None]
+    priced = [
+        (cost, place, setting)
+        for place, setting in enumerate(settings)
+        if (cost := setting.taken("cost")) is not None
+    ]
     if not priced:
-        raise StudyFileError(f"study {name}: expected trials with a cost, which devices.prices gives them; got none")
+        raise StudyFileError(
+            f"study {name}: expected trials with a cost, which devices.prices gives them; got none"
+        )
     return min(priced)[2]
 
 
@@ -119,12 +133,18 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
     best = front.best
     assert best is not None and best.accuracy is not None
     least = share * abs(best.accuracy)
-    return next(trial for trial in front.trials if trial.accuracy is not None and abs(trial.accuracy - best.accuracy) <= least)
+    return next(
+        trial
+        for trial in front.trials
+        if trial.accuracy is not None and abs(trial.accuracy - best.accuracy) <= least
+    )
 
 
 def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:
     """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
-    reaching = [setting for setting in settings if setting.outcome == "complete" and front.reaches(setting, target)]
+    reaching = [
+        setting for setting in settings if setting.outcome == "complete" and front.reaches(setting, target)
+    ]
     return replace(front, trials=tuple(sorted(reaching, key=lambda setting: front.taken(setting) or 0.0)))
 
 

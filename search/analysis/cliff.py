@@ -52,7 +52,9 @@ class Cliff:
             curvature = (terms.T * (chance * (1 - chance))) @ terms + np.diag(1 / _STDS**2)
             step = np.linalg.solve(curvature, slope)
             # A whole step may lead beyond the maximum.
-            while (next_reached := _log_posterior(terms, failed, free + step)) < reached and np.abs(step).max() > _CLOSE:
+            while (next_reached := _log_posterior(terms, failed, free + step)) < reached and np.abs(
+                step
+            ).max() > _CLOSE:
                 step = step / 2
             if np.abs(step).max() <= _CLOSE:
                 break
@@ -69,7 +71,10 @@ class Cliff:
 
     def log_rate(self, log_batch: float, chance: float) -> float:
         """The log rate at which so many trainings with this batch fail; infinite where no rate is too high."""
-        at_batch, slope = self.coefficients[0] + self.coefficients[1] * (log_batch - self.middle[0]), self.coefficients[2]
+        at_batch, slope = (
+            self.coefficients[0] + self.coefficients[1] * (log_batch - self.middle[0]),
+            self.coefficients[2],
+        )
         return float(self.middle[1] + (logit(chance) - at_batch) / slope) if slope > 0 else math.inf
 
 

@@ -42,9 +42,13 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
             failed[record.setting] += 1
     runs = {setting: group for setting, group in runs.items() if failed[setting] < len(group)}
     if not failed and all(len(group) == 1 for group in runs.values()):
-        return [_mean(group, 0) for group in runs.values()]  # nothing was repeated: NumPy need not be imported
+        return [
+            _mean(group, 0) for group in runs.values()
+        ]  # nothing was repeated: NumPy need not be imported
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
-    scores = [[run.score or 0.0 for run in sorted(group, key=lambda run: run.number)] for group in runs.values()]
+    scores = [
+        [run.score or 0.0 for run in sorted(group, key=lambda run: run.number)] for group in runs.values()
+    ]
     noise = run_noise(scores, [record.train_s or 0.0 for record in means])
     if noise is None:
         return means
@@ -116,7 +120,11 @@ def front_probabilities(taken: Any, accuracy: Any, errors: Any, freedom: Any) ->
 
 
 def next_repeat(
-    records: Sequence[TrialRecord], objectives: Objectives, repeats: int, running: Mapping[int, int], front: Sequence[int]
+    records: Sequence[TrialRecord],
+    objectives: Objectives,
+    repeats: int,
+    running: Mapping[int, int],
+    front: Sequence[int],
 ) -> int | None:
     """The setting to repeat next: of those repeated least, the one whose place on the front is least certain.
 
@@ -128,12 +136,16 @@ def next_repeat(
     Returns:
         Its number; None where every member has its runs.
     """
-    ended = Counter(record.setting for record in records if record.is_repeat and record.outcome in (*_FAILED, *_RAN))
+    ended = Counter(
+        record.setting for record in records if record.is_repeat and record.outcome in (*_FAILED, *_RAN)
+    )
     open_settings = []
     for record in averaged(records, objectives):
         had = ended[record.number] + running.get(record.number, 0)
         probability = record.facts.front_probability
-        if had >= repeats or not (record.number in front or (probability is not None and probability >= _LEAST_PROBABILITY)):
+        if had >= repeats or not (
+            record.number in front or (probability is not None and probability >= _LEAST_PROBABILITY)
+        ):
             continue
         variance = 0.25 if probability is None else probability * (1 - probability)
         open_settings.append((had, -variance, record.number))

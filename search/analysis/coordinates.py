@@ -32,5 +32,7 @@ def other_coordinates(records: Sequence[TrialRecord], without: Collection[str] =
             if np.ptp(numbers) > 0:
                 columns.append((numbers - numbers.min()) / np.ptp(numbers))
         elif len(categories := sorted(set(map(str, values)))) > 1:
-            columns += [np.array([float(str(value) == category) for value in values]) for category in categories]
+            columns += [
+                np.array([float(str(value) == category) for value in values]) for category in categories
+            ]
     return np.column_stack(columns) if columns else np.zeros((len(records), 0))

@@ -227,7 +227,9 @@ def fitted(
         weights = cho_solve((factor, True), residual, check_finite=False)
         value = 0.5 * residual @ weights + np.log(np.diag(factor)).sum()
         inverse = cho_solve((factor, True), np.eye(len(targets)), check_finite=False)
-        gradient = inverse - np.outer(weights, weights)  # twice that of `value` with respect to the covariance
+        gradient = inverse - np.outer(
+            weights, weights
+        )  # twice that of `value` with respect to the covariance
         # dk / d log_scale_j = −k'(r)/r · (x_j − x'_j)² / exp(2 log_scale_j)
         shared = gradient * matern52_derivative(distance)
         derivative = np.empty_like(all_free)
@@ -249,7 +251,9 @@ def fitted(
     bounds = [(-4.0, 6.0)] * len(known.means) + [(-12.0, 1.0)]
     begin = np.append(*start)
     found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": most_steps})
-    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, std, own_noise, structure=known)
+    return conditioned(
+        points, values, found.x[:-1], float(found.x[-1]), mean, std, own_noise, structure=known
+    )
 
 
 def conditioned(

@@ -43,7 +43,11 @@ def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> Paret
     metric, settings = objectives.metric, averaged(records, objectives)
     scored = [(setting, setting.score) for setting in settings if setting.score is not None]
     best = max((score for setting, score in scored if setting.outcome == "complete"), default=0.0)
-    reaching = [setting for setting, score in scored if score >= max(metric.least_score, _least(setting, metric, best))]
+    reaching = [
+        setting
+        for setting, score in scored
+        if score >= max(metric.least_score, _least(setting, metric, best))
+    ]
     return front_of(reaching or settings, metric.name, metric.direction, objectives.speed)
 
 

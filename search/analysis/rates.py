@@ -67,15 +67,25 @@ class BestRates:
     @property
     def holds(self) -> dict[str, bool]:
         """Whether the data are consistent with each rule that is a power of the batch: never where the slope changes."""
-        return {rule: self.bend is None and self.exponent.holds(exponent) for rule, exponent in RULE_EXPONENTS.items()}
+        return {
+            rule: self.bend is None and self.exponent.holds(exponent)
+            for rule, exponent in RULE_EXPONENTS.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"trusted": self.trusted, "holds": self.holds}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        rates = (RateAt(rate["effective_batch"], Estimate(**rate["learning_rate"]), rate["edge"]) for rate in values["rates"])
-        bend = values["bend"] and (values["bend"][0], Estimate(**values["bend"][1]), Estimate(**values["bend"][2]))
+        rates = (
+            RateAt(rate["effective_batch"], Estimate(**rate["learning_rate"]), rate["edge"])
+            for rate in values["rates"]
+        )
+        bend = values["bend"] and (
+            values["bend"][0],
+            Estimate(**values["bend"][1]),
+            Estimate(**values["bend"][2]),
+        )
         return cls(Estimate(**values["exponent"]), tuple(rates), values["trials"], values["left_out"], bend)
 
 

@@ -74,12 +74,17 @@ def read_profile(path: Path, *, timed: bool = True) -> KnownDevice:
     try:
         document = TypeAdapter(_Document).validate_json(text.encode(), strict=True)
     except ValidationError as error:
-        faults = [Fault(_dotted(detail["loc"]), _words(detail), str(path)) for detail in error.errors(include_url=False)[:10]]
+        faults = [
+            Fault(_dotted(detail["loc"]), _words(detail), str(path))
+            for detail in error.errors(include_url=False)[:10]
+        ]
         raise StudyFileError(
             [Fault("", "expected what `bsearch profile STUDY --out FILE` writes", str(path)), *faults]
         ) from None
     except BsearchError as error:
-        raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
+        raise StudyFileError(
+            Fault("", f"expected what `bsearch profile` writes: {error}", str(path))
+        ) from None
     profiles = tuple((entry.parameters, entry.profile) for entry in document.profiles)
     if not profiles or (timed and not all(profile.step_times for _, profile in profiles)):
         raise StudyFileError(
@@ -170,7 +175,9 @@ def _there(
         missing = "its parameters that change cost" if profile is None else f"{devices} devices"
         raise InfeasiblePlanError(f"the profile does not cover {missing}")
     requested = record.parameters.get("accumulation")
-    plan = planned(spec, profile, setup.effective_batch, devices, None if requested is None else int(requested))
+    plan = planned(
+        spec, profile, setup.effective_batch, devices, None if requested is None else int(requested)
+    )
     variant = profile.under(plan)
     limits = plan_limits(spec, variant, devices, setup.effective_batch)
     there = replace(
@@ -195,7 +202,9 @@ def _there(
         train_s_source="retimed",
         micro_batch=plan.largest_micro_batch,
         accumulation=plan.accumulation,
-        activation_checkpointing=None if plan.activation_checkpointing == "none" else plan.activation_checkpointing,
+        activation_checkpointing=None
+        if plan.activation_checkpointing == "none"
+        else plan.activation_checkpointing,
     )
     return replace(record, train_s=train_s, facts=facts), note
 

@@ -71,11 +71,15 @@ def run_noise(groups: Sequence[Sequence[float]], seconds: Sequence[float]) -> Ru
     precision = weights.sum() + 1 / _BIAS_STD**2
     bias, stds = 0.0, np.zeros(len(groups))
     for _ in range(_ITERATIONS):
-        unbiased = [group - bias * std * (np.arange(len(group)) == 0) for group, std in zip(scores, stds, strict=True)]
+        unbiased = [
+            group - bias * std * (np.arange(len(group)) == 0) for group, std in zip(scores, stds, strict=True)
+        ]
         own = np.array([np.var(group, ddof=1) if len(group) > 1 else 0.0 for group in unbiased])
         line = _line(own, free, log_seconds)
         stds = np.sqrt((_LINE_FREEDOM * line + free * own) / (_LINE_FREEDOM + free))
-        ahead = [(scores[place][0] - scores[place][1:].mean()) / max(stds[place], 1e-300) for place in repeated]
+        ahead = [
+            (scores[place][0] - scores[place][1:].mean()) / max(stds[place], 1e-300) for place in repeated
+        ]
         bias = max(float((weights @ np.array(ahead) + _BIAS / _BIAS_STD**2) / precision), 0.0)
     return RunNoise(stds, _LINE_FREEDOM + free, bias, float(precision**-0.5))
 

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis.gaussian_process import Array, GaussianProcess, Plain, conditioned, fitted, single_threaded_blas
+from ..analysis.gaussian_process import (
+    Array,
+    GaussianProcess,
+    Plain,
+    conditioned,
+    fitted,
+    single_threaded_blas,
+)
 from ..analysis.score_scale import ScoreScale
 from ..suggest.space_transform import SpaceTransform
 
@@ -78,7 +85,9 @@ class Difference:
         """The probability that the second side is better by more than this, (k,): of a normal difference."""
         from scipy.special import ndtr
 
-        return np.asarray(ndtr((self.drawn.mean(axis=1) - margin) / np.maximum(self.drawn.std(axis=1), 1e-12)))
+        return np.asarray(
+            ndtr((self.drawn.mean(axis=1) - margin) / np.maximum(self.drawn.std(axis=1), 1e-12))
+        )
 
 
 class _Sides(Plain):
@@ -92,7 +101,9 @@ class _Sides(Plain):
         self.noise = _NOISE
 
 
-def difference(spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: tuple[Runs, Runs], seed: int = 0) -> Difference:
+def difference(
+    spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: tuple[Runs, Runs], seed: int = 0
+) -> Difference:
     """The difference between two sides' bests.
 
     Args:
@@ -104,8 +115,13 @@ def difference(spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: t
     seconds = np.log(np.concatenate([runs.seconds for runs in sides]))
     with single_threaded_blas():
         fits = [_fitted(each, sides, scale.of(scores)) for each in spaces]
-        model, transforms = max(zip(fits, spaces, strict=True), key=lambda fit: _evidence(fit[0], scale.of(scores)))
-        points = [np.array([way.encode(one) for one in runs.parameters]) for way, runs in zip(transforms, sides, strict=True)]
+        model, transforms = max(
+            zip(fits, spaces, strict=True), key=lambda fit: _evidence(fit[0], scale.of(scores))
+        )
+        points = [
+            np.array([way.encode(one) for one in runs.parameters])
+            for way, runs in zip(transforms, sides, strict=True)
+        ]
         model = _with_common_seeds(model, scale.of(scores), sides)
         times = fitted(model.points, seconds, structure=model.structure)
         cuts = _cuts(sides)
@@ -121,7 +137,10 @@ def difference(spaces: Sequence[tuple[SpaceTransform, SpaceTransform]], sides: t
         drawn = scale.back(_draws(mean, covariance, rng))
         unmoved = _difference_at(model, best[0], scale) if transforms[0] is transforms[1] else None
     count = len(places[0])
-    gaps = [_highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut) for cut in cuts]
+    gaps = [
+        _highest(drawn[count:], seconds[count:], cut) - _highest(drawn[:count], seconds[:count], cut)
+        for cut in cuts
+    ]
     noise = scale.unit * model.std * math.exp(model.log_noise / 2) / math.sqrt(1 - _COMMON)
     first, second = (way.decode(one[:-1]) for way, one in zip(transforms, best, strict=True))
     return Difference(cuts, np.array(gaps), (first, second), unmoved, noise, len(scores))
@@ -137,17 +156,23 @@ def _fitted(transforms: Sequence[SpaceTransform], sides: Sequence[Runs], values:
 
 def _evidence(model: GaussianProcess, values: Array) -> float:
     """The log of the values' probability by a process, but for a constant."""
-    return -0.5 * float((values - model.mean) / model.std @ model.weights) - float(np.log(np.diag(model.factor)).sum())
+    return -0.5 * float((values - model.mean) / model.std @ model.weights) - float(
+        np.log(np.diag(model.factor)).sum()
+    )
 
 
 def _with_common_seeds(model: GaussianProcess, values: Array, sides: Sequence[Runs]) -> GaussianProcess:
     """The process with a part of the noise shared by a side's runs of one seed, which more of them do not average out."""
-    named = [(side, seed) for side, runs in enumerate(sides) for seed in runs.seeds or [None] * len(runs.scores)]
+    named = [
+        (side, seed) for side, runs in enumerate(sides) for seed in runs.seeds or [None] * len(runs.scores)
+    ]
     alike = [[one == other and one[1] is not None for other in named] for one in named]
     shared = _COMMON * math.exp(model.log_noise) * model.std**2 * np.array(alike, dtype=float)
     own = model.log_noise + math.log(1 - _COMMON)
     np.fill_diagonal(shared, _COMMON * math.exp(model.log_noise) * model.std**2)
-    return conditioned(model.points, values, model.free, own, model.mean, model.std, shared, structure=model.structure)
+    return conditioned(
+        model.points, values, model.free, own, model.mean, model.std, shared, structure=model.structure
+    )
 
 
 def _of_side(points: Array, side: int) -> Array:
@@ -160,7 +185,9 @@ def _cuts(sides: Sequence[Runs]) -> Array:
     return np.unique(np.append(np.geomspace(begin, end, _TIMES)[:-1], end))
 
 
-def _candidates(transform: SpaceTransform, points: Sequence[Array], side: int, rng: np.random.Generator) -> Array:
+def _candidates(
+    transform: SpaceTransform, points: Sequence[Array], side: int, rng: np.random.Generator
+) -> Array:
     """Settings that may be a side's best: those of both sides, moved ones and random ones, as far as the side has runs."""
     own = points[side]
     low, high = own.min(axis=0), own.max(axis=0)
@@ -173,13 +200,17 @@ def _candidates(transform: SpaceTransform, points: Sequence[Array], side: int, r
 def _drawable(candidates: Array, means: Array, seconds: Array, cuts: Array) -> Array:
     """The candidates with the highest means within each training time."""
     order = np.argsort(-means)
-    chosen = {int(place) for cut in cuts for place in order[seconds[order] <= cut * _LATE][: _DRAWN // len(cuts)]}
+    chosen = {
+        int(place) for cut in cuts for place in order[seconds[order] <= cut * _LATE][: _DRAWN // len(cuts)]
+    }
     chosen |= {int(np.argmin(seconds)), *map(int, order[: _DRAWN // 2])}
     return candidates[sorted(chosen)]
 
 
 def _draws(mean: Array, covariance: Array, rng: np.random.Generator) -> Array:
-    factor = np.linalg.cholesky(covariance + 1e-6 * max(float(np.diag(covariance).max()), 1e-12) * np.eye(len(mean)))
+    factor = np.linalg.cholesky(
+        covariance + 1e-6 * max(float(np.diag(covariance).max()), 1e-12) * np.eye(len(mean))
+    )
     return np.asarray(mean[:, None] + factor @ rng.standard_normal((len(mean), _DRAWS)))
 
 
@@ -192,4 +223,6 @@ def _difference_at(model: GaussianProcess, best: Array, scale: ScoreScale) -> tu
     """Mean and standard deviation of the difference at one setting."""
     mean, covariance = model.joint(np.vstack([best, np.append(best[:-1], 1.0)]))
     first, second = scale.back(mean)
-    return float(second - first), scale.unit * math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0))
+    return float(second - first), scale.unit * math.sqrt(
+        max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 0.0)
+    )

@@ -67,7 +67,10 @@ class Comparison:
         first, second = (study.name for study in self.studies)
         if first != second:
             return first, second
-        places = [study.spec.task.rpartition(":")[0].rpartition("/")[0] or shown_url(study.url) for study in self.studies]
+        places = [
+            study.spec.task.rpartition(":")[0].rpartition("/")[0] or shown_url(study.url)
+            for study in self.studies
+        ]
         return f"{first} ({places[0]})", f"{second} ({places[1]})"
 
     @property
@@ -142,7 +145,9 @@ def refereed(
         raise StudyFileError(Fault("devices", "expected the same in both studies"))
     if trials is None and hours is None:
         if any(spec.budget.trials == UNLIMITED for spec in specs):
-            raise StudyFileError(Fault("budget", "expected --trials or --within, since a study has no number of trials"))
+            raise StudyFileError(
+                Fault("budget", "expected --trials or --within, since a study has no number of trials")
+            )
         trials = sum(spec.budget.trials for spec in specs)
     if trials is not None and trials < 2 * LEAST:
         raise StudyFileError(f"expected at least {2 * LEAST} trials, {LEAST} of each side; got {trials}")
@@ -155,7 +160,9 @@ def refereed(
     for budget, share in zip(budgets, _LOOKS[-len(budgets) :], strict=True):
         repeats = _REPEATS if hours is None and budget is budgets[-1] else 0
         sides = (spec.changed({"budget": _NO_LIMITS | budget}) for spec in specs)
-        first, second = (run(spec.with_top(confirm=max(spec.confirm, repeats) if repeats else 0)) for spec in sides)
+        first, second = (
+            run(spec.with_top(confirm=max(spec.confirm, repeats) if repeats else 0)) for spec in sides
+        )
         comparison = compared(first, second, margin, share)
         yield comparison
         if comparison.verdict != "cannot tell":
@@ -173,11 +180,18 @@ def check_comparable(first: StudySpec, second: StudySpec) -> None:
         got = f"{ours.metric.name} ({ours.metric.direction}) and {theirs.metric.name} ({theirs.metric.direction})"
         faults.append(Fault("objectives.metric", f"expected one metric, got {got}"))
     if first.storage is not None and (first.storage, first.study) == (second.storage, second.study):
-        faults.append(Fault("study", f"expected two studies, got {first.study} twice. Give the second another name."))
+        faults.append(
+            Fault("study", f"expected two studies, got {first.study} twice. Give the second another name.")
+        )
     rates = [spec.space.domains().get("reference_rate") for spec in (first, second)]
     batches = {getattr(rate, "at_batch", None) for rate in rates if rate is not None}
     if len(batches) > 1:
-        faults.append(Fault("space.reference_rate.at_batch", "expected the same in both studies, since it is what rates mean"))
+        faults.append(
+            Fault(
+                "space.reference_rate.at_batch",
+                "expected the same in both studies, since it is what rates mean",
+            )
+        )
     if faults:
         raise StudyFileError(faults)
 
@@ -192,7 +206,9 @@ def compared(first: StoredStudy, second: StoredStudy, margin: float, share: floa
     check_comparable(first.spec, second.spec)
     sizes, digests = zip(*map(_validation_of, studies), strict=True)
     if all(sizes) and sizes[0] != sizes[1]:
-        raise StudyFileError(f"expected the same validation data on both sides, got {sizes[0]} and {sizes[1]} samples")
+        raise StudyFileError(
+            f"expected the same validation data on both sides, got {sizes[0]} and {sizes[1]} samples"
+        )
     same_data = digests[0] == digests[1] if all(digests) else None
     records = [_finished(study) for study in studies]
     kinds = [{one.facts.device_kind for one in some} for some in records]
@@ -243,14 +259,20 @@ def _spaces(first: StudySpec, second: StudySpec) -> list[tuple[SpaceTransform, S
     common = SpaceTransform({name: distribution(domain) for name, domain in wide.items()})
     ways = [(common, common)]
     if own[0] != own[1]:
-        first_own, second_own = (SpaceTransform({name: distribution(domain) for name, domain in one.items()}) for one in own)
+        first_own, second_own = (
+            SpaceTransform({name: distribution(domain) for name, domain in one.items()}) for one in own
+        )
         ways.append((first_own, second_own))
     return ways
 
 
 def _own(domain: Domain | None, of_both: Domain) -> Domain:
     """A side's own range of a number that both search; else that of both."""
-    return domain if isinstance(domain, Range) and isinstance(of_both, Range) and domain.low < domain.high else of_both
+    return (
+        domain
+        if isinstance(domain, Range) and isinstance(of_both, Range) and domain.low < domain.high
+        else of_both
+    )
 
 
 def _wide(domains: list[Domain]) -> Domain:

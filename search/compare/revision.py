@@ -45,7 +45,13 @@ class Revision:
         file = file.resolve()
 
         def git(*arguments: str) -> str:
-            done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=False)  # noqa: S603, S607
+            done = subprocess.run(  # noqa: S603
+                ["git", *arguments],  # noqa: S607
+                cwd=file.parent,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if done.returncode:
                 got = done.stderr.strip().removeprefix("fatal: ")
                 raise StudyFileError(
@@ -68,12 +74,19 @@ class Revision:
             part.rename(folder)
         for name in git("-C", str(root), "ls-files", "-z", "--others", "--directory").split("\0"):
             data, link = root / name.rstrip("/"), folder / name.rstrip("/")
-            is_code = data.name.endswith(_NOT_LINKED) or ".db" in data.suffixes or ".db-" in data.name or any(data.glob("*.py"))
+            is_code = (
+                data.name.endswith(_NOT_LINKED)
+                or ".db" in data.suffixes
+                or ".db-" in data.name
+                or any(data.glob("*.py"))
+            )
             if name and not is_code and link.parent.is_dir() and not os.path.lexists(link):
                 link.symlink_to(data)
         then = folder / file.relative_to(root)
         if not then.is_file():
-            raise StudyFileError(f"--against {revision}: {file.relative_to(root)} is not in that revision of the repository")
+            raise StudyFileError(
+                f"--against {revision}: {file.relative_to(root)} is not in that revision of the repository"
+            )
         return cls(root, folder, then)
 
     @contextmanager
@@ -99,7 +112,9 @@ class Revision:
     def _there(self, place: str) -> str:
         """A place in the revision; the same where it is not in the repository, or Python's own."""
         path = Path(place).resolve()
-        inside = place and path.is_relative_to(self.root) and not path.is_relative_to(Path(sys.prefix).resolve())
+        inside = (
+            place and path.is_relative_to(self.root) and not path.is_relative_to(Path(sys.prefix).resolve())
+        )
         return str(self.folder / path.relative_to(self.root)) if inside else place
 
     def check_code_of(self, spec: StudySpec) -> None:
@@ -109,7 +124,9 @@ class Revision:
             StudyFileError: it would import files of today's.
         """
         files = sources_of(spec.task)
-        today = [path for path in files if path.is_relative_to(self.root) and not path.is_relative_to(self.folder)]
+        today = [
+            path for path in files if path.is_relative_to(self.root) and not path.is_relative_to(self.folder)
+        ]
         if today:
             raise StudyFileError(
                 f"--against: the study would import {today[0]} as it is today, such as from an installed package; a revision "

@@ -35,7 +35,9 @@ _MOST = 150
 # Exponents considered; an interval that reaches an end means only "at least" or "at most".
 _LEAST_EXPONENT, _MOST_EXPONENT = -1.0, 2.0
 # Where the posterior of p is evaluated, in standard deviations from its mode: dense in the bulk, far enough for skewed ones.
-_OFFSETS = np.array([-9.0, -6.0, -4.0, -2.8, -2.0, -1.4, -0.9, -0.4, 0.0, 0.4, 0.9, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0])
+_OFFSETS = np.array(
+    [-9.0, -6.0, -4.0, -2.8, -2.0, -1.4, -0.9, -0.4, 0.0, 0.4, 0.9, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0]
+)
 _DRAWS, _GRID, _GROUPS = 400, 80, 8
 _JITTER = 1e-8
 # The largest chance to fail at a rate that is called the best.
@@ -58,13 +60,17 @@ def rates_of(study: StoredStudy, asked: Sequence[int] = ()) -> BestRates:
     searched, faults = spec.searched(), []
     if "effective_batch" not in searched:
         got = spec.fixed()["effective_batch"]
-        faults.append(Fault("space.effective_batch", f"expected several batches to compare rates at, got {got} alone"))
+        faults.append(
+            Fault("space.effective_batch", f"expected several batches to compare rates at, got {got} alone")
+        )
     if not {"reference_rate", "rule", "exponent"} & set(searched):
         got = spec.space.reference_rate.low
         faults.append(Fault("space.reference_rate", f"expected several rates to compare, got {got:g} alone"))
     if faults:
         raise StudyFileError(faults)
-    found = best_rates(study.name, study.records, [*reported_batches(spec.space.reference_batch, front.trials), *asked])
+    found = best_rates(
+        study.name, study.records, [*reported_batches(spec.space.reference_batch, front.trials), *asked]
+    )
     low, high = found.rates[0].effective_batch, found.rates[-1].effective_batch
     if beyond := [batch for batch in asked if not low <= batch <= high]:
         raise StudyFileError(
@@ -97,7 +103,11 @@ def best_rates(
         StudyFileError: too few trials, or batches or rates that do not differ enough.
     """
     records = told_apart(records)
-    ended = [record for record in records if record.outcome in ("complete", "diverged") and record.facts.learning_rate]
+    ended = [
+        record
+        for record in records
+        if record.outcome in ("complete", "diverged") and record.facts.learning_rate
+    ]
     complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
     if len(complete) < FEWEST:
         raise StudyFileError(
@@ -205,7 +215,9 @@ class _Ridge:
             (-12.0, 1.0),
         ]
 
-    def _fitted(self, start: Array, subset: Any, steps: int, exponent: float | None = None) -> tuple[float, Array]:
+    def _fitted(
+        self, start: Array, subset: Any, steps: int, exponent: float | None = None
+    ) -> tuple[float, Array]:
         """Negative log posterior and maximum a posteriori θ, by L-BFGS from `start`.
 
         Args:
@@ -222,7 +234,10 @@ class _Ridge:
             shrunk = np.exp(-2 * free[4:-1])
             hill_distance, ground_distance = np.abs(away) * math.exp(-free[1]), np.sqrt(squares @ shrunk)
             hill, hill_slope = matern52(hill_distance, free[2]), matern52_derivative(hill_distance, free[2])
-            ground, ground_slope = matern52(ground_distance, free[3]), matern52_derivative(ground_distance, free[3])
+            ground, ground_slope = (
+                matern52(ground_distance, free[3]),
+                matern52_derivative(ground_distance, free[3]),
+            )
             covariance = hill + ground
             noise = math.exp(free[-1])
             covariance[np.diag_indices_from(covariance)] += noise + _JITTER
@@ -231,10 +246,16 @@ class _Ridge:
             except np.linalg.LinAlgError:
                 return 1e10, np.zeros_like(free)
             weights = cho_solve((factor, True), targets, check_finite=False)
-            gradient = cho_solve((factor, True), np.eye(len(targets)), check_finite=False) - np.outer(weights, weights)
+            gradient = cho_solve((factor, True), np.eye(len(targets)), check_finite=False) - np.outer(
+                weights, weights
+            )
             hill_slope *= gradient * math.exp(-2 * free[1])
             apart = (free - self.prior) / self.prior_std
-            value = 0.5 * float(targets @ weights) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(apart @ apart)
+            value = (
+                0.5 * float(targets @ weights)
+                + float(np.log(np.diag(factor)).sum())
+                + 0.5 * float(apart @ apart)
+            )
             slope = apart / self.prior_std
             slope[0] += 0.5 * (hill_slope * away * batches).sum()
             slope[1] += 0.5 * (hill_slope * away * away).sum()
@@ -257,7 +278,10 @@ class _Ridge:
         interval of the posterior alone covered the truth in 62 to 84 % of studies, that of both in most (docs/log.md).
         """
         every = np.arange(len(self.targets))
-        started = min((self._fitted(self.prior, every, 20, exponent) for exponent in (0.0, 0.5, 1.0)), key=lambda fit: fit[0])
+        started = min(
+            (self._fitted(self.prior, every, 20, exponent) for exponent in (0.0, 0.5, 1.0)),
+            key=lambda fit: fit[0],
+        )
         least, best = self._fitted(started[1], every, 60)
         offset = 0.05 if best[0] < 0.5 else -0.05
         rise = self._fitted(best, every, 6, best[0] + offset)[0] - least
@@ -283,7 +307,9 @@ class _Ridge:
         for place in np.unique(nearest_free):
             these = nearest_free == place
             tops[these] = self._tops(frees[place], int(these.sum()), rng)
-        jackknife = math.sqrt((_GROUPS - 1) / _GROUPS * float(((without[:, 0] - without[:, 0].mean()) ** 2).sum()))
+        jackknife = math.sqrt(
+            (_GROUPS - 1) / _GROUPS * float(((without[:, 0] - without[:, 0].mean()) ** 2).sum())
+        )
         wider = math.hypot(1.0, jackknife / float(exponents.std()))
         middle, top = float(np.median(exponents)), float(np.median(tops))
         return np.clip(middle + wider * (exponents - middle), *self.bounds[0]), top + wider * (tops - top)
@@ -320,7 +346,9 @@ def _drawn(points: Array, records: Sequence[TrialRecord], values: Array) -> _Lin
     return _Lines(ridge.middle, *ridge.draws())
 
 
-def _halves(points: Array, records: Sequence[TrialRecord], values: Array) -> tuple[int, _Lines, _Lines] | None:
+def _halves(
+    points: Array, records: Sequence[TrialRecord], values: Array
+) -> tuple[int, _Lines, _Lines] | None:
     """The median batch, and fits of the ridge on either side of it; None where one side has too few trials."""
     middle = float(np.median(points[:, 0]))
     lines = []
@@ -328,7 +356,11 @@ def _halves(points: Array, records: Sequence[TrialRecord], values: Array) -> tup
         if half.sum() < FEWEST or np.ptp(points[half, 0]) < math.log(2):
             return None
         lines.append(
-            _drawn(points[half], [record for record, inside in zip(records, half, strict=True) if inside], values[half])
+            _drawn(
+                points[half],
+                [record for record, inside in zip(records, half, strict=True) if inside],
+                values[half],
+            )
         )
     return round(math.exp(middle)), lines[0], lines[1]
 

@@ -46,14 +46,20 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
     space: dict[str, Any] = {}
     for name, domain in spec.domains().items():
         if name == "reference_rate":
-            space[name] = {"low": _outward(min(rates), -1), "high": _outward(max(rates), 1), "at_batch": batch}
+            space[name] = {
+                "low": _outward(min(rates), -1),
+                "high": _outward(max(rates), 1),
+                "at_batch": batch,
+            }
             if prior is not None and min(rates) < prior["best"] < max(rates):
                 space[name]["prior"] = prior
         elif name == "rule":
             space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
             space[name] = _domain(name, domain, near)
-    first = study_front(complete, spec.objectives).best or best[0]  # of several as good, the fastest, as `ask` shows it
+    first = (
+        study_front(complete, spec.objectives).best or best[0]
+    )  # of several as good, the fastest, as `ask` shows it
     baseline: dict[str, Any] = {"effective_batch": first.facts.effective_batch}
     baseline |= {"reference_rate": _rounded(reference(first)), "rule": rules[0]}
     baseline |= {name: value for name, value in first.parameters.items() if name not in baseline}
@@ -81,15 +87,21 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
     }
     results = {spec.objectives.metric.name: record.accuracy, "train_s": facts.measured_train_s}
     status = {"complete": "finished", "diverged": "diverged"}.get(record.outcome, "failed")
-    known = ({name: value for name, value in values.items() if value is not None} for values in (settings, results))
+    known = (
+        {name: value for name, value in values.items() if value is not None} for values in (settings, results)
+    )
     return {"run": record.number, "status": status, **dict(zip(("config", "summary"), known, strict=True))}
 
 
-def _rules(records: Sequence[TrialRecord], complete: Sequence[TrialRecord]) -> tuple[list[str], int, dict[str, Any] | None]:
+def _rules(
+    records: Sequence[TrialRecord], complete: Sequence[TrialRecord]
+) -> tuple[list[str], int, dict[str, Any] | None]:
     """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
     if not complete:
         raise StudyFileError("expected runs that ended with a result, to make a study of them, got none")
-    batch = round(math.exp(statistics.fmean(math.log(record.facts.effective_batch or 1) for record in complete)))
+    batch = round(
+        math.exp(statistics.fmean(math.log(record.facts.effective_batch or 1) for record in complete))
+    )
     try:
         found = best_rates("runs", records, [batch])
     except StudyFileError:
@@ -101,20 +113,30 @@ def _rules(records: Sequence[TrialRecord], complete: Sequence[TrialRecord]) -> t
     if at.edge:
         return rules, batch, None
     rate = at.learning_rate
-    return rules, batch, {"best": _rounded(rate.value), "within": _rounded(max(rate.high / rate.value, _LEAST_FACTOR))}
+    return (
+        rules,
+        batch,
+        {"best": _rounded(rate.value), "within": _rounded(max(rate.high / rate.value, _LEAST_FACTOR))},
+    )
 
 
 def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
     """As it was searched, with what is expected; a single value as it is."""
     written: Mapping[str, Any] = domain.model_dump(mode="json", exclude_defaults=True)
     if isinstance(domain, Choices) and all(type(value) is int for value in domain.choices):
-        return {"choices": list(domain.choices), "changes_cost": True}  # a size: each has step times of its own
+        return {
+            "choices": list(domain.choices),
+            "changes_cost": True,
+        }  # a size: each has step times of its own
     if not isinstance(domain, Range):
         return written.get("value", written.get("choices", written))
     found = dict(written)
     values = [value for record in near if isinstance(value := record.parameters.get(name), int | float)]
     if values and name not in ("effective_batch", "epochs"):
-        middle, ends = statistics.median(values), statistics.quantiles(values, n=10) if len(values) > 1 else values
+        middle, ends = (
+            statistics.median(values),
+            statistics.quantiles(values, n=10) if len(values) > 1 else values,
+        )
         if domain.log:
             within = max(*(end / middle for end in ends), *(middle / end for end in ends), _LEAST_FACTOR)
         else:

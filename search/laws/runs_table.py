@@ -77,7 +77,9 @@ def to_target(
     held = {name for run in found for name in run.held}
     meanings = {name: one for name, one in mapped.items() if one not in _TARGET_NAMES}
     meanings |= {name: "nothing" for name in names.values() if name not in meanings}
-    meanings |= {count: "metric"} | ({_SECONDS: "seconds"} if _SECONDS in held else _no_seconds(held, meanings))
+    meanings |= {count: "metric"} | (
+        {_SECONDS: "seconds"} if _SECONDS in held else _no_seconds(held, meanings)
+    )
     meanings |= {name: "group" for one, name in names.items() if one == "target" and _varies(name, found)}
     # Versions of a benchmark have levels of their own under one law.
     free = {name: "_".join(words_of(name)) for name in held if name not in meanings}
@@ -86,7 +88,9 @@ def to_target(
     meanings |= {_RUN: "seed"} if _RUN in held else _seeds(found, meanings)
     columns = columns_of(where, found, mapped=meanings, direction="minimize", same=same, needs_rate=False)
     each = tuple(_explained(column, names, meaning, mapped) for column in columns.columns)
-    return found, replace(columns, columns=each, to_target="data" if meaning == "to_target" else meaning.partition("_")[0])
+    return found, replace(
+        columns, columns=each, to_target="data" if meaning == "to_target" else meaning.partition("_")[0]
+    )
 
 
 def _target_names(where: str, runs: Sequence[Run], mapped: Mapping[str, str]) -> dict[str, str]:
@@ -105,14 +109,20 @@ def _target_names(where: str, runs: Sequence[Run], mapped: Mapping[str, str]) ->
         for meaning, pattern in _TARGET_NAMES.items():
             if mapped.get(name) == meaning:
                 found[meaning].insert(0, name)
-            elif name not in mapped and re.fullmatch(pattern, words) and not any(isinstance(value, bool) for value in own):
+            elif (
+                name not in mapped
+                and re.fullmatch(pattern, words)
+                and not any(isinstance(value, bool) for value in own)
+            ):
                 found[meaning].append(name)
     for meaning, several in found.items():
         unlike = [name for name in several[1:] if values[name] != values[several[0]]]
         if unlike and mapped.get(several[0]) != meaning:
             hint = f"Write --map {several[0]}={meaning}, or the other."
             names = [several[0], *unlike]
-            raise UnclearColumnsError(where, meaning, names, hint, [Column(name, f"{meaning}?") for name in names])
+            raise UnclearColumnsError(
+                where, meaning, names, hint, [Column(name, f"{meaning}?") for name in names]
+            )
     return {meaning: several[0] for meaning, several in found.items() if several}
 
 
@@ -145,7 +155,10 @@ def _with(run: Run, values: Mapping[str, Scalar]) -> Run:
 def _with_seconds(run: Run, names: Mapping[str, str]) -> Run:
     """A run with its seconds to the target, as far as they are known."""
     held, name = run.held, names.get("seconds_to_target", "")
-    taken, epochs = seconds(held.get(name), unit_of(name)), number(held.get(names.get("epochs_to_target", "")))
+    taken, epochs = (
+        seconds(held.get(name), unit_of(name)),
+        number(held.get(names.get("epochs_to_target", ""))),
+    )
     of_epoch = seconds(held.get(names.get("seconds_per_epoch", "")))
     if taken is None and epochs is not None and of_epoch is not None:
         taken = epochs * of_epoch
@@ -154,7 +167,11 @@ def _with_seconds(run: Run, names: Mapping[str, str]) -> Run:
 
 def _no_seconds(held: set[str], mapped: Mapping[str, str]) -> dict[str, str]:
     """Those of whole runs are not known to be those to the target."""
-    return {name: "nothing" for name in held if meaning_of(name) in ("seconds", "started", "ended") and name not in mapped}
+    return {
+        name: "nothing"
+        for name in held
+        if meaning_of(name) in ("seconds", "started", "ended") and name not in mapped
+    }
 
 
 def _seeds(runs: Sequence[Run], mapped: Mapping[str, str]) -> dict[str, str]:
@@ -175,11 +192,15 @@ def _explained(column: Column, names: Mapping[str, str], meaning: str, mapped: M
         return replace(column, why=names.get("seconds_to_target") or of_epoch)
     used = next((one for one, name in names.items() if name == column.name), "")
     if column.meaning == "nothing" and used:
-        return replace(column, why="the target, the same in every run" if used == "target" else used.replace("_", " "))
+        return replace(
+            column, why="the target, the same in every run" if used == "target" else used.replace("_", " ")
+        )
     if column.name in mapped:
         return column
     if column.meaning != "nothing":
         return replace(column, why="")
     if is_metric(column.name):
-        return replace(column, why=f"runs are compared by {names[meaning]}; --metric {column.name} compares by it")
+        return replace(
+            column, why=f"runs are compared by {names[meaning]}; --metric {column.name} compares by it"
+        )
     return replace(column, why="of whole runs, not to the target") if column.why == "as you chose" else column

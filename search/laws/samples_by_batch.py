@@ -92,7 +92,10 @@ def study_samples(
     searched = searched_of(spec.domains())
     space = {key: distribution(domain) for key, domain in searched.items()}
     faults = [
-        Fault(f"study {name}", f"expected a range of space.{key}, to fit samples to a target; got {spec.domains().get(key)}")
+        Fault(
+            f"study {name}",
+            f"expected a range of space.{key}, to fit samples to a target; got {spec.domains().get(key)}",
+        )
         for key in (BATCH, EPOCHS)
         if not isinstance(space.get(key), IntDistribution | FloatDistribution)
     ]
@@ -109,7 +112,9 @@ def study_samples(
         if record.accuracy is not None and record.facts.samples_budget and record.facts.epochs
     ]
     if not faults and len(complete) < LEAST_TRIALS:
-        faults.append(Fault(f"study {name}", f"expected at least {LEAST_TRIALS} complete trials, got {len(complete)}"))
+        faults.append(
+            Fault(f"study {name}", f"expected at least {LEAST_TRIALS} complete trials, got {len(complete)}")
+        )
     if faults:
         raise StudyFileError(faults)
     fixed = spec.fixed()
@@ -172,7 +177,9 @@ def samples_by_batch(
     # they are, as large batches are, and critical batches came out 1.5 to 4 times too large (docs/log.md, 2026-11-27).
     chosen = middle.reshape(len(grid), len(lengths), _OTHERS).argmax(axis=2)
     each = drawn.reshape(len(grid), len(lengths), _OTHERS, _DRAWS)
-    best = np.take_along_axis(each, chosen[:, :, None, None], axis=2)[:, :, 0].transpose(2, 0, 1)  # (draws, batches, lengths)
+    best = np.take_along_axis(each, chosen[:, :, None, None], axis=2)[:, :, 0].transpose(
+        2, 0, 1
+    )  # (draws, batches, lengths)
     return SamplesByBatch(
         target,
         tuple(grid),

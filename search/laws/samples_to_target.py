@@ -92,7 +92,11 @@ class BatchLaw:
 
     def log_samples(self, effective_batch: float, group: str | None = None) -> Array:
         """The logarithm of the law itself, (draws,)."""
-        times = self.growth / self.sharpness * np.logaddexp(0.0, self.sharpness * np.log(effective_batch / self.knee))
+        times = (
+            self.growth
+            / self.sharpness
+            * np.logaddexp(0.0, self.sharpness * np.log(effective_batch / self.knee))
+        )
         return np.asarray(self.levels[group] + times)
 
     def covers(self, effective_batch: float) -> bool:
@@ -112,7 +116,10 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
     batches = np.array([float(point.effective_batch) for point in points])
     if len(set(batches)) < LEAST_BATCHES:
         raise ValueError(f"expected at least {LEAST_BATCHES} different batches, got {len(set(batches))}")
-    logs, middle = np.log([point.median for point in points]), float(np.mean(np.log([point.median for point in points])))
+    logs, middle = (
+        np.log([point.median for point in points]),
+        float(np.mean(np.log([point.median for point in points]))),
+    )
     errors = _errors(points)
     groups: list[str | None] = [*sorted({point.group for point in points}), None]
     of_group = np.array([groups.index(point.group) for point in points])
@@ -121,7 +128,9 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
     ends = math.log(batches.min()) - _BELOW, math.log(batches.max()) + _ABOVE
     knees = np.repeat(np.linspace(*ends, _KNEES), len(shapes))
     sharpness, growth, shares = np.tile(np.array(shapes).T, _KNEES)
-    times = growth / sharpness * np.logaddexp(0.0, sharpness * (np.log(batches)[:, None] - knees))  # (n, grid)
+    times = (
+        growth / sharpness * np.logaddexp(0.0, sharpness * (np.log(batches)[:, None] - knees))
+    )  # (n, grid)
     residuals = logs[:, None] - middle - times
 
     weights, means, variances, spreads = [], [], [], []
@@ -130,9 +139,14 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
         towards = _VAGUE + level**2 * (np.arange(len(groups))[:, None] == of_group[None, :])
         for spread in _SPREADS:
             factor = np.linalg.cholesky(_VAGUE + level**2 * same + np.diag(spread**2 + errors**2))
-            whitened, cross = np.linalg.solve(factor, residuals), np.linalg.solve(factor, towards.T)  # (n, grid), (n, groups)
+            whitened, cross = (
+                np.linalg.solve(factor, residuals),
+                np.linalg.solve(factor, towards.T),
+            )  # (n, grid), (n, groups)
             fit = -0.5 * (whitened**2).sum(0) - np.log(np.diag(factor)).sum()
-            weights.append(fit + np.log(shares) + _log_normal(spread, _OF_SPREAD) + _log_normal(level, _OF_LEVELS))
+            weights.append(
+                fit + np.log(shares) + _log_normal(spread, _OF_SPREAD) + _log_normal(level, _OF_LEVELS)
+            )
             means.append(middle + cross.T @ whitened)  # (groups, grid)
             variances.append(np.maximum(_VAGUE + level**2 - (cross**2).sum(0), 0.0))  # (groups,)
             spreads.append(spread)
@@ -162,7 +176,9 @@ def _errors(points: Sequence[RunsToTarget]) -> Array:
     for point in points:
         values = np.log(point.samples)
         of_runs = _OF_MEDIAN * float(values.std()) / math.sqrt(len(values))
-        counted = np.unique([value for other in points if other.group == point.group for value in other.samples])
+        counted = np.unique(
+            [value for other in points if other.group == point.group for value in other.samples]
+        )
         step = float(np.diff(counted).min()) if len(counted) > 1 else 0.0
         if step and not np.allclose(counted / step, np.round(counted / step), atol=1e-3):
             step = 0.0  # not counted in such steps

@@ -72,7 +72,9 @@ def target_verdicts(study: StoredStudy, unit: str, batches: Sequence[int] = ()) 
     points = _points(reached)
     std, free = _seed_std(points)
     counted = [] if unit == "seconds" else points
-    law = fit_batch_law(counted) if len({point.effective_batch for point in counted}) >= LEAST_BATCHES else None
+    law = (
+        fit_batch_law(counted) if len({point.effective_batch for point in counted}) >= LEAST_BATCHES else None
+    )
     shown = "samples" if unit == "steps" else unit
     if batches:
         return [_data_at(counted, law, shown, batches)]
@@ -91,7 +93,9 @@ def _settings(study: StoredStudy, unit: str) -> list[_Setting]:
     groups: dict[object, list[TrialRecord]] = {}
     for record in study.records:
         if record.outcome in ("complete", "diverged"):
-            groups.setdefault(tuple(sorted((name, str(value)) for name, value in record.parameters.items())), []).append(record)
+            groups.setdefault(
+                tuple(sorted((name, str(value)) for name, value in record.parameters.items())), []
+            ).append(record)
     return [_setting(records, study.spec.searched(), unit) for records in groups.values()]
 
 
@@ -107,7 +111,9 @@ def _setting(records: Sequence[TrialRecord], searched: Mapping[str, Any], unit: 
         batch,
         level,
         tuple(times * (record.accuracy or 0.0) for record in reached),
-        tuple(record.facts.measured_train_s for record in reached if record.facts.measured_train_s is not None),
+        tuple(
+            record.facts.measured_train_s for record in reached if record.facts.measured_train_s is not None
+        ),
         len(records) - len(reached),
     )
 
@@ -125,9 +131,15 @@ def _points(reached: Sequence[_Setting]) -> list[RunsToTarget]:
 def _reached(settings: Sequence[_Setting]) -> Verdict:
     never, runs = sum(setting.never for setting in settings), sum(setting.runs for setting in settings)
     if not never:
-        return Verdict("reached", "every run reached the target, or runs that did not are not in the table", runs)
-    without = sorted({setting.batch for setting in settings} - {setting.batch for setting in settings if setting.reached})
-    text = f"{never} of {runs} never reached the target; they count as slower than all others of their setting"
+        return Verdict(
+            "reached", "every run reached the target, or runs that did not are not in the table", runs
+        )
+    without = sorted(
+        {setting.batch for setting in settings} - {setting.batch for setting in settings if setting.reached}
+    )
+    text = (
+        f"{never} of {runs} never reached the target; they count as slower than all others of their setting"
+    )
     if without:
         named = ", ".join(map(str, without[:_MOST_NAMED])) + ", ..." * (len(without) > _MOST_NAMED)
         text += f"; batch {named} is left out of the law, since no setting of it reached the target in most of its runs"
@@ -149,11 +161,19 @@ def _seconds(reached: Sequence[_Setting]) -> list[float]:
 def _front(reached: Sequence[_Setting]) -> Verdict:
     """The fastest setting, or those that are as fast."""
     if not (seconds := _seconds(reached)):
-        return Verdict("front", _NO_SECONDS if reached else "no setting reached the target in most of its runs", silent=True)
+        return Verdict(
+            "front",
+            _NO_SECONDS if reached else "no setting reached the target in most of its runs",
+            silent=True,
+        )
     least = min(seconds)
     fastest = [setting.text for setting, taken in zip(reached, seconds, strict=True) if taken == least]
-    shown = "; ".join(fastest[:_MOST_NAMED]) + f"; {len(fastest) - _MOST_NAMED} more" * (len(fastest) > _MOST_NAMED)
-    was, whose = ("was", "median of its runs") if len(fastest) == 1 else ("were", "median of the runs of each")
+    shown = "; ".join(fastest[:_MOST_NAMED]) + f"; {len(fastest) - _MOST_NAMED} more" * (
+        len(fastest) > _MOST_NAMED
+    )
+    was, whose = (
+        ("was", "median of its runs") if len(fastest) == 1 else ("were", "median of the runs of each")
+    )
     document = [{"setting": setting, "seconds": least} for setting in fastest]
     text = f"{shown} {was} the fastest: {least:.4g} s ({whose})"
     return Verdict("front", text, sum(setting.runs for setting in reached), data={"settings": document})
@@ -189,7 +209,8 @@ def _few(points: Sequence[RunsToTarget]) -> str:
     batches = sorted({point.effective_batch for point in points})
     named = ", ".join(map(str, batches))
     return (
-        f"runs that reach the target at {LEAST_BATCHES} batches are needed, there {'is' if len(batches) < 2 else 'are'} {named}"
+        f"runs that reach the target at {LEAST_BATCHES} batches are needed, there "
+        f"{'is' if len(batches) < 2 else 'are'} {named}"
     )
 
 
@@ -203,7 +224,8 @@ def _critical_batch(points: Sequence[RunsToTarget], law: BatchLaw | None, unit: 
         return Verdict(about, _few(points), silent=True)
     critical, (low, high) = law.critical_batch(), law.batches
     text = (
-        f"{critical.value:.0f} [{critical.low:.0f}, {critical.high:.0f}], the batch that needs twice the {unit} of small ones"
+        f"{critical.value:.0f} [{critical.low:.0f}, {critical.high:.0f}], the batch that needs "
+        f"twice the {unit} of small ones"
     )
     if critical.low > high:
         text += f"; it lies beyond those tried, {low} to {high}, and how far rests on the law's prior"
@@ -211,10 +233,14 @@ def _critical_batch(points: Sequence[RunsToTarget], law: BatchLaw | None, unit: 
         text += f"; it lies below those tried, {low} to {high}, so what small ones need is extrapolated"
     elif critical.low < low or critical.high > high:
         text += f"; the interval reaches beyond those tried, {low} to {high}, where it rests mostly on the law's prior"
-    return Verdict(about, text, _runs(points), data={"estimate": [critical.low, critical.value, critical.high]})
+    return Verdict(
+        about, text, _runs(points), data={"estimate": [critical.low, critical.value, critical.high]}
+    )
 
 
-def _data_at(points: Sequence[RunsToTarget], law: BatchLaw | None, unit: str, batches: Sequence[int]) -> Verdict:
+def _data_at(
+    points: Sequence[RunsToTarget], law: BatchLaw | None, unit: str, batches: Sequence[int]
+) -> Verdict:
     about = f"{unit} to target"
     if law is None:
         return Verdict("data to target", _few(points), silent=True)
@@ -222,7 +248,15 @@ def _data_at(points: Sequence[RunsToTarget], law: BatchLaw | None, unit: str, ba
     for batch, level in product(batches, levels):
         data, of_level = law.samples_at(batch, level), f" ({level})" if len(levels) > 1 else ""
         texts.append(f"{data.value:.4g} [{data.low:.4g}, {data.high:.4g}] at batch {batch}{of_level}")
-        document.append({"effective_batch": batch, "level": level, "low": data.low, "value": data.value, "high": data.high})
+        document.append(
+            {
+                "effective_batch": batch,
+                "level": level,
+                "low": data.low,
+                "value": data.value,
+                "high": data.high,
+            }
+        )
     text, (low, high) = "; ".join(texts), law.batches
     if not all(map(law.covers, batches)):
         text += f". Beyond the batches tried, {low} to {high}, intervals rest mostly on the law's prior"
@@ -256,12 +290,16 @@ def _seed_std(points: Sequence[RunsToTarget]) -> tuple[float, int]:
     """Standard deviation of a run's logarithm between seeds, and its degrees of freedom."""
     several = [np.log(point.samples) for point in _several(points)]
     free = sum(len(values) - 1 for values in several)
-    return (math.sqrt(sum(float(values.var()) * len(values) for values in several) / free) if free else 0.0), free
+    return (
+        math.sqrt(sum(float(values.var()) * len(values) for values in several) / free) if free else 0.0
+    ), free
 
 
 def _noise(points: Sequence[RunsToTarget], std: float, free: int) -> Verdict:
     if not free:
-        text = "no setting reached the target in more than one run, and in all, so what seeds change is unknown"
+        text = (
+            "no setting reached the target in more than one run, and in all, so what seeds change is unknown"
+        )
         return Verdict("noise", text, silent=True)
     low, high = (std * math.sqrt(free / chdtri(free, above)) for above in (0.05, 0.95))
     several = _several(points)

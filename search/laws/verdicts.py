@@ -57,7 +57,9 @@ def verdicts(study: StoredStudy, *, timed: bool = True, batches: Sequence[int] =
         timed: whether their times are known; where not, they compare by samples.
         batches: at which the best rate is asked for, and nothing else.
     """
-    complete = [record for record in study.records if record.outcome == "complete" and record.accuracy is not None]
+    complete = [
+        record for record in study.records if record.outcome == "complete" and record.accuracy is not None
+    ]
     rates, silence = _rates(study, complete, batches)
     if batches:
         return [_best_rate(rates, silence, batches)]
@@ -75,7 +77,10 @@ def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> 
     if not timed:
         return Verdict("front", "not all runs have their seconds, so which were fast is unknown", silent=True)
     members = [record.number for record in study.front.trials]
-    settings, on = len({record.setting for record in complete}), len({record.setting for record in study.front.trials})
+    settings, on = (
+        len({record.setting for record in complete}),
+        len({record.setting for record in study.front.trials}),
+    )
     rest = f"the other {settings - on} were each" if settings - on > 1 else "the other was"
     text = f"{on} of {settings} {'are' if on > 1 else 'is'} on the front"
     if on < settings:
@@ -88,7 +93,9 @@ def best_rate_verdict(study: StoredStudy, complete: Sequence[TrialRecord]) -> Ve
     return _best_rate(*_rates(study, complete, ()), ())
 
 
-def _rates(study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]) -> tuple[BestRates | None, str]:
+def _rates(
+    study: StoredStudy, complete: Sequence[TrialRecord], batches: Sequence[int]
+) -> tuple[BestRates | None, str]:
     """The fit of best rates, or why there is none."""
     if len(complete) < FEWEST:
         return None, f"{FEWEST} complete runs are needed, got {len(complete)}"
@@ -111,9 +118,13 @@ def _best_rate(rates: BestRates | None, silence: str, batches: Sequence[int]) ->
     holding = [rule for rule, holds in rates.holds.items() if holds]
     failing = [rule for rule, holds in rates.holds.items() if not holds]
     if not rates.trusted:
-        verdict = "for most batches the best rate lies at the edge of the rates tried, so no rule can be excluded"
+        verdict = (
+            "for most batches the best rate lies at the edge of the rates tried, so no rule can be excluded"
+        )
     elif rates.bend is not None:
-        verdict = f"the slope changes near batch {rates.bend[0]}, so no rule that is a power of the batch holds"
+        verdict = (
+            f"the slope changes near batch {rates.bend[0]}, so no rule that is a power of the batch holds"
+        )
     elif not failing:
         verdict = "too uncertain to exclude a rule"
     else:
@@ -129,7 +140,9 @@ def _rates_at(rates: BestRates, batches: Sequence[int]) -> Verdict:
     low, high = rates.rates[0].effective_batch, rates.rates[-1].effective_batch
     beyond = f"unknown at batch {{}}: the fit does not extrapolate beyond the batches tried, {low} to {high}"
     text = "; ".join(_rate(found[batch]) if batch in found else beyond.format(batch) for batch in batches)
-    return Verdict("best rate", text, rates.trials, silent=not found.keys() & set(batches), data=rates.to_dict())
+    return Verdict(
+        "best rate", text, rates.trials, silent=not found.keys() & set(batches), data=rates.to_dict()
+    )
 
 
 def _rate(rate: RateAt) -> str:
@@ -153,9 +166,13 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
     critical, target = found.critical_batch(), study.spec.objectives.metric.score(score)
     level = f"{study.front.metric} {target:.4g}"
     if critical is None:
-        return Verdict(about, f"too few runs reach {level} to compare lengths at it", len(complete), silent=True)
+        return Verdict(
+            about, f"too few runs reach {level} to compare lengths at it", len(complete), silent=True
+        )
     if math.isinf(critical.low):
-        text = f"beyond {found.batches[-1]}, the largest tried: no batch needs twice the data to reach {level}"
+        text = (
+            f"beyond {found.batches[-1]}, the largest tried: no batch needs twice the data to reach {level}"
+        )
     else:
         at = f"at least {critical.low:.0f}" if math.isinf(critical.high) else f"{critical.value:.0f}"
         interval = "" if math.isinf(critical.high) else f" [{critical.low:.0f}, {critical.high:.0f}]"
@@ -167,17 +184,24 @@ def _critical_batch(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verd
 def _noise(study: StoredStudy, complete: Sequence[TrialRecord]) -> Verdict:
     groups: dict[object, list[float]] = {}
     for record in complete:
-        setting = (*sorted((name, str(value)) for name, value in record.parameters.items()), record.facts.samples_budget)
+        setting = (
+            *sorted((name, str(value)) for name, value in record.parameters.items()),
+            record.facts.samples_budget,
+        )
         groups.setdefault(setting, []).append(record.accuracy or 0.0)
     several = [group for group in groups.values() if len(group) > 1]
     free = sum(len(group) - 1 for group in several)
     if not free:
-        return Verdict("noise", "no setting was trained more than once, so what seeds change is unknown", silent=True)
+        return Verdict(
+            "noise", "no setting was trained more than once, so what seeds change is unknown", silent=True
+        )
     squares = sum(float(np.var(group)) * len(group) for group in several)
     low, high = (math.sqrt(squares / chdtri(free, above)) for above in (0.05, 0.95))
     std = math.sqrt(squares / free)
     text = f"standard deviation {std:.2g} [{low:.2g}, {high:.2g}] between runs of one setting, from {len(several)} of them"
-    return Verdict("noise", text, sum(map(len, several)), data={"std": [low, std, high], "settings": len(several)})
+    return Verdict(
+        "noise", text, sum(map(len, several)), data={"std": [low, std, high], "settings": len(several)}
+    )
 
 
 def _blow_ups(study: StoredStudy) -> Verdict:
@@ -185,10 +209,14 @@ def _blow_ups(study: StoredStudy) -> Verdict:
     diverged = sum(record.outcome == "diverged" for record in study.records) - len(blown)
     failed = sum(record.outcome == "error" for record in study.records)
     text = f"{len(blown) + diverged} diverged, {len(blown)} of them at a finite {study.front.metric}; {failed} failed"
-    return Verdict("blow-ups", text, len(study.records), data={"blew_up": blown, "diverged": diverged, "failed": failed})
+    return Verdict(
+        "blow-ups", text, len(study.records), data={"blew_up": blown, "diverged": diverged, "failed": failed}
+    )
 
 
-def _next(study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates | None, timed: bool) -> Verdict:
+def _next(
+    study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates | None, timed: bool
+) -> Verdict:
     """The settings that would add most to the front; where times are unknown, samples are taken for them."""
     if len(complete) < NEXT or not study.spec.searched():
         return Verdict("next runs", f"{NEXT} complete runs are needed, got {len(complete)}", silent=True)
@@ -202,10 +230,16 @@ def _next(study: StoredStudy, complete: Sequence[TrialRecord], rates: BestRates 
         parameters = space.whole(trials.begin(proposal).parameters)
         rate = float(parameters["reference_rate"]) * float(parameters["effective_batch"]) ** _exponent(rates)
         named = {"effective_batch": parameters["effective_batch"], "learning_rate": rate}
-        named |= {name: value for name, value in parameters.items() if name in study.spec.searched() and name not in _RATES}
+        named |= {
+            name: value
+            for name, value in parameters.items()
+            if name in study.spec.searched() and name not in _RATES
+        }
         settings.append({name: _rounded(value) for name, value in named.items()})
     text = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in settings)
-    return Verdict("next runs", text, len(complete), data={"settings": settings, "by": "seconds" if timed else "samples"})
+    return Verdict(
+        "next runs", text, len(complete), data={"settings": settings, "by": "seconds" if timed else "samples"}
+    )
 
 
 _RATES = frozenset({"effective_batch", "reference_rate", "rule", "exponent"})
@@ -222,11 +256,15 @@ def _around_the_ridge(study: StoredStudy, rates: BestRates | None) -> tuple[Sear
     for record in study.records:
         if record.facts.learning_rate and record.facts.effective_batch:
             rate = record.facts.learning_rate / record.facts.effective_batch ** _exponent(rates)
-            records.append(replace(record, number=len(records), parameters={**record.parameters, "reference_rate": rate}))
+            records.append(
+                replace(record, number=len(records), parameters={**record.parameters, "reference_rate": rate})
+            )
     tried = [float(record.parameters["reference_rate"]) for record in records]
     domains = study.spec.domains()
     domains["reference_rate"] = Range(low=min(tried), high=max(tried), log=True)
-    domains["rule"] = Fixed(value="sqrt")  # any but `constant`: the best reference rate hardly moves with the batch
+    domains["rule"] = Fixed(
+        value="sqrt"
+    )  # any but `constant`: the best reference rate hardly moves with the batch
     domains.pop("exponent", None)
     return SearchSpace.of(domains), records
 

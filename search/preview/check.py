@@ -80,9 +80,13 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     task_code_hash(spec.task)
     storage_engine(spec.storage).dispose()
     timing_s = min(float(spec.budget.profile_s) or _CHECK_S, _CHECK_S) / len(cost_keys(spec))
-    profiles = {key: profile for key, (_, profile) in _profiles(spec, runner, max(timing_s, _LEAST_S)).items()}
+    profiles = {
+        key: profile for key, (_, profile) in _profiles(spec, runner, max(timing_s, _LEAST_S)).items()
+    }
     feasible = feasible_batches(spec, profiles.values())
-    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)]:
+    if faults := [
+        fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)
+    ]:
         raise StudyFileError(dict.fromkeys(faults))
     prices_of(spec, device_names({"": profiles}), runner.device)
     cores = runner.cores * min(spec.devices.counts)
@@ -90,7 +94,9 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     timed = all(profile.step_times for profile in profiles.values())
     at_once = slots if runner.device == "cpu" else 1
     spans = _earlier_spans(spec)
-    forecasted = forecast(spec, profiles, at_once, ClockFactors.of(spans) if spans else None) if timed else None
+    forecasted = (
+        forecast(spec, profiles, at_once, ClockFactors.of(spans) if spans else None) if timed else None
+    )
     return CheckedStudy(profiles, feasible, forecasted, slots, runner.notice)
 
 

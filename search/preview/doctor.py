@@ -60,7 +60,9 @@ def examined(checks: Sequence[tuple[str, Check]]) -> Iterator[Finding]:
         try:
             yield from check()
         except Exception as error:
-            yield Finding(name, "warning", f"could not be checked: {type(error).__name__}: {masked(str(error))}")
+            yield Finding(
+                name, "warning", f"could not be checked: {type(error).__name__}: {masked(str(error))}"
+            )
 
 
 def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[str, Check]]:
@@ -84,7 +86,11 @@ def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[st
 
 def packages() -> Iterator[Finding]:
     """Whether torch's binaries go together; `pip check` compares versions."""
-    yield Finding("packages", "ok", f"Python {sys.version.split()[0]}, bsearch {installed_version()}, torch {version('torch')}")
+    yield Finding(
+        "packages",
+        "ok",
+        f"Python {sys.version.split()[0]}, bsearch {installed_version()}, torch {version('torch')}",
+    )
     for module in ("torch", "torchvision"):
         try:
             with warnings.catch_warnings():
@@ -93,7 +99,12 @@ def packages() -> Iterator[Finding]:
         except Exception as error:  # mismatched binaries fail with any exception
             message = (str(error).strip().splitlines() or [""])[0]
             advice = "Install matching builds of torch and torchvision: pip install --force-reinstall torch torchvision"
-            yield Finding("packages", "problem", f"{module} cannot be imported: {type(error).__name__}: {message}", advice)
+            yield Finding(
+                "packages",
+                "problem",
+                f"{module} cannot be imported: {type(error).__name__}: {message}",
+                advice,
+            )
             return
 
 
@@ -116,7 +127,9 @@ def cpu(spec: StudySpec | None = None, limits: Sequence[Sequence[str]] | None = 
         yield Finding("cpu", "ok", f"{cores} cores, {each} per trial")
     if each > allowed:
         advice = f"Set devices.cpus to {max(int(allowed), 1)} or less."
-        yield Finding("cpu", "problem", f"devices.cpus: {each} is more than the {allowed:g} cores here", advice)
+        yield Finding(
+            "cpu", "problem", f"devices.cpus: {each} is more than the {allowed:g} cores here", advice
+        )
 
 
 def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
@@ -126,14 +139,17 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
     usable = usable_gpus(tries=True)
     for index, device in enumerate(usable.gpus):
         description = (
-            f"GPU {index}: {device.name}, {readable_bytes(device.free_bytes)} of {readable_bytes(device.total_bytes)} free"
+            f"GPU {index}: {device.name}, {readable_bytes(device.free_bytes)} of "
+            f"{readable_bytes(device.total_bytes)} free"
         )
         if device.fault:
             of = "sm_{}{}".format(*device.capability) if device.is_cuda else "it"
             advice = f"Leave it out by CUDA_VISIBLE_DEVICES, or install a torch that supports {of}."
             yield Finding("gpu", state, f"{description}; {device.fault}", advice)
         elif device.free_bytes < device.total_bytes / 2:
-            advice = "Another process uses its memory: check nvidia-smi, or select GPUs with CUDA_VISIBLE_DEVICES."
+            advice = (
+                "Another process uses its memory: check nvidia-smi, or select GPUs with CUDA_VISIBLE_DEVICES."
+            )
             yield Finding("gpu", "warning", description, advice)
         else:
             yield Finding("gpu", "ok", f"{description}; it multiplies, also in bf16 and fp16")
@@ -145,7 +161,12 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
     elif usable.reason:
         yield Finding("gpu", "ok", f"none: {usable.reason}; trials run on the CPU")
     elif required:
-        yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
+        yield Finding(
+            "gpu",
+            "problem",
+            "the study requires a GPU, but there is none",
+            "Set devices.kind to auto or cpu.",
+        )
     else:
         yield Finding("gpu", "ok", "none: trials run on the CPU")
 
@@ -162,7 +183,9 @@ def disks(spec: StudySpec | None, storage: str | None) -> Iterator[Finding]:
         folders["checkpoints"] = Path(spec.cluster.checkpoints)
     folders["Ray's session"] = Path(os.environ.get("RAY_TMPDIR") or "/tmp")  # noqa: S108  # Ray's default
     for what, folder in folders.items():
-        existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        existing = next(
+            parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()
+        )
         free = shutil.disk_usage(existing).free
         if not os.access(existing, os.W_OK):
             advice = "Choose another folder, or change its permissions."
@@ -197,7 +220,9 @@ def storage_findings(url: str) -> Iterator[Finding]:
 def finding_line(finding: Finding) -> Text:
     """A finding as text, with its advice on a separate line."""
     styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-    line = Text.assemble((f"{finding.state:<8}", styles[finding.state]), f" {finding.name:<14} {plain(finding.found)}")
+    line = Text.assemble(
+        (f"{finding.state:<8}", styles[finding.state]), f" {finding.name:<14} {plain(finding.found)}"
+    )
     if finding.advice:
         line.append(f"\n{'':<8} -> {plain(finding.advice)}")
     return line
@@ -205,5 +230,7 @@ def finding_line(finding: Finding) -> Text:
 
 def doctor_document(findings: Sequence[Finding]) -> Mapping[str, Any]:
     """The JSON document of a check of the machine."""
-    counts = {state: sum(finding.state == state for finding in findings) for state in ("ok", "warning", "problem")}
+    counts = {
+        state: sum(finding.state == state for finding in findings) for state in ("ok", "warning", "problem")
+    }
     return {"counts": counts, "findings": [finding.to_dict() for finding in findings]}

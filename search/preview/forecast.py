@@ -128,7 +128,10 @@ def time_left_s(spec: StudySpec) -> float | None:
 
 
 def forecast(
-    spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int, factors: ClockFactors | None = None
+    spec: StudySpec,
+    profiles: Mapping[CostKey, DeviceProfile],
+    slots: int,
+    factors: ClockFactors | None = None,
 ) -> Forecast:
     """Time the corners of the space and the whole study by its profiles' step-time laws; plans are of the first profile.
 
@@ -143,7 +146,11 @@ def forecast(
     shortest, longest = bounds(spec.space.domains()[spec.space.length])
     one = [_seconds_of(spec, profile, plan) for some in each for plan in some]
     fastest, slowest = min(one) * shortest, max(one) * longest
-    evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
+    evaluation_s = (
+        spec.training.evaluations
+        * (profile.validation_set or 0)
+        * (profile.step_times[0].evaluate_sample_s or 0.0)
+    )
     # Searched on log scales, so the geometric mean is the middle one.
     middle = math.exp(sum(map(math.log, one)) / len(one)) * math.sqrt(shortest * longest)
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
@@ -163,7 +170,11 @@ def forecast(
         trials=trials,
         span=slowest / fastest,
         advice=tuple(_advice(spec, profile, slowest / fastest, trials)),
-        limits=tuple(bottlenecks(profile, int(bounds(spec.space.effective_batch)[1]), evaluation_s / (evaluation_s + middle))),
+        limits=tuple(
+            bottlenecks(
+                profile, int(bounds(spec.space.effective_batch)[1]), evaluation_s / (evaluation_s + middle)
+            )
+        ),
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
         cost=cost,
@@ -179,7 +190,9 @@ def _advice(
 ) -> list[str]:
     advice = []
     if trials < spec.budget.trials != UNLIMITED:
-        advice.append(f"the time or cost under `budget:` will end the study before its {spec.budget.trials} trials")
+        advice.append(
+            f"the time or cost under `budget:` will end the study before its {spec.budget.trials} trials"
+        )
     if span < 2.5 and spec.space.length == "epochs" and isinstance(spec.space.epochs, Fixed):
         advice.append(
             f"training times differ by only a factor of {span:.1f}: search `epochs` as well, such as {{low: 2, high: 20}}"
@@ -189,11 +202,17 @@ def _advice(
             "the validation data are the training data, so the front will show what trials memorise: hold samples out"
         )
     if not spec.baseline:
-        advice.append("add your current settings under `baseline:`, and the result will compare the front with them")
+        advice.append(
+            "add your current settings under `baseline:`, and the result will compare the front with them"
+        )
     searched = len(spec.searched())
     if trials < 5 * searched:
-        advice.append(f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
-    if profile.batch_statistics and (micro_batch_cap(spec, profile, 1, None) or spec.space.accumulation is not None):
+        advice.append(
+            f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}"
+        )
+    if profile.batch_statistics and (
+        micro_batch_cap(spec, profile, 1, None) or spec.space.accumulation is not None
+    ):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"
         )

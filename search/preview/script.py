@@ -32,7 +32,9 @@ _NO_RATE = r"min|final|warm|drop|decay|mask|noise"
 _NO_LENGTH = r"warm|start|eval|save|decay|step|drop|log|ckpt|check|patien"
 _OTHERS = r"test|eval|val|micro|accum"
 # Words of metrics, longer ones first.
-_METRIC = r"(?:acc|prec)@\d|top.?1|fpr\d*|" + "|".join(sorted(LOWER | HIGHER | {"score"}, key=len, reverse=True))
+_METRIC = r"(?:acc|prec)@\d|top.?1|fpr\d*|" + "|".join(
+    sorted(LOWER | HIGHER | {"score"}, key=len, reverse=True)
+)
 _HELD_OUT = rf"(?<![a-z])(?:va|te|{'|'.join((*VALIDATION, *TEST))}|held.out)(?![a-z])"
 _VALIDATION, _TRAINING = r"(?<![a-z])(?:va|dev|eval)", rf"(?<![a-z])(?:{'|'.join(TRAINING)})(?![a-z])"
 _BEST = r"(?<![a-z])(?:best|max|min|highest|lowest|peak|record|top(?![ ._-]?\d)|patience|threshold|so.far)(?![a-z])"
@@ -69,10 +71,15 @@ class Script:
     def sentence(self) -> str:
         told = {"batch": self.batch, "rate": self.rate, "epochs": self.passes}
         parts = [
-            f"{what} {number(told[what])} ({how})" if what in told else f"{what} ({how})" for what, how in self.told.items()
+            f"{what} {number(told[what])} ({how})" if what in told else f"{what} ({how})"
+            for what, how in self.told.items()
         ]
         text, _, direction = self.metric
-        better = {"maximize": "higher is better", "minimize": "lower is better", None: "lower or higher is better?"}[direction]
+        better = {
+            "maximize": "higher is better",
+            "minimize": "lower is better",
+            None: "lower or higher is better?",
+        }[direction]
         better += "" if re.search(_HELD_OUT, text.lower()) else "; it does not say of which data it is"
         parts += ["a loss that is a sum"] * self.sums
         if self.other_rates:
@@ -92,7 +99,9 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
     """
     words = _words(command)
     if not words or (not words[0].endswith(".py") and not words[0].startswith("-m ")):
-        raise StudyFileError(f"expected python SCRIPT.py or python -m MODULE, and its arguments; got {shlex.join(command)}")
+        raise StudyFileError(
+            f"expected python SCRIPT.py or python -m MODULE, and its arguments; got {shlex.join(command)}"
+        )
     if not script_file(words[0], folder)[0].is_file():
         raise StudyFileError(f"{words[0]}: no such script in {folder}")
     look = [sys.executable, "-m", "bsearch.objectives.script.look", *words]
@@ -110,10 +119,14 @@ def script_of(command: Sequence[str], folder: Path) -> Script:
         )
         seen = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise StudyFileError(f"{words[0]}: a pass of one batch had not ended after {_PATIENCE_S:.0f} s") from None
+        raise StudyFileError(
+            f"{words[0]}: a pass of one batch had not ended after {_PATIENCE_S:.0f} s"
+        ) from None
     except (ValueError, IndexError):
         last = " ".join(done.stderr.strip().splitlines()[-1:])
-        raise StudyFileError(f"{words[0]}: it does not run: {last or f'exit code {done.returncode}'}") from None
+        raise StudyFileError(
+            f"{words[0]}: it does not run: {last or f'exit code {done.returncode}'}"
+        ) from None
     return found_in(words[0], words[1:], seen)
 
 
@@ -149,7 +162,9 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         StudyFileError: it was not seen.
     """
     if not seen["passes"]:
-        why = seen["error"] or "it iterates no torch DataLoader with an optimizer and a model in training mode"
+        why = (
+            seen["error"] or "it iterates no torch DataLoader with an optimizer and a model in training mode"
+        )
         raise StudyFileError(f"{path}: no training was found: {why}")
     values: Mapping[str, float] = seen["values"]
     rate, seed = seen["rates"][0], seen["seed"]
@@ -157,16 +172,30 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
         "batch": _named(values, _BATCH, seen["batch"], _OTHERS) or _only(values, seen["batch"], _OTHERS),
         "rate": _named(values, _RATE, rate, _NO_RATE) or _named(values, "rate", rate, _NO_RATE),
         "epochs": _longest(values, seen["passes"]) if seen["cut"] else _length(values, seen["passes"]),
-        "seed": "" if seed is None else _named(values, "seed", seed, "data|split") or _named(values, "rng|random", seed, "^$"),
+        "seed": ""
+        if seed is None
+        else _named(values, "seed", seed, "data|split") or _named(values, "rng|random", seed, "^$"),
     }
     passes = round(values[told["epochs"]]) if seen["cut"] and told["epochs"] else seen["passes"]
     after = metric_in(seen["lines"], seen["passes"])
-    metric, evaluates = after or metric_in(seen["early"], seen["passes"]), after is not None and seen["evaluates"]
+    metric, evaluates = (
+        after or metric_in(seen["early"], seen["passes"]),
+        after is not None and seen["evaluates"],
+    )
     faults: list[Fault] = []
-    for what, got in (("batch", seen["batch"]), ("rate", seen["rates"][0]), ("epochs", f"{seen['passes']} passes")):
+    for what, got in (
+        ("batch", seen["batch"]),
+        ("rate", seen["rates"][0]),
+        ("epochs", f"{seen['passes']} passes"),
+    ):
         if not told[what]:
-            numbers = ", ".join(f"{name} {number(value)}" for name, value in islice(values.items(), _MOST_NUMBERS)) or "none"
-            expected = f"{path}: expected a flag, a number in its text, or a file that tells its {what}, {got}"
+            numbers = (
+                ", ".join(f"{name} {number(value)}" for name, value in islice(values.items(), _MOST_NUMBERS))
+                or "none"
+            )
+            expected = (
+                f"{path}: expected a flag, a number in its text, or a file that tells its {what}, {got}"
+            )
             why = _why_no_length(values, seen["passes"]) if what == "epochs" else ""
             faults.append(Fault(what, f"{expected}; it has {numbers}{why}"))
     if metric is None:
@@ -202,7 +231,9 @@ def _named(values: Mapping[str, float], words: str, value: float, not_words: str
     found = [
         name
         for name, has in values.items()
-        if math.isclose(has, value, rel_tol=1e-9) and re.search(words, name.lower()) and not re.search(not_words, name.lower())
+        if math.isclose(has, value, rel_tol=1e-9)
+        and re.search(words, name.lower())
+        and not re.search(not_words, name.lower())
     ]
     return min(found, key=lambda name: (KINDS.index(kind_of(name)), len(name)), default="")
 
@@ -221,20 +252,26 @@ def _length(values: Mapping[str, float], passes: int) -> str:
 
 def _why_no_length(values: Mapping[str, float], passes: int) -> str:
     """What may be the cause that no number of epochs was found, as a sentence."""
-    named = {name: value for name, value in values.items() if _named({name: value}, _LENGTH, value, _NO_LENGTH)}
+    named = {
+        name: value for name, value in values.items() if _named({name: value}, _LENGTH, value, _NO_LENGTH)
+    }
     for name, value in named.items():
         if value > passes:
             return f". It ended before {name} {number(value)}: if it stops early, turn that off, since a study does so"
         if value > 1 and passes % value == 0:
             return f". It made {passes / value:.0f} times {name} {number(value)}: let it train once"
-    steps = [name for name, value in values.items() if re.search("step|iter", name.lower()) and value >= passes > 1]
+    steps = [
+        name for name, value in values.items() if re.search("step|iter", name.lower()) and value >= passes > 1
+    ]
     return f". A loop over {steps[0]} is not taken over: see docs/scripts.md" if steps else ""
 
 
 def _longest(values: Mapping[str, float], passes: int) -> str:
     """The number of epochs of a script that was not seen to its end."""
     found = {
-        name: value for name, value in values.items() if value >= passes and _named({name: value}, _LENGTH, value, _NO_LENGTH)
+        name: value
+        for name, value in values.items()
+        if value >= passes and _named({name: value}, _LENGTH, value, _NO_LENGTH)
     }
     return _named(found, _LENGTH, max(found.values(), default=0), _NO_LENGTH)
 
@@ -256,7 +293,11 @@ def metric_in(lines: Sequence[str], passes: int = 0) -> tuple[str, str, Directio
         kinds = _VALIDATION, _HELD_OUT, f"^(?!.*{_TRAINING})", ""  # of training data last of all
         data = next(place for place, kind in enumerate(kinds) if re.search(kind, text.lower()))
         pattern = metric_pattern(text)
-        return data, -min(sum(bool(pattern.search(line)) for line in lines), passes), direction_of(text) == "minimize"
+        return (
+            data,
+            -min(sum(bool(pattern.search(line)) for line in lines), passes),
+            direction_of(text) == "minimize",
+        )
 
     for text, line in sorted(labels, key=lambda one: rank(one[0])):
         name = re.sub(r"\W+", "_", re.sub(r"\.\*\?|\(.*?\)", " ", text).strip(" :=").lower()).strip("_")
@@ -306,7 +347,9 @@ def _labels(line: str) -> Iterator[tuple[str, str]]:
             re.search(_TRAINING, around) and re.search(_HELD_OUT, around)
         ):  # or two numbers, of both
             continue
-        if not re.search(_HELD_OUT, around) and re.search(rf"(?i){_HELD_OUT}\W{{0,3}}\d", line[label.end() :]):
+        if not re.search(_HELD_OUT, around) and re.search(
+            rf"(?i){_HELD_OUT}\W{{0,3}}\d", line[label.end() :]
+        ):
             continue  # `accuracy 0.9 - val 0.8`: of training data
         text = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", label[0].strip())
         text = re.sub(r"(?<= )\d+(?= ?[:=])", r"\\d+", text)  # of an epoch

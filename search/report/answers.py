@@ -48,11 +48,17 @@ def study_answer(stored: StoredStudy, driver: Driver | None, study: str) -> dict
     profiles: Mapping[Any, DeviceProfile] = {}
     with closing(stored.tables()) as tables, suppress(StorageError):
         profiles = stored_profiles(stored, tables)
-    limits = [] if not profiles else bottlenecks(next(iter(profiles.values())), int(bounds(spec.space.effective_batch)[1]), 0.0)
+    limits = (
+        []
+        if not profiles
+        else bottlenecks(next(iter(profiles.values())), int(bounds(spec.space.effective_batch)[1]), 0.0)
+    )
     return {
         **document,
         "budget": {"trials": spec.budget.trials, "done": counted(records)},
-        "running": None if driver is None or driver.gone else {"host": driver.host, "process": driver.process},
+        "running": None
+        if driver is None or driver.gone
+        else {"host": driver.host, "process": driver.process},
         "front": [trial_summary(record, front) for record in front.trials],
         "best": None if best is None else best.number,
         "nearly_best": fastest_within(front, NEARLY_BEST).number if front.trials else None,
@@ -69,8 +75,15 @@ def event_answer(event: Event, metric: str) -> dict[str, Any]:
     """The JSON document of something that happened in a run, a line of `run --json`."""
     document: dict[str, Any] = {"event": event.kind, "text": event.text or None}
     if (setup := event.setup) is not None:
-        document |= {"trial": setup.number, "attempt": setup.attempt, "effective_batch": setup.effective_batch}
-        document |= {"learning_rate": setup.learning_rate, "samples": None if setup.is_timed_by_clock else setup.samples_budget}
+        document |= {
+            "trial": setup.number,
+            "attempt": setup.attempt,
+            "effective_batch": setup.effective_batch,
+        }
+        document |= {
+            "learning_rate": setup.learning_rate,
+            "samples": None if setup.is_timed_by_clock else setup.samples_budget,
+        }
         if (measured := event.measurement) is not None:
             document |= {"share": setup.share_of(measured), "metric": metric, "value": measured.value(metric)}
     if (record := event.record) is not None:

@@ -67,15 +67,27 @@ def front_columns(
         columns += [
             _column("+/-", trials, lambda trial: f"{trial.half_interval or 0.0:.2g}"),
             _column("runs", trials, lambda trial: str(trial.facts.runs)),
-            _column("on\nfront" if target is None else "reaches", trials, lambda trial: _chance(trial, front, target)),
+            _column(
+                "on\nfront" if target is None else "reaches",
+                trials,
+                lambda trial: _chance(trial, front, target),
+            ),
         ]
     settings = [trial.settings for trial in trials]
     several_rules = len({values.get("rule") for values in settings}) > 1
-    columns += [_setting(name, trials) for name in _SETTINGS if name != "rule" or several_rules or not repeated]
+    columns += [
+        _setting(name, trials) for name in _SETTINGS if name != "rule" or several_rules or not repeated
+    ]
     if not repeated:
-        plans = [f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}" for values in settings]
+        plans = [
+            f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}" for values in settings
+        ]
         columns.append(Column("micro\nx acc.", tuple(plans)))
-    return [*columns, *_others(trials), Column("", tuple(marks(trial, front) for trial in trials), flows=True)]
+    return [
+        *columns,
+        *_others(trials),
+        Column("", tuple(marks(trial, front) for trial in trials), flows=True),
+    ]
 
 
 def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Column]:
@@ -93,7 +105,14 @@ def trial_columns(records: Sequence[TrialRecord], front: ParetoFront) -> list[Co
         return next(iter("; ".join(filter(None, notes)).splitlines()), "")
 
     settings = [_setting(name, records) for name in _SETTINGS]
-    return [trial, outcome, *results, *settings, *_others(records), Column("", tuple(map(note, records)), flows=True)]
+    return [
+        trial,
+        outcome,
+        *results,
+        *settings,
+        *_others(records),
+        Column("", tuple(map(note, records)), flows=True),
+    ]
 
 
 def marks(trial: TrialRecord, front: ParetoFront) -> str:
@@ -140,4 +159,7 @@ def _setting(name: str, trials: Sequence[TrialRecord]) -> Column:
 
 def _others(trials: Sequence[TrialRecord]) -> list[Column]:
     """Searched parameters without a column of their own kind."""
-    return [_setting(name, trials) for name in sorted({name for trial in trials for name in trial.parameters} - IN_COLUMNS)]
+    return [
+        _setting(name, trials)
+        for name in sorted({name for trial in trials for name in trial.parameters} - IN_COLUMNS)
+    ]

@@ -39,7 +39,12 @@ def guarded(app: _App) -> _App:
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def said(status: http.HTTPStatus, reason: str) -> Iterable[bytes]:
             body = json.dumps({"reason": reason}).encode()
-            headers = [("Content-Type", "application/json"), *_SAFE, *_UNFRAMED, ("Content-Length", str(len(body)))]
+            headers = [
+                ("Content-Type", "application/json"),
+                *_SAFE,
+                *_UNFRAMED,
+                ("Content-Length", str(len(body))),
+            ]
             start_response(f"{status.value} {status.phrase}", headers)
             return [body]
 
@@ -85,7 +90,9 @@ def _refused(environ: Mapping[str, Any], path: str, method: str) -> str | None:
         return "requests from other sites are refused"
     if method == "PUT" and _NOTE.fullmatch(path):
         return None
-    return "only notes can be written here: this is a copy, and changes of it would change nothing in the study"
+    return (
+        "only notes can be written here: this is a copy, and changes of it would change nothing in the study"
+    )
 
 
 def _this_machine(host: str) -> bool:
@@ -134,13 +141,19 @@ def dashboard_server(stored: StoredStudy, port: int) -> Iterator[tuple[str, Call
     try:
         from optuna_dashboard import wsgi
     except ImportError:
-        raise StudyFileError("optuna-dashboard is not installed. Install it: pip install optuna-dashboard") from None
+        raise StudyFileError(
+            "optuna-dashboard is not installed. Install it: pip install optuna-dashboard"
+        ) from None
     # It logs failures with their tracebacks; its responses name them.
     logging.getLogger("optuna_dashboard").setLevel(logging.CRITICAL)
     view = copy_now(stored)
     try:
-        server = make_server(HOST, port, guarded(wsgi(open_storage(stored.url))), server_class=_Server, handler_class=_Quiet)
+        server = make_server(
+            HOST, port, guarded(wsgi(open_storage(stored.url))), server_class=_Server, handler_class=_Quiet
+        )
     except OSError as error:
-        raise OutputError(f"port {port}: {error.strerror}. Choose another port, or 0 for any free one.") from None
+        raise OutputError(
+            f"port {port}: {error.strerror}. Choose another port, or 0 for any free one."
+        ) from None
     with server:
         yield f"http://{HOST}:{server.server_port}{view.page}", server.serve_forever

@@ -17,7 +17,15 @@ from .columns import MEASURES, Column
 from .stdio.console import json_text
 
 PLAN_COLUMNS = (
-    *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
+    *(
+        "effective_batch",
+        "micro_batch",
+        "accumulation",
+        "activation_checkpointing",
+        "devices",
+        "learning_rate",
+        "rule",
+    ),
 )
 FIRST_COLUMNS = (
     *("trial", "outcome", "on_front", "train_s", "device_s", "cost", "accuracy"),
@@ -44,7 +52,9 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     }
 
 
-def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
+def study_document(
+    name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]
+) -> dict[str, Any]:
     """The JSON document of `export --to json` and of `front.json`: each member of the front with everything that is known."""
     records = list(records)
     outcomes = sorted({record.outcome for record in records})
@@ -75,7 +85,9 @@ def html_table(columns: Sequence[Column]) -> str:
     """Trials as an HTML table for notebooks."""
     head = "".join(f"<th>{escape(plain(column.name))}</th>" for column in columns)
     rows = zip(*(column.cells for column in columns), strict=True)
-    body = "".join("<tr>" + "".join(f"<td>{escape(plain(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(plain(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

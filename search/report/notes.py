@@ -55,7 +55,8 @@ def code_block(text: str) -> str:
     """Text as a code block that none of its lines can end."""
     # Longer lines would widen the whole page.
     wrapped = (
-        textwrap.wrap(line, 90, replace_whitespace=False, drop_whitespace=False) or [""] for line in plain(text).splitlines()
+        textwrap.wrap(line, 90, replace_whitespace=False, drop_whitespace=False) or [""]
+        for line in plain(text).splitlines()
     )
     fence = "`" * _fence(text, 3)
     return "\n".join([f"{fence}text", *chain.from_iterable(wrapped), fence])
@@ -67,7 +68,14 @@ def _fence(text: str, least: int) -> int:
 
 
 def study_note(
-    name: str, spec: StudySpec, front: ParetoFront, done: int, summary: Sequence[str], *, study: str, page: str
+    name: str,
+    spec: StudySpec,
+    front: ParetoFront,
+    done: int,
+    summary: Sequence[str],
+    *,
+    study: str,
+    page: str,
 ) -> str:
     """A study's results so far, as text and a table.
 
@@ -134,10 +142,16 @@ def trial_note(record: TrialRecord, front: ParetoFront, *, study: str, traceback
     """
     lines = [_outcome(record, front)]
     if record.number in [trial.number for trial in front.trials]:
-        lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --pick {record.number}')}")
+        lines.append(
+            f"Settings for a trainer: {code(f'bsearch export {study} --to hf --pick {record.number}')}"
+        )
     note = "  \n".join(lines)
     if traceback:
-        shown = traceback if len(traceback) <= _TRACEBACK_CHARACTERS else "...\n" + traceback[-_TRACEBACK_CHARACTERS:]
+        shown = (
+            traceback
+            if len(traceback) <= _TRACEBACK_CHARACTERS
+            else "...\n" + traceback[-_TRACEBACK_CHARACTERS:]
+        )
         note += f"\n\n{code_block(shown)}"
     return note + "\n"
 
@@ -180,7 +194,9 @@ def _result(record: TrialRecord, front: ParetoFront) -> str:
         result += ", summed over devices"
     member = next((trial for trial in front.trials if trial.number == record.setting), None)
     if member is not None and (member.facts.runs or 1) > 1:
-        result += f"; with {member.facts.runs} seeds {number(member.accuracy)} ± {member.half_interval or 0.0:.2g}"
+        result += (
+            f"; with {member.facts.runs} seeds {number(member.accuracy)} ± {member.half_interval or 0.0:.2g}"
+        )
     if record.is_repeat:
         repeats = f"Repeats trial {record.facts.repeats} with seed {escaped(str(record.facts.seed))}"
         return f"**{repeats}**: {result}."

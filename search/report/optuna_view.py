@@ -74,7 +74,12 @@ class OptunaView:
         if functions is None or not (changed or self._front is None or summary != self._summary):
             return
         # Only notes of current and former members of the front, and of repeats of both, mention the front.
-        members = {trial.number for version in (front, self._front) if version is not None for trial in version.trials}
+        members = {
+            trial.number
+            for version in (front, self._front)
+            if version is not None
+            for trial in version.trials
+        }
         notes: dict[int | None, str] = {
             record.number: trial_note(record, front, study=self._study, traceback=self._traceback(record))
             for record in records
@@ -85,7 +90,9 @@ class OptunaView:
             )
         }
         done = counted(records)
-        notes[None] = study_note(self._name, self._spec, front, done, summary, study=self._study, page=self.page)
+        notes[None] = study_note(
+            self._name, self._spec, front, done, summary, study=self._study, page=self.page
+        )
         self._copy.annotate(notes, *functions)
         self._front, self._summary = front, summary
 
@@ -98,7 +105,9 @@ class OptunaView:
             return ""
         if record.number not in self._tracebacks:
             attempts = self._tables.attempts(self._name, record.number)
-            self._tracebacks[record.number] = next((row.traceback for row in reversed(attempts) if row.traceback), "")
+            self._tracebacks[record.number] = next(
+                (row.traceback for row in reversed(attempts) if row.traceback), ""
+            )
         return self._tracebacks[record.number]
 
 
@@ -117,7 +126,11 @@ def copy_now(stored: StoredStudy, to: str | None = None) -> OptunaView:
     with closing(stored.tables()) as tables:
         driver = tables.lock.driver(stored.name)
     if to is not None or driver is None or driver.gone:
-        view.update(stored.records, stored.front, tuple(front_summary(stored)) if stored.current_rates() is not None else ())
+        view.update(
+            stored.records,
+            stored.front,
+            tuple(front_summary(stored)) if stored.current_rates() is not None else (),
+        )
     return view
 
 

@@ -74,8 +74,14 @@ def setting_words(record: TrialRecord) -> list[str]:
     values = record.settings
     rule = f" ({values['rule']})" if "rule" in values else ""
     named = {"batch": "effective_batch", "rate": "learning_rate", "epochs": "epochs"}
-    words = [f"{word} {number(values[name])}{rule * (word == 'rate')}" for word, name in named.items() if name in values]
-    further = (name for name, value in record.parameters.items() if name not in IN_COLUMNS and value is not None)
+    words = [
+        f"{word} {number(values[name])}{rule * (word == 'rate')}"
+        for word, name in named.items()
+        if name in values
+    ]
+    further = (
+        name for name, value in record.parameters.items() if name not in IN_COLUMNS and value is not None
+    )
     words += [f"{name} {number(record.parameters[name])}" for name in further]
     return [*words, *([f"repeats trial {record.facts.repeats}"] if record.is_repeat else [])]
 
@@ -122,8 +128,14 @@ def floor_sentence(study: StoredStudy) -> str | None:
     if metric.floor is None:
         return None
     key = f"objectives.metric.{bound_of(metric.direction)}"
-    reached = any(trial.score is not None and trial.score >= metric.least_score for trial in study.front.trials)
-    shown = f"The front leaves out the others ({key})" if reached else f"Until one does, the search and the front ignore {key}"
+    reached = any(
+        trial.score is not None and trial.score >= metric.least_score for trial in study.front.trials
+    )
+    shown = (
+        f"The front leaves out the others ({key})"
+        if reached
+        else f"Until one does, the search and the front ignore {key}"
+    )
     return f"{target_sentence(study, metric.floor)} {shown}."
 
 
@@ -147,7 +159,11 @@ def best_sentence(front: ParetoFront, *, alike: bool = False) -> str | None:
 def step_sentence(front: ParetoFront) -> str | None:
     """What the next faster member would save and cost, in a sentence; None where there is none."""
     nearly = fastest_within(front, NEARLY_BEST) if front.trials else None
-    faster = [trial for trial in front.trials if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)]
+    faster = [
+        trial
+        for trial in front.trials
+        if nearly and (front.taken(trial) or 0.0) < (front.taken(nearly) or 0.0)
+    ]
     if nearly is None or not faster or nearly.accuracy is None or faster[-1].accuracy is None:
         return None
     next_s, near_s = front.taken(faster[-1]) or 0.0, front.taken(nearly) or 0.0
@@ -233,8 +249,14 @@ these trials.
                 continue
             count = sum(abs(place - edge) <= _EDGE for place in places)
             if count >= max(3, (len(front.trials) + 1) // 2):
-                grows = not (domain.step or domain.changes_cost or (name == "effective_batch" and word == "upper"))
-                trials = "; widening it keeps these trials" if grows else ", in a study of another name (warm_start: this one)"
+                grows = not (
+                    domain.step or domain.changes_cost or (name == "effective_batch" and word == "upper")
+                )
+                trials = (
+                    "; widening it keeps these trials"
+                    if grows
+                    else ", in a study of another name (warm_start: this one)"
+                )
                 yield (
                     f"{count} of the front's {len(front.trials)} trials are at the {word} edge of {name}, {number(end)}: "
                     f"a wider range may hold better settings{trials}."
@@ -271,7 +293,9 @@ def rule_verdict(found: BestRates) -> str:
         return f"{fitted.value:.2f} [{fitted.low:.2f}, {fitted.high:.2f}]"
 
     exponent = f"exponent {estimate(found.exponent)}"
-    holding, failing = ([rule for rule, holds in found.holds.items() if holds is which] for which in (True, False))
+    holding, failing = (
+        [rule for rule, holds in found.holds.items() if holds is which] for which in (True, False)
+    )
     if not failing:
         ends = f"{found.rates[0].effective_batch} and {found.rates[-1].effective_batch}"
         return f"the data do not distinguish the rules: {exponent}. More trials near batches {ends}, at many rates, would help."
@@ -301,7 +325,11 @@ def _listed(items: Sequence[str]) -> str:
 
 def batch_norm_sentence(front: ParetoFront) -> str | None:
     """That BatchNorm saw less than the whole step in members of the front; None where it did not."""
-    partial = [trial for trial in front.trials if (trial.facts.ghost_batch or math.inf) < trial.settings["effective_batch"]]
+    partial = [
+        trial
+        for trial in front.trials
+        if (trial.facts.ghost_batch or math.inf) < trial.settings["effective_batch"]
+    ]
     if not partial:
         return None
     names = ", ".join(str(trial.number) for trial in partial)
@@ -323,7 +351,9 @@ def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
     if not undefined:
         return None
     names = ", ".join(dict.fromkeys(str(record.facts.extra["undefined"]) for record in undefined))
-    numbers = ", ".join(str(record.number) for record in undefined[:5]) + (", ..." if len(undefined) > 5 else "")
+    numbers = ", ".join(str(record.number) for record in undefined[:5]) + (
+        ", ..." if len(undefined) > 5 else ""
+    )
     return f"Undefined (NaN) in {plural(len(undefined), 'trial')} ({numbers}): {names}."
 
 

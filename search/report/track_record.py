@@ -83,14 +83,25 @@ def settled_predictions(study: StoredStudy) -> list[Settled]:
     """Every prediction that a study's ended trials have settled, by quantity and trial."""
     profiles: dict[CostKey, DeviceProfile] = {}
     setups: dict[int, TrialSetup] = {}
-    with suppress(StorageError), closing(study.tables()) as tables:  # gone since it was read: its trials are shown all the same
+    with (
+        suppress(StorageError),
+        closing(study.tables()) as tables,
+    ):  # gone since it was read: its trials are shown all the same
         profiles, setups = stored_profiles(study, tables), tables.setups(study.name)
-    intervals = [law.interval for profile in profiles.values() for law in profile.all_step_times if law.interval is not None]
+    intervals = [
+        law.interval
+        for profile in profiles.values()
+        for law in profile.all_step_times
+        if law.interval is not None
+    ]
     stated = max(intervals, default=None)
     times = [
         Settled(r.number, _TIME, came / (1 + error), came, stated)
         for r in study.records
-        if r.counts and (error := r.facts.train_s_error) is not None and (came := r.facts.measured_train_s) and error > -1
+        if r.counts
+        and (error := r.facts.train_s_error) is not None
+        and (came := r.facts.measured_train_s)
+        and error > -1
     ]
     return [*times, *_memory(study, profiles, setups)]
 
@@ -130,7 +141,11 @@ def record_sentences(records: Sequence[TrialRecord], settled: Sequence[Settled])
 them 1.30 to 1.30): waiting for a core took 20 % of training. The front has the predicted times, of a training alone.
     """
     for found in track_records(settled):
-        how = "roughly" if found.stated is None else f"to ±{found.stated:.1%}, and {found.within} of {found.trials} came within"
+        how = (
+            "roughly"
+            if found.stated is None
+            else f"to ±{found.stated:.1%}, and {found.within} of {found.trials} came within"
+        )
         begin = f"Training times were predicted {how}"
         low, middle, high = found.ratio
         if found.what == _MEMORY:
@@ -153,7 +168,14 @@ def record_rows(settled: Iterable[Settled]) -> Iterator[tuple[str, ...]]:
     """Every settled prediction under `RECORD_COLUMNS`."""
     for each in settled:
         predicted, came = map(seconds if each.what == _TIME else readable_bytes, (each.predicted, each.came))
-        yield str(each.trial), each.what, predicted, came, f"{1 + each.error:.2f}", "yes" if each.is_within else "no"
+        yield (
+            str(each.trial),
+            each.what,
+            predicted,
+            came,
+            f"{1 + each.error:.2f}",
+            "yes" if each.is_within else "no",
+        )
 
 
 def delay_words(late: Sequence[TrialFacts]) -> str:
@@ -162,13 +184,19 @@ def delay_words(late: Sequence[TrialFacts]) -> str:
         return "steps were probably timed under load"
 
     def shares(taken: str) -> list[float]:
-        return [(getattr(facts, taken) or 0.0) / facts.measured_train_s for facts in late if facts.measured_train_s]
+        return [
+            (getattr(facts, taken) or 0.0) / facts.measured_train_s
+            for facts in late
+            if facts.measured_train_s
+        ]
 
     causes: dict[str, list[float]] = {
         "waiting for a core took {:.0f} % of training": shares("waited_s"),
         "the container's processor limit (cpu.max) took {:.0f} % of it": shares("throttled_s"),
         "other programs used {:.0f} % of the machine": [facts.others_share or 0.0 for facts in late],
-        "its host gave {:.0f} % of its processor time to other virtual machines": [facts.stolen_share or 0.0 for facts in late],
+        "its host gave {:.0f} % of its processor time to other virtual machines": [
+            facts.stolen_share or 0.0 for facts in late
+        ],
     }
     medians = {words: median(found or [0.0]) for words, found in causes.items()}
     if found := [words.format(100 * share) for words, share in medians.items() if share >= _TELLS]:

@@ -36,7 +36,15 @@ from ..laws.best_rate import with_rates
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
 from ..store.rows import StudyRow
-from ..store.stored import StoredStudy, codes, has_grown, is_same_experiment, study_identity, with_codes, without_code
+from ..store.stored import (
+    StoredStudy,
+    codes,
+    has_grown,
+    is_same_experiment,
+    study_identity,
+    with_codes,
+    without_code,
+)
 from ..store.tables import Tables
 from ..store.trials import Trials
 from ..store.url import shown_url
@@ -136,7 +144,9 @@ def run_study(
         ClusterError: Ray cannot be started or reached.
     """
     assert spec.storage is not None
-    retry_policy = RetryPolicy(spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S)
+    retry_policy = RetryPolicy(
+        spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S
+    )
     tables = Tables(spec.storage, retry_policy=retry_policy)
     try:
         study = _open(spec, tables, task_hash, notify, time.time(), new=new, same_experiment=same_experiment)
@@ -164,13 +174,20 @@ def _open(
     if kind := network_storage(tables.engine):
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
-    name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
+    name, identity = identified(
+        tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment
+    )
     packages = task_packages(spec.task)
     row, trials = tables.study(name), tables.trials(name)
     if row is not None:
         row.say_what_goes()
         if row.identity["space"] != identity["space"]:
-            notify(Event("message", text=f"the study goes on in wider ranges, with its {plural(len(trials), 'trial')} so far"))
+            notify(
+                Event(
+                    "message",
+                    text=f"the study goes on in wider ranges, with its {plural(len(trials), 'trial')} so far",
+                )
+            )
         for text in _changed_packages(row.identity["task"].get("packages"), packages):
             notify(Event("message", text=text))
     identity = {**identity, "task": {**identity["task"], "packages": packages}}
@@ -186,7 +203,9 @@ def _open(
         spec = spec.changed({"budget": {"profile_s": 0}})
     model = None
     if spec.budget.keeps_model:  # before anything is timed: a folder that cannot be used is told at once
-        model = kept_model(spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training))
+        model = kept_model(
+            spec, name, trials, lambda training: kept(name, identity, spec.task, task_hash, training)
+        )
     driven_s = 0.0 if row is None else row.driver_s
     return _OpenStudy(spec, tables, name, identity, step_times, driven_s, began_at, model)
 
@@ -273,8 +292,12 @@ def _drive(
         text = f"costs are at a price of {price:g} an hour, as when this study began; create a new study (--new) for today's"
         notify(Event("message", text=text))
     law = known_taken(spec, laws, price)
-    timed = spec.changed({"space": {"train_s": None, "samples": UNTIMED_SAMPLES}}) if spec.space.train_s else None
-    prior = prior_trials(spec, study.identity, law, None if timed is None else known_taken(timed, laws, price))
+    timed = (
+        spec.changed({"space": {"train_s": None, "samples": UNTIMED_SAMPLES}}) if spec.space.train_s else None
+    )
+    prior = prior_trials(
+        spec, study.identity, law, None if timed is None else known_taken(timed, laws, price)
+    )
     if spec.warm_start:
         text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"
         notify(Event("message", text=text))
@@ -291,11 +314,26 @@ def _drive(
             row = tables.study(name)
             assert row is not None
             study = replace(study, driven_s=row.driver_s)
-            space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name, objectives=spec.objectives)
+            space, trials = (
+                SearchSpace.of(spec.domains(), feasible),
+                Trials(tables, name, objectives=spec.objectives),
+            )
             suggester = study_suggester(spec, space, law, prior, trials=len(trials))
             finish = finish_of(spec, row.deadline, study.began_at, space, law, study.kept, list(trials))
             run = StudyRun(
-                *(spec, name, suggester, space, trials, tables, profiles, runner.device, task_hash, notify, row.driver_s),
+                *(
+                    spec,
+                    name,
+                    suggester,
+                    space,
+                    trials,
+                    tables,
+                    profiles,
+                    runner.device,
+                    task_hash,
+                    notify,
+                    row.driver_s,
+                ),
                 owns_workers=runner.owns_workers,
                 finish=finish,
             )
@@ -359,7 +397,9 @@ def _save_deadline(tables: Tables, name: str, finish: Finish | None) -> None:
     tables.save_deadline(name, None if deadline is None else asdict(deadline))
 
 
-def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
+def _conclude(
+    study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None
+) -> StudyResult:
     """The result of a run that is over, from the database."""
     # A stop during the last trial stopped nothing.
     met = run.ended.counted >= study.spec.budget.trials
@@ -386,7 +426,10 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
 
 def _not_as_asked(run: StudyRun) -> str:
     """In what a study that was to keep a model by some time did not do so; empty where it did, or nothing was trained."""
-    finish, shares = run.finish, [one.facts.shortened_to or 1.0 for one in run.ended.done if one.outcome == "complete"]
+    finish, shares = (
+        run.finish,
+        [one.facts.shortened_to or 1.0 for one in run.ended.done if one.outcome == "complete"],
+    )
     if finish is None or not shares:
         return ""
     if finish.kept.score is None:
@@ -450,7 +493,9 @@ def identified(
 def _changed_packages(before: Any, now: Mapping[str, str]) -> Iterator[str]:
     """What is said where installed packages differ from the last run's; `before` is as a database has it."""
     was = before if isinstance(before, Mapping) else {}
-    changed = [f"{name} {was[name]}, now {now[name]}" for name in now if was.get(name, now[name]) != now[name]]
+    changed = [
+        f"{name} {was[name]}, now {now[name]}" for name in now if was.get(name, now[name]) != now[name]
+    ]
     if changed:
         yield f"packages that the task imports have changed since the last run, which may change results: {'; '.join(changed)}"
 
@@ -461,8 +506,17 @@ def _change_faults(stored: StudyRow, spec: StudySpec, identity: Mapping[str, Any
     for key, old, new in differences(with_codes(stored.identity), identity):
         was = _at(stored.spec, key) if old is None else old
         now = _at(new_spec, key) if new is None else new
-        reason = ": the task's code has changed since, not only its comments or layout" if key == "task.code" else ""
-        if key == "space.effective_batch.high" and isinstance(was, int) and isinstance(now, int) and now > was:
+        reason = (
+            ": the task's code has changed since, not only its comments or layout"
+            if key == "task.code"
+            else ""
+        )
+        if (
+            key == "space.effective_batch.high"
+            and isinstance(was, int)
+            and isinstance(now, int)
+            and now > was
+        ):
             reason = ": larger batches than those were not timed"
         yield Fault(key, f"was {was}, now {now}{reason}")
 
@@ -541,7 +595,9 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != here:
             raise SystemExit(128 + number)  # a process of a loader, which has this handler too
-        if (expired and not run.interruptible) or (received and number == signal.SIGHUP):  # which shells send again
+        if (expired and not run.interruptible) or (
+            received and number == signal.SIGHUP
+        ):  # which shells send again
             return
         # Schedulers send USR1, USR2 or XCPU before a job's time is up, a terminal that closes HUP: treated as SIGTERM.
         received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
@@ -554,7 +610,9 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
             run.notify(Event("message", text=text))
             patience.start()
             return
-        run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
+        run.notify(
+            Event("message", text="stopping: running trials are interrupted and resume with the next run")
+        )
         stop_now()
         if run.interruptible:
             raise raised

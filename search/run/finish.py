@@ -67,7 +67,9 @@ class Finish:
     def setup(self, setup: TrialSetup) -> TrialSetup:
         """A trial's setup, whose model is kept if it is the best, and which ends in time."""
         ends_by = None if self.deadline is None else time.time() + self._left_s()
-        return replace(setup, model_folder=self.kept.folder_of(setup.number), scores_test=False, ends_by=ends_by)
+        return replace(
+            setup, model_folder=self.kept.folder_of(setup.number), scores_test=False, ends_by=ends_by
+        )
 
     def longest_s(self) -> float:
         """Known seconds of the longest training to suggest; infinite where there is no deadline."""
@@ -105,9 +107,16 @@ class Finish:
 def _span_of(record: TrialRecord) -> Span | None:
     """What a trial of an earlier run took; None where its time was not known beforehand."""
     facts = record.facts
-    if record.outcome != "complete" or facts.train_s_source != "known" or not facts.train_s or not facts.measured_train_s:
+    if (
+        record.outcome != "complete"
+        or facts.train_s_source != "known"
+        or not facts.train_s
+        or not facts.measured_train_s
+    ):
         return None
-    started_s, ended_s = (datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (record.started_at, record.ended_at))
+    started_s, ended_s = (
+        datetime.fromisoformat(at).timestamp() if at else 0.0 for at in (record.started_at, record.ended_at)
+    )
     return Span(started_s, ended_s, facts.train_s, facts.measured_train_s, 1.0, 1.0, 1)
 
 
@@ -159,16 +168,25 @@ def _shortest_s(law: Law, space: SearchSpace) -> float:
 
 
 def _too_long(
-    spec: StudySpec, law: Law, space: SearchSpace, shortest_s: float, left_s: float, deadline: Deadline, kept: KeptModel
+    spec: StudySpec,
+    law: Law,
+    space: SearchSpace,
+    shortest_s: float,
+    left_s: float,
+    deadline: Deadline,
+    kept: KeptModel,
 ) -> Iterator[Fault]:
     """What cannot be trained in time, although the study asks for it."""
     left = f"{seconds(max(left_s, 0.0))} ({deadline.given}), with {seconds(deadline.closing_s(1.0))} set aside for the end"
     if kept.score is not None:
         return
     if time.time() >= deadline.ends_at:
-        passed = f"{deadline.given} passed at {datetime.fromtimestamp(deadline.ends_at).astimezone():%H:%M:%S}"
+        passed = (
+            f"{deadline.given} passed at {datetime.fromtimestamp(deadline.ends_at).astimezone():%H:%M:%S}"
+        )
         yield Fault(
-            "budget.by", f"expected a deadline that is ahead; {passed}, and no model was trained by then. Write another one."
+            "budget.by",
+            f"expected a deadline that is ahead; {passed}, and no model was trained by then. Write another one.",
         )
         return
     if shortest_s > left_s:
@@ -181,5 +199,7 @@ def _too_long(
     for index, setting in enumerate(spec.baseline):
         takes_s = law(space.whole(space.chosen(setting)))
         if takes_s > left_s:
-            message = f"expected a setting that can be trained in {left}; this one takes about {seconds(takes_s)}."
+            message = (
+                f"expected a setting that can be trained in {left}; this one takes about {seconds(takes_s)}."
+            )
             yield Fault(f"baseline.{index}", f"{message} Allow more time, or remove it.")

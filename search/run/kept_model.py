@@ -69,7 +69,9 @@ class KeptModel:
         self._read(trials)
         try:
             known = [str(record.number) for record in trials] + ["before"] * bool(self._ours(self._before))
-            if others := [path for path in self._candidates.glob("*") if path.name not in known and not _is_empty(path)]:
+            if others := [
+                path for path in self._candidates.glob("*") if path.name not in known and not _is_empty(path)
+            ]:
                 raise FileExistsError(f"{others[0]} is of something else. Move it away.")
             self._candidates.mkdir(parents=True, exist_ok=True)
             if _is_empty(self.folder) and not _is_empty(self._before):
@@ -103,7 +105,9 @@ class KeptModel:
             others = [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
             if others or not (ours or _is_empty(self.folder)):
                 got = ", ".join(others) or "files"
-                raise OutputError(f"{self.folder}: holds something else by now ({got}); the model is in {own}")
+                raise OutputError(
+                    f"{self.folder}: holds something else by now ({got}); the model is in {own}"
+                )
             # The old one goes only once the new one is whole.
             if self.folder.exists() and _is_empty(self.folder):
                 self.folder.rmdir()
@@ -111,7 +115,9 @@ class KeptModel:
                 self.folder.rename(self._before)
             own.rename(self.folder)
         except OSError as error:
-            raise OutputError(f"{self.folder}: cannot be written: {error.strerror or error}; the model is in {own}") from None
+            raise OutputError(
+                f"{self.folder}: cannot be written: {error.strerror or error}; the model is in {own}"
+            ) from None
         self.trial, self.score = setup.number, score
         with suppress(OSError):  # what cannot be moved stays where it is, until the next run
             self._bring_others()
@@ -146,7 +152,10 @@ class KeptModel:
         document = _document(folder)
         if document.get("study") != self._study:
             return []
-        return [*(name for name, listed in document.get("files", {}).items() if digest(folder / name) == listed), RESULT]
+        return [
+            *(name for name, listed in document.get("files", {}).items() if digest(folder / name) == listed),
+            RESULT,
+        ]
 
     def _read(self, trials: Sequence[TrialRecord]) -> None:
         """What an earlier run has kept."""
@@ -162,7 +171,8 @@ class KeptModel:
             ours = self._ours(held)
             if changed := [name for name in document.get("files", {}) if name not in ours]:
                 damaged = (
-                    f"expected the model of trial {number} as it was written, got another {changed[0]} in {held}. Move it away."
+                    f"expected the model of trial {number} as it was written, got another {changed[0]} in "
+                    f"{held}. Move it away."
                 )
                 raise StudyFileError(Fault("budget.keep", damaged))
         except (OSError, ValueError, KeyError, TypeError):

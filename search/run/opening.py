@@ -19,10 +19,14 @@ from ...spaces.study.spec import StudySpec
 HOLDS, _ENOUGH = 0.9, 5
 
 
-def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
+def feasible_batches_sentence(
+    spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]
+) -> str:
     """The feasible batches and their limits, in one line."""
     profiles = list(profiles)
-    caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile, 1, None)) is not None})
+    caps = sorted(
+        {cap for profile in profiles if (cap := micro_batch_cap(spec, profile, 1, None)) is not None}
+    )
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
     kinds = dict.fromkeys(variant.recomputes for profile in profiles for variant in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
@@ -57,10 +61,16 @@ def _words(mode: ActivationCheckpointing, embedding: Embedding) -> str:
         return _WITH[mode]
     how = "unsplit" if embedding == "whole" else "with embeddings cached"
     joint = " and" if embedding == "cached" else ","
-    return how if mode == "none" else f"{how}{joint} {_WITH[mode].removeprefix('with ' if embedding == 'cached' else '')}"
+    return (
+        how
+        if mode == "none"
+        else f"{how}{joint} {_WITH[mode].removeprefix('with ' if embedding == 'cached' else '')}"
+    )
 
 
-def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]) -> list[int]:
+def _caps(
+    spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]
+) -> list[int]:
     """The largest micro-batches of profiles that recompute this, ascending."""
     caps = (
         micro_batch_cap(spec, variant, 1, None)
@@ -102,7 +112,9 @@ def widened(stated: float | None, errors: Iterable[float]) -> float | None:
     return max(stated or 0.0, quantile(sizes, HOLDS)) if len(sizes) >= _ENOUGH else stated
 
 
-def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], records: Iterable[TrialRecord] = ()) -> Iterator[str]:
+def step_time_summary(
+    spec: StudySpec, profiles: Iterable[DeviceProfile], records: Iterable[TrialRecord] = ()
+) -> Iterator[str]:
     """The precision of predicted training times, one line per number of devices; by the trials' record, where they have one."""
     profiles = list(profiles)
     settled = [record.facts for record in records if record.counts and record.facts.train_s_error is not None]
@@ -118,9 +130,13 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile], record
         came = widened(timed, off) or timed
         rough = "only roughly: there was time for only a few timing rounds"
         precision = f"to ±{timed:.1%}" if len(known) == len(intervals) else rough
-        others, stolen, held_back = (max(getattr(law, name) for law in these) for name in ("others", "stolen", "held_back"))
+        others, stolen, held_back = (
+            max(getattr(law, name) for law in these) for name in ("others", "stolen", "held_back")
+        )
         causes = [f"other programs used {others:.0%} of this machine"] if others else []
-        causes += [f"its host gave {stolen:.0%} of its processor time to other virtual machines"] if stolen else []
+        causes += (
+            [f"its host gave {stolen:.0%} of its processor time to other virtual machines"] if stolen else []
+        )
         if causes:
             precision += f", since {' and '.join(causes)} while steps were timed"
         if held_back >= 0.01:

@@ -28,7 +28,13 @@ StepTimes = Mapping[str, list[StepTime]]
 
 
 def study_profiles(
-    spec: StudySpec, runner: Runner, task_hash: str, tables: Tables, notify: Callable[[str], None], *, first_run: bool
+    spec: StudySpec,
+    runner: Runner,
+    task_hash: str,
+    tables: Tables,
+    notify: Callable[[str], None],
+    *,
+    first_run: bool,
 ) -> dict[str, dict[CostKey, DeviceProfile]]:
     """Profiles of every kind of device, the one that times the study first; from the database where they are stored.
 
@@ -42,7 +48,9 @@ def study_profiles(
     kinds, time_on = list(runner.kinds), spec.devices.time_on
     if time_on is not None and time_on not in kinds:
         have = ", ".join(kind or "devices without a name" for kind in kinds)
-        raise StudyFileError(Fault("devices.time_on", f"expected a kind of device that is here ({have}), got {time_on!r}"))
+        raise StudyFileError(
+            Fault("devices.time_on", f"expected a kind of device that is here ({have}), got {time_on!r}")
+        )
     if len(kinds) > 1 and not spec.budget.profile_s:
         raise StudyFileError(
             Fault(
@@ -57,20 +65,36 @@ def study_profiles(
     )
 
 
-def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]]) -> dict[str, dict[CostKey, DeviceProfile]]:
+def with_one_evaluation_batch(
+    profiles: dict[str, dict[CostKey, DeviceProfile]],
+) -> dict[str, dict[CostKey, DeviceProfile]]:
     """The profiles with their smallest evaluation batch, so that all trials are evaluated alike."""
-    everywhere = [variant for of_kind in profiles.values() for profile in of_kind.values() for variant in profile.each]
-    batch = min((variant.evaluation_batch for variant in everywhere if variant.evaluation_batch is not None), default=None)
+    everywhere = [
+        variant for of_kind in profiles.values() for profile in of_kind.values() for variant in profile.each
+    ]
+    batch = min(
+        (variant.evaluation_batch for variant in everywhere if variant.evaluation_batch is not None),
+        default=None,
+    )
 
     def with_batch(profile: DeviceProfile) -> DeviceProfile:
         others = tuple(replace(alternative, evaluation_batch=batch) for alternative in profile.alternatives)
         return replace(profile, evaluation_batch=batch, alternatives=others)
 
-    return {kind: {key: with_batch(profile) for key, profile in of_kind.items()} for kind, of_kind in profiles.items()}
+    return {
+        kind: {key: with_batch(profile) for key, profile in of_kind.items()}
+        for kind, of_kind in profiles.items()
+    }
 
 
 def _profiles_of(
-    spec: StudySpec, runner: Runner, kind: str, task_hash: str, tables: Tables, notify: Callable[[str], None], first_run: bool
+    spec: StudySpec,
+    runner: Runner,
+    kind: str,
+    task_hash: str,
+    tables: Tables,
+    notify: Callable[[str], None],
+    first_run: bool,
 ) -> dict[CostKey, DeviceProfile]:
     """A profile for every combination of parameters that change cost."""
     profiles = {}
@@ -80,8 +104,14 @@ def _profiles_of(
         known = tables.profile(about)
         # Of fixed seconds other step times are other trainings, so what was timed once counts for all studies of its database.
         again_if_shared = first_run and spec.space.train_s is None
-        shared = known is not None and again_if_shared and any(law.others or law.stolen for law in known.all_step_times)
-        again = known is not None and (shared or known.examination is None)  # earlier versions examined nothing
+        shared = (
+            known is not None
+            and again_if_shared
+            and any(law.others or law.stolen for law in known.all_step_times)
+        )
+        again = known is not None and (
+            shared or known.examination is None
+        )  # earlier versions examined nothing
         if known is None or again or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
@@ -105,7 +135,11 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKe
         "cpus": setup.cpus,
         "training": training_cost(spec),
         # It costs nothing, but a profile vouches that it can be called.
-        **({"schedule": schedule_code_hash(setup.training.schedule, setup.folder)} if is_own(setup.training.schedule) else {}),
+        **(
+            {"schedule": schedule_code_hash(setup.training.schedule, setup.folder)}
+            if is_own(setup.training.schedule)
+            else {}
+        ),
         **({} if setup.sharding == "ddp" else {"sharding": setup.sharding}),
     }
     return json.dumps(
@@ -121,12 +155,19 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKe
 
 def step_times_json(profiles: Mapping[CostKey, DeviceProfile]) -> dict[str, list[dict[str, Any]]]:
     """The laws that time a study's trials, by parameters that change cost, as they are stored."""
-    return {json.dumps(key): [law.to_dict() for law in profile.all_step_times] for key, profile in profiles.items()}
+    return {
+        json.dumps(key): [law.to_dict() for law in profile.all_step_times]
+        for key, profile in profiles.items()
+    }
 
 
-def with_stored_step_times(profiles: Mapping[CostKey, DeviceProfile], step_times: StepTimes) -> dict[CostKey, DeviceProfile]:
+def with_stored_step_times(
+    profiles: Mapping[CostKey, DeviceProfile], step_times: StepTimes
+) -> dict[CostKey, DeviceProfile]:
     """The profiles with the laws that a study started with; without any where its trials are timed by the clock."""
-    return {key: profile.with_step_times(step_times.get(json.dumps(key), ())) for key, profile in profiles.items()}
+    return {
+        key: profile.with_step_times(step_times.get(json.dumps(key), ())) for key, profile in profiles.items()
+    }
 
 
 def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceProfile]:
@@ -145,7 +186,9 @@ def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceP
     found: dict[CostKey, DeviceProfile] = {}
     for about, profile in tables.profiles():
         cost = about["request"]["setup"]
-        key = next((key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None)
+        key = next(
+            (key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None
+        )
         if about["request"].get("shared_batch"):
             continue  # of earlier versions, without step-time laws
         if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):

@@ -75,7 +75,9 @@ class SerialRunner:
         stay()  # whatever was asked of an earlier run
         while True:
             setup = study.next_attempt()
-            if setup is None or setup == "wait" or study.ending.stage >= Stage.LEAVING:  # nothing else runs here
+            if (
+                setup is None or setup == "wait" or study.ending.stage >= Stage.LEAVING
+            ):  # nothing else runs here
                 return
             self._saves = setup.checkpoint is not None
             study.begun(setup.number)
@@ -96,7 +98,9 @@ class SerialRunner:
                 )
 
 
-def _interruptible(study: StudyRun, attempt: Iterator[Measurement | Outcome]) -> Iterator[Measurement | Outcome]:
+def _interruptible(
+    study: StudyRun, attempt: Iterator[Measurement | Outcome]
+) -> Iterator[Measurement | Outcome]:
     """The attempt's reports; Ctrl-C breaks into the user's code, never into ours between two reports."""
     while True:
         study.interruptible = True

@@ -93,13 +93,17 @@ class StudyRun:
         self._suggester, self._space, self.tables = suggester, space, tables
         self.running = RunningAttempts(self._planner.expected_s)
         # A loop whose state nobody can save would begin anew.
-        can_resume = all(profile.optimizer is not None for each in profiles.values() for profile in each.values())
+        can_resume = all(
+            profile.optimizer is not None for each in profiles.values() for profile in each.values()
+        )
         self._early_stopping = suggester.early_stopping(
             spec.stopping, spec.objectives.metric, trials, pauses=spec.pauses and can_resume
         )
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self.running.ending)
-        self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
+        self._retries: deque[Attempt] = (
+            deque()
+        )  # next attempts of trials that ran out of memory or lost their worker
         self._interrupted: deque[int] = deque()  # trials that an earlier run left unfinished
         self._baseline: deque[int] = deque()  # of the user's own settings, those to be tried
         self._histories: dict[int, History] = {}  # of trials that have lost a worker
@@ -148,7 +152,9 @@ class StudyRun:
                 self._record_infeasible(suggestion, error)
                 if attempts:
                     self._delete_checkpoint(trial.number)
-        self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.ended.done[-1].message}")
+        self.fail(
+            f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.ended.done[-1].message}"
+        )
         return None
 
     def _next_trial(self, free: int) -> TrialRecord | Literal["wait"] | None:
@@ -178,7 +184,9 @@ class StudyRun:
         self._suggester.overhead = factors.overhead_s / factors.slowdown * per_second
         if self.finish is not None:
             self._suggester.longest_s = self.finish.longest_s()
-            most = most if self.finish.deadline is None else min(most, max(free, 1))  # later there is less time
+            most = (
+                most if self.finish.deadline is None else min(most, max(free, 1))
+            )  # later there is less time
         for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
             proposal = self.suggestions.take(len(running), free, most=most)
             if isinstance(proposal, int):
@@ -189,7 +197,9 @@ class StudyRun:
             if untried is None and self.ended.paused:
                 return self._resumed(min(self.ended.paused))
             if untried is None:
-                self.ending.reach(Stage.NO_NEW_TRIALS, "all settings of the space were tried; widen it for more")
+                self.ending.reach(
+                    Stage.NO_NEW_TRIALS, "all settings of the space were tried; widen it for more"
+                )
                 return self._next_repeat()
             if self.finish is None or self.finish.fits(untried):
                 return self.trials.begin(untried, TrialFacts(seed=seed))
@@ -211,7 +221,9 @@ class StudyRun:
             return False
         attempt.setup = setup
         self.tables.update_setup(setup)
-        self._say(f"trial {number} continues on {devices} of its {attempt.devices} devices: no others are available")
+        self._say(
+            f"trial {number} continues on {devices} of its {attempt.devices} devices: no others are available"
+        )
         return True
 
     def put_back(self, number: int) -> None:
@@ -234,7 +246,10 @@ class StudyRun:
         attempt.host = host
         # A kind that joined since is treated as the one that times the study.
         planned = attempt.setup.plan.activation_checkpointing
-        attempt.kind, attempt.setup = kind if kind in self._planner.profiles else self._planner.timed_on, setup
+        attempt.kind, attempt.setup = (
+            kind if kind in self._planner.profiles else self._planner.timed_on,
+            setup,
+        )
         self.tables.update_setup(setup)
         facts = replace(self._facts(attempt), device_kind=kind, host=host)
         if planned != "none":  # said before of another kind of device
@@ -325,7 +340,10 @@ class StudyRun:
         prediction = self._early_stopping.facts(number, stopped=outcome.kind == "stopped")
         if outcome.kind == "stopped" and prediction.stopped_fraction is not None:
             outcome = Outcome("stopped", stopped_sentence(prediction))
-        by_clock, shortened = setup.is_timed_by_clock, attempt.last is not None and "shortened_to" in attempt.last.facts
+        by_clock, shortened = (
+            setup.is_timed_by_clock,
+            attempt.last is not None and "shortened_to" in attempt.last.facts,
+        )
         if attempt.last is not None and (shortened or by_clock):
             shorten(attempt, attempt.last)
         if shortened:
@@ -338,7 +356,9 @@ class StudyRun:
         if shortened or by_clock:
             facts |= TrialFacts(epochs=attempt.setup.epochs, samples_budget=attempt.setup.samples_budget)
         if outcome.kind == "complete":
-            self._keep(attempt)  # before the trial has ended, so that it is trained again if its model was not kept
+            self._keep(
+                attempt
+            )  # before the trial has ended, so that it is trained again if its model was not kept
         self.tables.end_attempt(setup, outcome)
         self._finish(number, replace(result, facts=facts))
         self._history = self._history.after_end(outcome)
@@ -351,7 +371,10 @@ class StudyRun:
         if attempt.last is not None:
             value = attempt.last.value(setup.metric) if trained else None
             self._early_stopping.end(number, self._taken(attempt, attempt.last), value)
-        if self.spec.budget.min_gain is not None and len(self.ended.done) >= self._worth_known_at + _WORTH_EVERY:
+        if (
+            self.spec.budget.min_gain is not None
+            and len(self.ended.done) >= self._worth_known_at + _WORTH_EVERY
+        ):
             self._worth_known_at = len(self.ended.done)
             self.suggestions.submit(self.check_worth)
 
@@ -376,7 +399,11 @@ class StudyRun:
         self.notify(Event("ended", record=record))
 
     def _record_infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
-        requested = {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
+        requested = {
+            key: value
+            for key, value in suggestion.parameters.items()
+            if key in ("effective_batch", "accumulation")
+        }
         facts = TrialFacts.of({"message": str(error), **requested})
         self._finish(suggestion.number, TrialResult("infeasible", facts, violation=error.violation))
 
@@ -403,7 +430,9 @@ class StudyRun:
         """Stop a study whose kept model is as good as is wanted."""
         if self.finish is not None and self.finish.has_reached():
             target = f"{self.spec.objectives.metric.name} {self.spec.budget.until:g}"
-            self.ending.reach(Stage.STOPPED, f"budget.until: {target} was reached by trial {self.finish.kept.trial}")
+            self.ending.reach(
+                Stage.STOPPED, f"budget.until: {target} was reached by trial {self.finish.kept.trial}"
+            )
 
     def check_cost(self) -> None:
         """Stop the study where its budget is spent."""
@@ -447,7 +476,9 @@ class StudyRun:
 
         The latter are tried once per study, and again if they failed with an error.
         """
-        self._interrupted.extend(record.number for record in self.trials if not record.has_ended and not record.is_paused)
+        self._interrupted.extend(
+            record.number for record in self.trials if not record.has_ended and not record.is_paused
+        )
         tried = {record.facts.baseline for record in self.trials if record.outcome != "error"}
         self._baseline.extend(index for index in range(len(self.spec.baseline)) if index not in tried)
 

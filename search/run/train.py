@@ -51,7 +51,9 @@ def planned_trainings(
         # Beside it until it is whole, under a name that only this training has.
         code = hashlib.sha256(json.dumps(settings_of(changed), sort_keys=True).encode()).hexdigest()[:12]
         beside = str(own.with_name(f".{own.name}.bsearch-{code}"))
-        trainings.append(_known(Training(replace(changed, model_folder=beside, checkpoint=f"{beside}.pt"), own)))
+        trainings.append(
+            _known(Training(replace(changed, model_folder=beside, checkpoint=f"{beside}.pt"), own))
+        )
     if all(training.complete for training in trainings):
         raise StudyFileError(f"{folder} holds this trained model already. Choose another folder: --keep.")
     return trainings
@@ -68,7 +70,12 @@ def _stretched(study: StoredStudy, record: TrialRecord, setup: TrialSetup, epoch
     if budget < setup.effective_batch:
         least = setup.effective_batch / training_set
         raise StudyFileError(f"epochs: expected at least one step, {least:.3g} epochs, got {epochs:g}")
-    values = {**study.spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
+    values = {
+        **study.spec.fixed(),
+        **record.parameters,
+        "rule": setup.rule,
+        "reference_rate": setup.reference_rate,
+    }
     optimizer = optimizer_settings(study.spec, setup.effective_batch, epochs, values)
     return replace(setup, epochs=epochs, samples_budget=budget, train_s=None, optimizer=optimizer)
 
@@ -92,7 +99,9 @@ def _known(training: Training) -> Training:
         # Read as a setup, so that a field that came later has its default.
         same = settings_of(TrialSetup.from_dict(document["setup"])) == settings_of(training.setup)
         scores, tests = {training.setup.metric: document[training.setup.metric]}, document["tests"]
-        last = Measurement(training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests)
+        last = Measurement(
+            training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests
+        )
     except FileNotFoundError:
         if not training.folder.is_dir() or not (any(training.folder.iterdir()) or training.folder.is_mount()):
             return training
@@ -126,7 +135,10 @@ def train(
     Raises:
         OutputError: a folder cannot be written.
     """
-    here = [replace(training, setup=replace(training.setup, device=runner.device, cpus=runner.cores)) for training in trainings]
+    here = [
+        replace(training, setup=replace(training.setup, device=runner.device, cpus=runner.cores))
+        for training in trainings
+    ]
 
     stopped = threading.Event()
 

@@ -38,7 +38,9 @@ class Training:
     def __repr__(self) -> str:
         ended = "not trained yet" if self.outcome is None else self.outcome.kind.replace("_", " ")
         score = "" if self.score is None else f", {self.setup.metric} {number(self.score)}"
-        why = f": {cut(self.outcome.message, 200)}" if self.outcome is not None and self.outcome.message else ""
+        why = (
+            f": {cut(self.outcome.message, 200)}" if self.outcome is not None and self.outcome.message else ""
+        )
         return f"<Training of trial {self.setup.number}, seed {self.setup.seed}: {ended}{score}{why}, in {self.folder}>"
 
     @property
@@ -54,7 +56,11 @@ class Training:
     def tests(self) -> dict[str, float]:
         """Scores on the test set, if the task has one."""
         facts = self.measurements[-1].facts if self.measurements else {}
-        return {name: float(value) for name, value in facts.items() if name.startswith("test_") and isinstance(value, float)}
+        return {
+            name: float(value)
+            for name, value in facts.items()
+            if name.startswith("test_") and isinstance(value, float)
+        }
 
     @property
     def files(self) -> list[str]:
@@ -62,7 +68,9 @@ class Training:
         return sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
 
 
-def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str, training: Training) -> Training:
+def kept(
+    study: str, identity: Mapping[str, Any], reference: str, task_hash: str, training: Training
+) -> Training:
     """The training, with its log and settings written beside its model, and all of it moved to its folder.
 
     Args:
@@ -93,7 +101,9 @@ def kept(study: str, identity: Mapping[str, Any], reference: str, task_hash: str
         for measurement in training.measurements
     ]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     document: dict[str, Any] = {
@@ -135,5 +145,14 @@ def digest(path: Path) -> str:
 
 def settings_of(setup: TrialSetup) -> dict[str, Any]:
     """What a training is, wherever it runs."""
-    elsewhere = ("checkpoint", "model_folder", "scores_test", "ends_by", "device", "cpus", "folder", "sharding")
+    elsewhere = (
+        "checkpoint",
+        "model_folder",
+        "scores_test",
+        "ends_by",
+        "device",
+        "cpus",
+        "folder",
+        "sharding",
+    )
     return {name: value for name, value in setup.to_dict().items() if name not in elsewhere}

@@ -39,7 +39,13 @@ class RunningTrial:
 
     @classmethod
     def of(
-        cls, setup: TrialSetup, measured: Measurement | None, host: str, span: Span, factors: ClockFactors, now_s: float
+        cls,
+        setup: TrialSetup,
+        measured: Measurement | None,
+        host: str,
+        span: Span,
+        factors: ClockFactors,
+        now_s: float,
     ) -> RunningTrial:
         devices = f"{setup.plan.devices} {setup.device}s" if setup.plan.devices > 1 else setup.device
         return cls(
@@ -143,4 +149,12 @@ def span_of(
 ) -> Span:
     """An attempt on the clock, by its setup and what it measured last."""
     share = setup.share_of(measured) if measured else 0.0
-    return Span(started_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts, setup.plan.devices)
+    return Span(
+        started_s,
+        ended_s,
+        known_s,
+        measured.elapsed_s if measured else 0.0,
+        share,
+        counts,
+        setup.plan.devices,
+    )

@@ -91,7 +91,9 @@ class UnclearColumnsError(StudyFileError):
         columns: what is clear already.
     """
 
-    def __init__(self, where: str, meaning: Meaning, names: Sequence[str], message: str, columns: Sequence[Column]) -> None:
+    def __init__(
+        self, where: str, meaning: Meaning, names: Sequence[str], message: str, columns: Sequence[Column]
+    ) -> None:
         self.meaning, self.names, self.columns = meaning, tuple(names), Columns(tuple(columns), None)
         super().__init__(Fault("", message, where))
 
@@ -127,7 +129,8 @@ def columns_of(
     parameters = [one.name for one in taken if one.meaning == "parameter" and one.name not in found.mapped]
     many = set(parameters[_MOST_PARAMETERS:])
     taken = [
-        Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one for one in taken
+        Column(one.name, "nothing", f"more than {_MOST_PARAMETERS} parameters") if one.name in many else one
+        for one in taken
     ]
     taken = _unlike(found, runs, taken)
     why = "; ".join(filter(None, ("as you chose" * (metric in mapped), _mixed_units(where, found, metric))))
@@ -153,7 +156,9 @@ def _unlike(found: _Found, runs: Sequence[Run], columns: Sequence[Column]) -> li
     for one in columns:
         values = found.values[one.name]
         if one.meaning == "epochs" and len(values) < found.runs and one.name not in found.mapped:
-            one = Column(one.name, "nothing", f"missing in {found.runs - len(values)} of {plural(found.runs, 'run')}")
+            one = Column(
+                one.name, "nothing", f"missing in {found.runs - len(values)} of {plural(found.runs, 'run')}"
+            )
         elif several and one.why == _UNKNOWN and 2 * len(set(map(str, values))) <= len(values):
             differs = sum(len({str(run.values.get(one.name)) for run in group}) > 1 for group in several)
             if 2 * differs > len(several):
@@ -178,12 +183,18 @@ class _Found:
         self.runs = len(runs)
         if len(self.roles) > _MOST_NAMES:
             hint = "Keep the columns that matter."
-            raise StudyFileError(Fault("", f"expected at most {_MOST_NAMES:,} names, got {len(self.roles):,}. {hint}", where))
+            raise StudyFileError(
+                Fault("", f"expected at most {_MOST_NAMES:,} names, got {len(self.roles):,}. {hint}", where)
+            )
 
     def check_mapped(self) -> None:
         known = (*NAMES, *_WRITTEN)
         faults = [
-            Fault("--map", f"expected a name of the source, got {name!r}.{near_miss(name, self.roles)}", self.where)
+            Fault(
+                "--map",
+                f"expected a name of the source, got {name!r}.{near_miss(name, self.roles)}",
+                self.where,
+            )
             for name in self.mapped
             if name not in self.roles
         ]
@@ -192,10 +203,13 @@ class _Found:
             for meaning in self.mapped.values()
             if meaning not in known
         ]
-        counts = Counter(meaning for meaning in self.mapped.values() if meaning in NAMES or meaning == "metric")
+        counts = Counter(
+            meaning for meaning in self.mapped.values() if meaning in NAMES or meaning == "metric"
+        )
         faults += [
             Fault(
-                "--map", f"expected one name for {meaning}, got {', '.join(n for n, m in self.mapped.items() if m == meaning)}"
+                "--map",
+                f"expected one name for {meaning}, got {', '.join(n for n, m in self.mapped.items() if m == meaning)}",
             )
             for meaning, several in counts.items()
             if several > 1
@@ -225,7 +239,9 @@ class _Found:
             return Column(name, "nothing", "a result")
         if not self.varies(name):
             return Column(name, "nothing", f"the same in every run, {cut(str(values[0]), 40)}")
-        if is_group(name, any(isinstance(value, str) for value in values)) and len(set(map(str, values))) < len(values):
+        if is_group(name, any(isinstance(value, str) for value in values)) and len(
+            set(map(str, values))
+        ) < len(values):
             return Column(name, "parameter" if self.same else "group")
         return self._other(name, role)
 
@@ -234,19 +250,30 @@ class _Found:
             return role != "setting"
         if any(isinstance(value, bool) for value in values):
             return False
-        if name == "batch" and [number(value) for value in values] in ([*range(len(values))], [*range(1, len(values) + 1)]):
+        if name == "batch" and [number(value) for value in values] in (
+            [*range(len(values))],
+            [*range(1, len(values) + 1)],
+        ):
             return False  # the numbers of batches
         if meaning == "size":
             return len(values) == self.runs and all(amount(value) is not None for value in values)
         if role == "setting":
             return meaning not in ("seconds", "started", "ended")
-        return role != "result" or meaning not in ("learning_rate", "seed", "batch", "devices", "accumulation")
+        return role != "result" or meaning not in (
+            "learning_rate",
+            "seed",
+            "batch",
+            "devices",
+            "accumulation",
+        )
 
     def _other(self, name: str, role: Role) -> Column:
         """A name that is none of those known: a parameter, or nothing."""
         values = self.values[name]
         if len(values) < self.runs:
-            return Column(name, "nothing", f"missing in {self.runs - len(values)} of {plural(self.runs, 'run')}")
+            return Column(
+                name, "nothing", f"missing in {self.runs - len(values)} of {plural(self.runs, 'run')}"
+            )
         if any(isinstance(value, str) for value in values):
             several = len(set(map(str, values)))
             if several == len(values) or is_place(name):
@@ -263,7 +290,10 @@ def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Colu
     taken = list(columns)
     if micro := next((column.name for column in taken if column.meaning == "micro_batch"), None):
         # Such as Trainer's train_batch_size, that of one device too.
-        taken = [Column(one.name, "nothing", f"instead of it, {micro}") if one.meaning == "batch" else one for one in taken]
+        taken = [
+            Column(one.name, "nothing", f"instead of it, {micro}") if one.meaning == "batch" else one
+            for one in taken
+        ]
     taken = _with_reached(taken, found)
     rates = [one.name for one in taken if is_rate_of_one(one.name) and found.varies(one.name)]
     if len(rates) > 1 and not {"learning_rate", *rates} & {*found.mapped.values(), *found.mapped}:
@@ -277,7 +307,9 @@ def _one_each(where: str, found: _Found, columns: Sequence[Column]) -> list[Colu
         chosen = said[:1] or [min(places, key=lambda place: _rank(meaning, taken[place].name, found))]
         others = [place for place in places if place not in chosen]
         first = taken[chosen[0]].name
-        unlike = [taken[place].name for place in others if found.values[taken[place].name] != found.values[first]]
+        unlike = [
+            taken[place].name for place in others if found.values[taken[place].name] != found.values[first]
+        ]
         if unlike and not said and meaning not in _LENIENT:
             message = f"expected one {meaning}, got {_listed([first, *unlike])}. Write --map {first}={meaning}, or the other."
             raise UnclearColumnsError(where, meaning, [first, *unlike], message, taken)
@@ -291,8 +323,14 @@ def _with_reached(columns: Sequence[Column], found: _Found) -> list[Column]:
     """Names of how far a training came, beside one of what was planned."""
     taken = list(columns)
     for meaning in ("epochs", "steps"):
-        planned = [one.name for one in taken if one.meaning == meaning and words_of(one.name)[-1] not in REACHED]
-        planned = [name for name in planned if found.roles[name] != "result" and "_".join(words_of(name)) not in REACHED]
+        planned = [
+            one.name for one in taken if one.meaning == meaning and words_of(one.name)[-1] not in REACHED
+        ]
+        planned = [
+            name
+            for name in planned
+            if found.roles[name] != "result" and "_".join(words_of(name)) not in REACHED
+        ]
         if planned:
             for place, one in enumerate(taken):
                 if one.meaning == meaning and one.name not in (*planned, *found.mapped):
@@ -311,11 +349,23 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
     """The name of the metric: the only one of validation data, or the only one that is not of the training data."""
     if said := [name for name, meaning in found.mapped.items() if meaning == "metric"]:
         return said[0]
-    free = [column.name for column in columns if column.meaning == "nothing" and found.roles[column.name] != "setting"]
-    numeric = [name for name in free if is_metric(name) and any(number(value) is not None for value in found.values[name])]
+    free = [
+        column.name
+        for column in columns
+        if column.meaning == "nothing" and found.roles[column.name] != "setting"
+    ]
+    numeric = [
+        name
+        for name in free
+        if is_metric(name) and any(number(value) is not None for value in found.values[name])
+    ]
     named = [name for name in numeric if found.varies(name)] or numeric
-    candidates = [name for name in named if is_of_validation(name)] or [name for name in named if not is_of_training(name)]
-    distinct = [name for place, name in enumerate(candidates) if not _repeated(found, candidates[:place], name)]
+    candidates = [name for name in named if is_of_validation(name)] or [
+        name for name in named if not is_of_training(name)
+    ]
+    distinct = [
+        name for place, name in enumerate(candidates) if not _repeated(found, candidates[:place], name)
+    ]
     if len(distinct) > 1:
         forms = [form for name in distinct for form in (name, *_extremes(found, name))]
         each = [f"--metric {shell_word(form)}" for form in forms]
@@ -326,11 +376,15 @@ def _metric(where: str, found: _Found, columns: Sequence[Column]) -> str:
         got = ", ".join(cut(name, 40) for name in list(found.roles)[:12]) or "nothing"
         text = next((name for name in free if is_metric(name)), None)
         hint = "Write --metric NAME, the result by which runs are compared."
-        if reached := next((name for name in found.roles if {"target", "to_target"} & {words_of(name)[0], name}), None):
+        if reached := next(
+            (name for name in found.roles if {"target", "to_target"} & {words_of(name)[0], name}), None
+        ):
             hint = f"Runs to a target, such as {cut(reached, 40)}, are read by bsearch ask alone. {hint}"
         elif text is not None:
             hint = f"{cut(text, 40)} holds no numbers, such as {cut(repr(found.values[text][0]), 40)}. {hint}"
-        raise StudyFileError(Fault("", f"expected a metric, such as val_loss or accuracy; got {got}. {hint}", where))
+        raise StudyFileError(
+            Fault("", f"expected a metric, such as val_loss or accuracy; got {got}. {hint}", where)
+        )
     return distinct[0]
 
 
@@ -340,7 +394,9 @@ def _mixed_units(where: str, found: _Found, metric: str) -> str:
     Raises:
         StudyFileError: there are some, and the user did not choose the metric.
     """
-    values = [value for each in found.values[metric] if (value := number(each)) is not None and 0 < value <= 100]
+    values = [
+        value for each in found.values[metric] if (value := number(each)) is not None and 0 < value <= 100
+    ]
     shares, percents = [value for value in values if value <= 1], [value for value in values if value > 1]
     if not shares or not percents:
         return ""
@@ -371,7 +427,9 @@ def _repeated(found: _Found, before: Iterable[str], name: str) -> bool:
     return any(found.values[other] == found.values[name] for other in before)
 
 
-def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]) -> Literal["minimize", "maximize"]:
+def _direction(
+    where: str, found: _Found, metric: str, columns: Sequence[Column]
+) -> Literal["minimize", "maximize"]:
     for name in (f"direction of {metric}", "direction"):
         told = {value for value in found.values.get(name, []) if value in ("minimize", "maximize")}
         if len(told) == 1:
@@ -385,17 +443,31 @@ def _direction(where: str, found: _Found, metric: str, columns: Sequence[Column]
 def _needed(where: str, columns: Columns, found: _Found, runs: Sequence[Run], needs_rate: bool) -> None:
     faults = []
     if not any(columns.named(meaning) for meaning in ("effective_batch", "micro_batch", "batch")):
-        faults.append(Fault("", "expected a column of batch sizes, got none. Write --map NAME=effective_batch.", where))
+        faults.append(
+            Fault("", "expected a column of batch sizes, got none. Write --map NAME=effective_batch.", where)
+        )
     if needs_rate and not columns.named("learning_rate"):
-        faults.append(Fault("", "expected a column of learning rates, got none. Write --map NAME=learning_rate.", where))
+        faults.append(
+            Fault("", "expected a column of learning rates, got none. Write --map NAME=learning_rate.", where)
+        )
     time = columns.one("seconds")
-    clocks = [str(value).count(":") for value in found.values.get(time or "", []) if isinstance(value, str) and ":" in value]
+    clocks = [
+        str(value).count(":")
+        for value in found.values.get(time or "", [])
+        if isinstance(value, str) and ":" in value
+    ]
     if time and clocks and max(clocks) == 1 and unit_of(time) == 1.0:
         shown = next(str(value) for value in found.values[time] if ":" in str(value))
         hint = f"Call it '{time} (min)' or '{time} (h)', or write 0:01:20."
-        faults.append(Fault(time, f"expected to know whether {cut(shown, 20)} begins with minutes or hours. {hint}", where))
+        faults.append(
+            Fault(
+                time, f"expected to know whether {cut(shown, 20)} begins with minutes or hours. {hint}", where
+            )
+        )
     names = {meaning: columns.one(meaning) for meaning in NAMES}
     faults += factor_faults(where, runs, names, found.mapped)
-    faults += contradictions(where, runs, names, columns.named("group"), columns.named("reached"), found.mapped)
+    faults += contradictions(
+        where, runs, names, columns.named("group"), columns.named("reached"), found.mapped
+    )
     if faults:
         raise StudyFileError(faults)

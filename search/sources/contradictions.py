@@ -20,12 +20,26 @@ _LESS = 0.95
 _SLACK = 1.02
 # Devices and passes that no column tells are powers of two, in doublings.
 _NEAR = 0.15
-_SETTINGS = ("learning_rate", "effective_batch", "micro_batch", "batch", "accumulation", "devices", "seed", "size")
+_SETTINGS = (
+    "learning_rate",
+    "effective_batch",
+    "micro_batch",
+    "batch",
+    "accumulation",
+    "devices",
+    "seed",
+    "size",
+)
 Names = Mapping[str, str | None]
 
 
 def contradictions(
-    where: str, runs: Sequence[Run], names: Names, groups: Sequence[str], reached: Sequence[str], mapped: Mapping[str, str]
+    where: str,
+    runs: Sequence[Run],
+    names: Names,
+    groups: Sequence[str],
+    reached: Sequence[str],
+    mapped: Mapping[str, str],
 ) -> Iterator[Fault]:
     """Each with two cells that show it.
 
@@ -37,7 +51,9 @@ def contradictions(
         yield fault
     if names["seconds"] not in (None, *mapped) and (fault := _seconds_against_clock(where, runs, names)):
         yield fault
-    if "effective_batch" not in mapped.values() and (fault := _samples_of_an_epoch(where, runs, names, groups, reached)):
+    if "effective_batch" not in mapped.values() and (
+        fault := _samples_of_an_epoch(where, runs, names, groups, reached)
+    ):
         yield fault
 
 
@@ -58,7 +74,9 @@ def _rows_of_epochs(where: str, runs: Sequence[Run], names: Names, mapped: Mappi
             first, second = alike[0]
             got = f"{first.held.get(length)} and {second.held.get(length)} at {first.place} and {second.place}, otherwise alike"
             hint = f"Keep the last row of each, or write --map NAME=run for what tells runs apart, or --map {length}={name}."
-            return Fault(length, f"expected a run in each row, got rows of one training: {got}. {hint}", where)
+            return Fault(
+                length, f"expected a run in each row, got rows of one training: {got}. {hint}", where
+            )
     return None
 
 
@@ -89,12 +107,25 @@ def _samples_of_an_epoch(
     """Steps times batch over epochs: of one data set the samples that it has, unless the batch lacks a factor."""
     batch, steps, epochs = names["effective_batch"] or names["batch"], names["steps"], names["epochs"]
     if steps and epochs and words_of(steps)[-1] in REACHED and words_of(epochs)[-1] not in REACHED:
-        epochs = next((name for name in reached if words_of(name)[-1].startswith("epoch")), None)  # of what was trained alike
-    factors = [batch] if batch else [one for meaning in ("micro_batch", "accumulation", "devices") if (one := names[meaning])]
-    if not factors or steps is None or epochs is None or any({"fraction", "subset"} & {*words_of(one)} for one in runs[0].held):
+        epochs = next(
+            (name for name in reached if words_of(name)[-1].startswith("epoch")), None
+        )  # of what was trained alike
+    factors = (
+        [batch]
+        if batch
+        else [one for meaning in ("micro_batch", "accumulation", "devices") if (one := names[meaning])]
+    )
+    if (
+        not factors
+        or steps is None
+        or epochs is None
+        or any({"fraction", "subset"} & {*words_of(one)} for one in runs[0].held)
+    ):
         return None
     alike = [run for run in runs if all(run.held.get(one) == runs[0].held.get(one) for one in groups)]
-    from_zero = int(words_of(epochs)[-1] == "epoch")  # of a training's last epoch either its number or how many there were
+    from_zero = int(
+        words_of(epochs)[-1] == "epoch"
+    )  # of a training's last epoch either its number or how many there were
     for more in range(from_zero + 1):
         found = [known for run in alike if (known := _epoch_of(run, factors, steps, epochs, more))]
         if len(found) < 2 or max(found)[0] <= min(high for _, high, *_ in found):
@@ -109,7 +140,9 @@ def _samples_of_an_epoch(
     return Fault("", f"expected {expected}, got {shown}. {hint}", where)
 
 
-def _epoch_of(run: Run, factors: Sequence[str], steps: str, epochs: str, more: int) -> tuple[float, float, float, str] | None:
+def _epoch_of(
+    run: Run, factors: Sequence[str], steps: str, epochs: str, more: int
+) -> tuple[float, float, float, str] | None:
     """The least and the most samples that an epoch can have, by whether its last batch counts, and as it is written."""
     held = [number(run.held.get(one)) for one in (*factors, steps)]
     length = number(run.held.get(epochs))

@@ -28,12 +28,46 @@ from .values import amount, is_true, moment, number, seconds, unit_of
 
 # The task that an imported study names: none of bsearch's, so it cannot be run.
 IMPORTED = "imported:runs"
-_ENDED = ("finished", "complete", "completed", "done", "success", "succeeded", "ok", "true", "terminated", "inactive")
+_ENDED = (
+    "finished",
+    "complete",
+    "completed",
+    "done",
+    "success",
+    "succeeded",
+    "ok",
+    "true",
+    "terminated",
+    "inactive",
+)
 _FAILED = (
-    *("failed", "crashed", "killed", "error", "fail", "aborted", "cancelled", "canceled", "oom", "out_of_memory", "timeout"),
+    *(
+        "failed",
+        "crashed",
+        "killed",
+        "error",
+        "fail",
+        "aborted",
+        "cancelled",
+        "canceled",
+        "oom",
+        "out_of_memory",
+        "timeout",
+    ),
 )
 _RUNNING = (
-    *("running", "active", "pending", "scheduled", "queued", "waiting", "pruned", "stopped", "paused", "infeasible"),
+    *(
+        "running",
+        "active",
+        "pending",
+        "scheduled",
+        "queued",
+        "waiting",
+        "pruned",
+        "stopped",
+        "paused",
+        "infeasible",
+    ),
     *("interrupted", "false"),
 )
 # A run that came less far than this share of what the farthest of them did, in terms of its plan, was stopped early.
@@ -89,17 +123,29 @@ def imported(where: str, runs: Sequence[Run], columns: Columns, study: str = "ru
         groups.setdefault(", ".join(str(_value(run, name)) for name in named), []).append(run)
     faults: list[Fault] = []
     without_result = Counter[str]()  # why runs of groups without any are left out
-    found = [_group(group, columns, study, name, repeated, without_result, faults) for name, group in groups.items()]
+    found = [
+        _group(group, columns, study, name, repeated, without_result, faults)
+        for name, group in groups.items()
+    ]
     if faults:
         hint = f"Mend them, or leave such a run out by its place: --map {shell_word(f'{faults[0].file}=nothing')}"
         raise StudyFileError([*faults[:_MOST_FAULTS], Fault("", hint)])
     complete = [one for one in found if one is not None]
     empty = [name for name, one in zip(groups, found, strict=True) if one is None]
-    lost = {f"of groups without any result, such as {name}": sum(len(groups[one]) for one in empty) for name in empty[:1]}
+    lost = {
+        f"of groups without any result, such as {name}": sum(len(groups[one]) for one in empty)
+        for name in empty[:1]
+    }
     if not complete:
         reasons = repeated + without_result
-        why = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or f"{len(runs)} that did not"
-        hint = f" Write --map {status}=nothing where that is no reason." if (status := columns.one("status")) else ""
+        why = (
+            ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or f"{len(runs)} that did not"
+        )
+        hint = (
+            f" Write --map {status}=nothing where that is no reason."
+            if (status := columns.one("status"))
+            else ""
+        )
         raise StudyFileError(Fault("", f"expected runs that ended, got {why}.{hint}", where))
     first, *others = sorted(complete, key=lambda one: -len(one.records))
     return [replace(first, left_out={**first.left_out, **lost}), *others]
@@ -186,13 +232,18 @@ def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Ite
     have ended, such as by a rule of their own; with the share of the plan that each trained.
     """
     patience = [one.name for one in columns.columns if {"patience", "stopping"} & set(words_of(one.name))]
-    patience = [name for name in patience if not {"lr", "scheduler", "plateau"} & set(words_of(name))]  # of a schedule
+    patience = [
+        name for name in patience if not {"lr", "scheduler", "plateau"} & set(words_of(name))
+    ]  # of a schedule
     shares: list[list[float]] = [[] for _ in runs]
     for column in columns.columns:
         if column.meaning != "reached":
             continue
         plan = column.why.removeprefix("of ")
-        stopped = words_of(column.name)[-2:] == ["stopped", "epoch"]  # 0 where nothing stopped it; the first is number 0
+        stopped = words_of(column.name)[-2:] == [
+            "stopped",
+            "epoch",
+        ]  # 0 where nothing stopped it; the first is number 0
         each = [_share(_value(run, column.name), _value(run, plan), stopped) for run in runs]
         farthest = max((share for share in each if share is not None), default=0.0)
         for place, share in enumerate(each):
@@ -200,7 +251,9 @@ def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Ite
                 shares[place].append(share / farthest)
     for run, found in zip(runs, shares, strict=True):
         share = max(found, default=1.0)
-        patient = any(is_true(value) or (number(value) or 0.0) > 0 for name in patience for value in [_value(run, name)])
+        patient = any(
+            is_true(value) or (number(value) or 0.0) > 0 for name in patience for value in [_value(run, name)]
+        )
         if share < _STOPPED and not patient and _state(run, columns) != "ended":
             left_out["stopped before its end"] += 1
         else:
@@ -217,7 +270,12 @@ def _share(reached: Scalar | None, planned: Scalar | None, stopped: bool) -> flo
 
 
 def _row(
-    run: Run, share: float, columns: Columns, parameters: Mapping[str, str], left_out: Counter[str], faults: list[Fault]
+    run: Run,
+    share: float,
+    columns: Columns,
+    parameters: Mapping[str, str],
+    left_out: Counter[str],
+    faults: list[Fault],
 ) -> _Row | None:
     state = _state(run, columns)
     if state == "running" or run.results.get("pruned") is True:
@@ -245,7 +303,9 @@ def _row(
     if (size := columns.one("size")) is not None:
         held[parameters[size]] = _count(_value(run, size))  # 124M is a number here
     each = {mine: _plain(value) for mine, value in held.items() if value is not None}
-    values = {mine: value for mine, value in each.items() if isinstance(value, str) or abs(value) <= _LARGEST}  # nor NaN
+    values = {
+        mine: value for mine, value in each.items() if isinstance(value, str) or abs(value) <= _LARGEST
+    }  # nor NaN
     if len(values) < len(parameters):
         left_out["without all parameters"] += 1
         return None
@@ -269,7 +329,9 @@ def _row(
         _seconds(run, columns),
         epochs,
         samples,
-        None if (seed := number(_value(run, columns.one("seed")))) is None or not math.isfinite(seed) else int(seed),
+        None
+        if (seed := number(_value(run, columns.one("seed")))) is None or not math.isfinite(seed)
+        else int(seed),
         failed,
         _count(_value(run, size)),
         values,
@@ -390,14 +452,23 @@ def _spec(study: str, rows: Sequence[_Row], columns: Columns, parameters: Mappin
     metric = columns.one("metric") or "metric"
     objectives = {"metric": {"name": metric_name(metric), "direction": columns.direction}}
     budget = {"trials": max(len(rows), 1)}
-    written = {"study": study, "task": IMPORTED, "space": space, "objectives": objectives, "budget": budget, "stopping": "none"}
+    written = {
+        "study": study,
+        "task": IMPORTED,
+        "space": space,
+        "objectives": objectives,
+        "budget": budget,
+        "stopping": "none",
+    }
     try:
         return StudySpec.model_validate(written)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         hint = "Write --map NAME=nothing if that column is no setting."
-        raise StudyFileError(Fault(key, f"{first['msg']}, got {cut(str(first['input']), 60)}. {hint}")) from None
+        raise StudyFileError(
+            Fault(key, f"{first['msg']}, got {cut(str(first['input']), 60)}. {hint}")
+        ) from None
 
 
 def metric_name(name: str) -> str:
@@ -430,7 +501,11 @@ def _records(rows: Sequence[_Row], timed: bool, direction: Direction) -> Iterato
     """Trials. Runs of one setting stay runs of their own: what is shown of each is what its file says."""
     now = datetime.now().isoformat(timespec="milliseconds")
     for place, row in enumerate(rows):
-        parameters: dict[str, Any] = {"effective_batch": row.batch, "reference_rate": row.rate, **row.parameters}
+        parameters: dict[str, Any] = {
+            "effective_batch": row.batch,
+            "reference_rate": row.rate,
+            **row.parameters,
+        }
         if row.epochs is not None:
             parameters["epochs"] = row.epochs
         complete = row.metric is not None and math.isfinite(row.metric) and not row.failed

@@ -70,7 +70,9 @@ def _only_runs(runs: Iterable[Run], left_out: dict[str, list[str]]) -> Iterator[
 def without(runs: Sequence[Run], mapped: Mapping[str, Meaning]) -> tuple[list[Run], dict[str, Meaning]]:
     """The runs whose places do not mean nothing, and what names mean."""
     places = {run.place for run in runs}
-    left = {name: meaning for name, meaning in mapped.items() if not (meaning == "nothing" and name in places)}
+    left = {
+        name: meaning for name, meaning in mapped.items() if not (meaning == "nothing" and name in places)
+    }
     return [run for run in runs if run.place in left or mapped.get(run.place) != "nothing"], left
 
 
@@ -120,7 +122,9 @@ def _reader(source: str) -> tuple[Reader, str]:
             return plug_in(_GROUP, prefix), rest
         if not os.path.lexists(source):
             known = _readers()
-            message = f"expected a table, a folder, or one of {', '.join(known)} before the colon; got {prefix!r}."
+            message = (
+                f"expected a table, a folder, or one of {', '.join(known)} before the colon; got {prefix!r}."
+            )
             raise StudyFileError(Fault("", message + near_miss(prefix, known), source))
     path = Path(source)
     if path.is_dir():
@@ -128,9 +132,13 @@ def _reader(source: str) -> tuple[Reader, str]:
             if next(path.rglob(pattern), None) is not None:
                 return _built_in(name), source
         held = ", ".join(pattern for _, pattern in _HOLDS)
-        raise StudyFileError(Fault("", f"expected a folder that holds runs ({held}), got none of these", source))
+        raise StudyFileError(
+            Fault("", f"expected a folder that holds runs ({held}), got none of these", source)
+        )
     if not path.exists():
-        raise StudyFileError(Fault("", "expected a table, a folder of runs, or reader:what; there is no such file", source))
+        raise StudyFileError(
+            Fault("", "expected a table, a folder of runs, or reader:what; there is no such file", source)
+        )
     return _built_in("tables"), source
 
 

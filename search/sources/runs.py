@@ -62,7 +62,9 @@ def curve_results(name: str, values: Iterable[float]) -> dict[str, float]:
 
 def curves_results(curves: Mapping[str, Iterable[float]]) -> dict[str, float]:
     """The same of several curves, by their names."""
-    return {end: value for name, values in curves.items() for end, value in curve_results(name, values).items()}
+    return {
+        end: value for name, values in curves.items() for end, value in curve_results(name, values).items()
+    }
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Scalar]]:
@@ -81,7 +83,9 @@ def _flat(values: Mapping[str, Any], before: str, left: Iterator[int]) -> Iterat
     for key, value in values.items():
         name = str(key)
         if next(left, None) is None:
-            raise StudyFileError(f"expected at most {_MOST_NAMES:,} settings and results of a run, got more of them")
+            raise StudyFileError(
+                f"expected at most {_MOST_NAMES:,} settings and results of a run, got more of them"
+            )
         if isinstance(value, Mapping | list | tuple) and before.count(".") > _DEEPEST:
             continue
         if isinstance(value, Mapping) and "value" in value and value.keys() <= {"value", "desc"}:
@@ -91,7 +95,9 @@ def _flat(values: Mapping[str, Any], before: str, left: Iterator[int]) -> Iterat
         elif isinstance(value, list | tuple) and meaning_of(name) == "devices":
             yield f"{before}{name}", len(value)
         elif isinstance(value, list | tuple):
-            yield from _flat({str(place): each for place, each in enumerate(value[:8])}, f"{before}{name}.", left)
+            yield from _flat(
+                {str(place): each for place, each in enumerate(value[:8])}, f"{before}{name}.", left
+            )
         elif isinstance(value, int) and abs(value) >= 1 << 63:
             yield f"{before}{name}", math.copysign(math.inf, value)
         elif isinstance(value, bool | int | float | str):

@@ -45,7 +45,9 @@ def _written(url: str, groups: Sequence[Imported]) -> list[str]:
         for place, one in enumerate(groups):
             name = one.spec.study if place == 0 else f"{one.spec.study}-{place + 1}"
             spec = one.spec.model_copy(update={"study": name})
-            tables.save_study(name, name, study_identity(spec, "imported"), spec.model_dump(mode="json", exclude_unset=True))
+            tables.save_study(
+                name, name, study_identity(spec, "imported"), spec.model_dump(mode="json", exclude_unset=True)
+            )
             tables.lock.acquire(name)
             with tables.buffered(name):
                 for record in one.records:

@@ -60,7 +60,9 @@ def task_file(spec: StudySpec, source: str) -> str:
             f'        raise TaskError("tasks.py is to be filled in: score here, {metric.name} of a batch")\n'
             f"        {variable} = model(inputs)\n"
         )
-    searched = {name: domain for name, domain in spec.space.task_parameters().items() if name in spec.searched()}
+    searched = {
+        name: domain for name, domain in spec.space.task_parameters().items() if name in spec.searched()
+    }
     lines = (f"        {_variable(name)} = {_read(name, domain)}\n" for name, domain in searched.items())
     return _FILE.format(
         source=ascii(source)[1:-1].replace('"', "'"),
@@ -74,7 +76,9 @@ def task_file(spec: StudySpec, source: str) -> str:
 
 
 # Names that the file itself uses.
-_TAKEN = frozenset({"setup", "self", "torch", "nn", "model", "inputs", "labels", "batch", "Data", "Loss", "Score", "Task"})
+_TAKEN = frozenset(
+    {"setup", "self", "torch", "nn", "model", "inputs", "labels", "batch", "Data", "Loss", "Score", "Task"}
+)
 
 
 def _variable(name: str) -> str:

@@ -18,10 +18,14 @@ from .runs import Scalar
 
 # As pandas, R, spreadsheets and people write that there is no value; and as trainings print a value that is no number.
 MISSING = frozenset({"", "-", "--", "?", "na", "n/a", "#n/a", "<na>", "null", "none", "nil", "missing"})
-NOT_FINITE = frozenset({"nan", "-nan", "+nan", "inf", "-inf", "+inf", "infinity", "-infinity", "1.#qnan", "1.#inf", "#num!"})
+NOT_FINITE = frozenset(
+    {"nan", "-nan", "+nan", "inf", "-inf", "+inf", "infinity", "-infinity", "1.#qnan", "1.#inf", "#num!"}
+)
 _NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,4})?")
 _COMMA = re.compile(r"[+-]?\d{1,300},\d{1,300}([eE][+-]?\d{1,4})?")
-_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?")  # where a comma is before the decimals
+_THOUSANDS = re.compile(
+    r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?"
+)  # where a comma is before the decimals
 _YES, _NO = frozenset({"true", "yes", "y", "x", "1", "1.0"}), frozenset({"false", "no", "n", "0", "0.0"})
 _POWERS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 # So many moments tell what is usual; a pause is so many times that, and at least so many seconds.
@@ -161,12 +165,16 @@ def spent(moments: Sequence[float]) -> tuple[float, str]:
     >>> spent([0, 10, 20, 30, 40, 50, 60, 70, 40_000, 40_010])
     (90.0, 'pauses left out of its seconds')
     """
-    gaps = [after - before for before, after in pairwise(second for second, _ in groupby(map(round, moments)))]  # one a step
+    gaps = [
+        after - before for before, after in pairwise(second for second, _ in groupby(map(round, moments)))
+    ]  # one a step
     if len(gaps) < _FEW_GAPS:
         return (max(moments) - min(moments) if moments else 0.0), ""
     usual = median([gap for gap in gaps if gap > 0] or [0.0])
     longest = sorted(gaps[1:], reverse=True)  # before the first there may be a whole training
-    while longest[0] > max(_PAUSE * usual, 5 * median(longest[1:11]), _SHORTEST_PAUSE_S):  # evaluations are long too, and recur
+    while longest[0] > max(
+        _PAUSE * usual, 5 * median(longest[1:11]), _SHORTEST_PAUSE_S
+    ):  # evaluations are long too, and recur
         del longest[0]
     trained = [gap for gap in (gaps[0], *longest) if gap >= 0]
     if len(trained) == len(gaps):
@@ -197,8 +205,14 @@ def moment(value: Scalar | None) -> float | None:
         if 1e13 <= plain < 1e14:
             value = f"{plain:.0f}"[:8] + "T" + f"{plain:.0f}"[8:]  # 20260701220902
         else:  # MLflow's are milliseconds; others write them to the microsecond or nanosecond
-            return plain / next(per for bound, per in ((1e11, 1), (1e14, 1e3), (1e17, 1e6), (math.inf, 1e9)) if plain < bound)
+            return plain / next(
+                per for bound, per in ((1e11, 1), (1e14, 1e3), (1e17, 1e6), (math.inf, 1e9)) if plain < bound
+            )
     try:
-        return datetime.fromisoformat(value.strip()).timestamp() if isinstance(value, str) and len(value) < 40 else None
+        return (
+            datetime.fromisoformat(value.strip()).timestamp()
+            if isinstance(value, str) and len(value) < 40
+            else None
+        )
     except (ValueError, OverflowError, OSError):  # of the years 1 and 9999
         return None

@@ -28,7 +28,9 @@ from ...spaces.errors import Fault, NoStudyError, StorageError, StudyFileError
 from .url import shown_url
 
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
-BUSY_S = 10.0  # how long SQLite itself waits for another's write to end; then it is said who has locked the file
+BUSY_S = (
+    10.0  # how long SQLite itself waits for another's write to end; then it is said who has locked the file
+)
 _LOCKED_S = 30.0  # how long every command waits for that
 MOUNTS = Path("/proc/mounts")
 # Pages of 4 KiB in SQLite's write-ahead log after which they go into the database: those of a few trials. A trial's writes took
@@ -62,7 +64,9 @@ class RetryPolicy:
         limit_s: how long to retry; from then on every failure is final.
     """
 
-    def __init__(self, url: str, notify: Callable[[str], None] = lambda text: None, limit_s: float = 0.0) -> None:
+    def __init__(
+        self, url: str, notify: Callable[[str], None] = lambda text: None, limit_s: float = 0.0
+    ) -> None:
         self.shown, self._notify, self._limit_s = shown_url(url), notify, limit_s
         self.cancelled = False  # no more retries; set by a signal handler, so not a threading.Event, whose lock it might hold
         self._answered = False
@@ -85,7 +89,9 @@ class RetryPolicy:
                 if self.cancelled or not (self._answered or error.locked) or down_s >= limit_s:
                     raise self._final(error, down_s) from error
                 if wait_s > 1 or error.locked:  # a dropped connection is reopened before that
-                    text = f"the database does not answer ({error}); retrying for up to {limit_s / 60:.2g} min"
+                    text = (
+                        f"the database does not answer ({error}); retrying for up to {limit_s / 60:.2g} min"
+                    )
                     self._report(text, started_s)
                 until = time.monotonic() + min(wait_s, limit_s - down_s)
                 wait_s = min(2 * wait_s, 10.0)
@@ -107,7 +113,9 @@ class RetryPolicy:
 
     def _final(self, error: DatabaseUnavailable, down_s: float) -> StorageError:
         if not self._answered:
-            return StorageError(f"storage {self.shown}: the database does not answer: {error}. Check that it is running there.")
+            return StorageError(
+                f"storage {self.shown}: the database does not answer: {error}. Check that it is running there."
+            )
         self.cancelled = True
         return StorageError(
             f"storage {self.shown}: the database has not answered for {down_s:.0f} s: {error}. "
@@ -150,9 +158,16 @@ def engine_options(url: str, *, create: bool = True) -> dict[str, Any]:
             options["creator"] = partial(_opened, parsed.database, "mode=rw")
     elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
         # A server whose machine or network is gone sends nothing: without these, TCP waits for hours.
-        timeouts = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+        timeouts = {
+            "connect_timeout": 10,
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+        }
         timeouts["tcp_user_timeout"] = 60_000
-        options["connect_args"] = {name: value for name, value in timeouts.items() if name not in parsed.query}
+        options["connect_args"] = {
+            name: value for name, value in timeouts.items() if name not in parsed.query
+        }
     return options
 
 
@@ -161,10 +176,13 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url)
     except (sa.exc.ArgumentError, ValueError):
         raise _storage_fault(
-            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", shown_url(url)
+            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db",
+            shown_url(url),
         ) from None
     if "@" in (parsed.host or ""):
-        raise _storage_fault("expected a password with @ written as %40, / as %2F and : as %3A", shown_url(url))
+        raise _storage_fault(
+            "expected a password with @ written as %40, / as %2F and : as %3A", shown_url(url)
+        )
     parts = sqlite_parts(url)
     return parsed if parts is None else parsed.set(database=parts[0])
 
@@ -189,7 +207,8 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
         raise _storage_fault(f"no such kind of database: {error}", shown) from None
     except (sa.exc.ArgumentError, sa.exc.SAWarning, ValueError, TypeError):
         raise _storage_fault(
-            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", shown
+            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db",
+            shown,
         ) from None
     except ModuleNotFoundError as error:
         package = "'psycopg[binary]'" if "psycopg" in str(error) else error.name
@@ -200,7 +219,9 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
             raise NoStudyError(f"storage {shown}: no such database yet. `bsearch run` creates it.")
         if create:
             _check_folder(_folder(engine), shown)
-        elif not parsed.query and not (os.access(_folder(engine), os.W_OK) and os.access(str(parsed.database), os.W_OK)):
+        elif not parsed.query and not (
+            os.access(_folder(engine), os.W_OK) and os.access(str(parsed.database), os.W_OK)
+        ):
             return _read_only_engine(str(parsed.database), shown)
     configure_engine(engine, create=create)
     return engine
@@ -351,7 +372,10 @@ def _locked_by(engine: Engine | None) -> str:
         held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
         return ""
-    others = {words[4] for words in held if len(words) > 5 and words[5].endswith(f":{file.st_ino}")} - {str(os.getpid()), "0"}
+    others = {words[4] for words in held if len(words) > 5 and words[5].endswith(f":{file.st_ino}")} - {
+        str(os.getpid()),
+        "0",
+    }
     return f" by process {', '.join(sorted(others))}" if others else ""
 
 
@@ -363,15 +387,24 @@ def first_line(error: BaseException) -> str:
 def storage_refused(url: str, error: BaseException) -> StorageError:
     """The user's message for an error that retrying does not cure."""
     cause = getattr(error, "orig", None) or error
-    full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
+    full = (
+        getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        or getattr(cause, "sqlstate", "") == "53100"
+    )
     code, words = getattr(cause, "sqlite_errorcode", 0) & 0xFF, str(cause)
     if full:
         advice = "Free space on its disk: finished trials are saved, and the same command resumes the study."
     elif code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        advice = "Name another file, restore this one from a copy, or save what can be read: sqlite3 FILE .recover"
+        advice = (
+            "Name another file, restore this one from a copy, or save what can be read: sqlite3 FILE .recover"
+        )
     elif code == sqlite3.SQLITE_READONLY:
         advice = "It is read-only here: copy it to a folder of yours, and name the copy."
-    elif "no such table" in words or "no such column" in words or getattr(cause, "sqlstate", "") in ("42P01", "42703"):
+    elif (
+        "no such table" in words
+        or "no such column" in words
+        or getattr(cause, "sqlstate", "") in ("42P01", "42703")
+    ):
         advice = "A part of bsearch's tables is missing: restore the database from a copy, or name another storage."
     else:
         advice = "Check that it exists, is writable, and has free space."

@@ -62,7 +62,9 @@ class StudyLock:
     @retrying
     def driver(self, study: str) -> Driver | None:
         """The driver that holds a study; None if none does, or there is no such study."""
-        query = sa.select(studies.c.holder, self._clock - studies.c.heartbeat_at).where(studies.c.name == study)
+        query = sa.select(studies.c.holder, self._clock - studies.c.heartbeat_at).where(
+            studies.c.name == study
+        )
         with transaction(self.url, self.engine) as connection:
             holder, silent_s = connection.execute(query).one_or_none() or (None, None)
         if holder is None:

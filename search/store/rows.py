@@ -50,7 +50,9 @@ _LARGEST = 1e100
 _LARGEST_GAP = 10_000
 _OUTCOMES = (*get_args(OutcomeKind), "running")
 # Names of ours that may be negative.
-_SIGNED = frozenset({"train_s_error", "stopped_accuracy", "expected_accuracy", "mean_low", "mean_high", "seed"})
+_SIGNED = frozenset(
+    {"train_s_error", "stopped_accuracy", "expected_accuracy", "mean_low", "mean_high", "seed"}
+)
 _WHOLE = ("effective_batch", "accumulation", "devices")
 # The smallest that can be computed with, where that is not 0.
 _LEAST = dict.fromkeys((*_WHOLE, "largest_micro_batch", "evaluation_batch", "smallest_micro_batch"), 1.0)
@@ -81,7 +83,9 @@ def row_name(table: sa.Table, *rows: Row) -> str:
         numbers = list(dict.fromkeys(str(row["number"]) for row in rows))
         name = f"trial{'s' * (len(numbers) > 1)} {cut(', '.join(numbers), 200)} of study {rows[0]['study']}"
     else:
-        name = ", ".join(f"study {row['name']}" if "name" in row else f"profile {str(row['key'])[:12]}" for row in rows)
+        name = ", ".join(
+            f"study {row['name']}" if "name" in row else f"profile {str(row['key'])[:12]}" for row in rows
+        )
     return f"{cut(name, 400)} ({table.name})"
 
 
@@ -159,7 +163,9 @@ def _trains_as_here(document: dict[Any, Any]) -> dict[Any, Any]:
     """A study or a setup without the keys of its training that are gone, where they say what is done here."""
     if not isinstance(training := document.get("training"), dict):
         return document
-    kept = {name: value for name, value in training.items() if name not in _AS_HERE or value != _AS_HERE[name]}
+    kept = {
+        name: value for name, value in training.items() if name not in _AS_HERE or value != _AS_HERE[name]
+    }
     return {**document, "training": kept}
 
 
@@ -188,7 +194,12 @@ def _instant(text: str, info: ValidationInfo) -> str:
 def _local_time(utc: str | None, info: ValidationInfo) -> str:
     if not utc:
         return ""
-    return datetime.fromisoformat(_instant(utc, info)).astimezone().replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return (
+        datetime.fromisoformat(_instant(utc, info))
+        .astimezone()
+        .replace(tzinfo=None)
+        .isoformat(timespec="milliseconds")
+    )
 
 
 Whole = Annotated[int, Field(ge=0, le=2**53)]
@@ -260,7 +271,9 @@ class _TrialRow(_Row):
 
     number: Whole
     outcome: Annotated[Any, AfterValidator(_known_outcome)]
-    parameters: Annotated[dict[str, Parameter | None], BeforeValidator(_parsed), AfterValidator(_checked_parameters)]
+    parameters: Annotated[
+        dict[str, Parameter | None], BeforeValidator(_parsed), AfterValidator(_checked_parameters)
+    ]
     facts: Annotated[TrialFacts, PlainValidator(_facts)]
     objectives: Annotated[list[Any] | None, BeforeValidator(_parsed), AfterValidator(_values)]
     violation: Finite
@@ -270,7 +283,8 @@ class _TrialRow(_Row):
     def record(self, direction: Direction) -> TrialRecord:
         """The trial, whose study's metric has this direction."""
         facts, values, times = self.facts, self.objectives, (self.started_at or "", self.ended_at or "")
-        return TrialRecord.of(self.number, self.outcome, self.parameters, facts, values, self.violation, *times, direction)  # type: ignore[arg-type]
+        known = self.number, self.outcome, self.parameters, facts, values, self.violation
+        return TrialRecord.of(*known, *times, direction)  # type: ignore[arg-type]
 
 
 def _unreadable(number: int, why: str) -> TrialRecord:
@@ -313,7 +327,10 @@ def trials_of(
         places.append(attempted)  # it has begun, so there was a row
     for place in places:
         if place - count > _LARGEST_GAP:
-            left_out(f"trials of study {study} from number {place} on", f"expected the numbers to go on from {count}")
+            left_out(
+                f"trials of study {study} from number {place} on",
+                f"expected the numbers to go on from {count}",
+            )
             break
         for lost in range(count, place + 1):
             found.setdefault(lost, _unreadable(lost, "its row is missing"))
@@ -349,7 +366,9 @@ class AttemptRow(_Row):
             Unreadable: it cannot be read by this version, or would not be the same here.
         """
         if unknown := self.setup.keys() - set(TrialSetup.__slots__):
-            raise Unreadable(f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}")
+            raise Unreadable(
+                f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}"
+            )
         setup: TrialSetup = _validated("setup", TrialSetup, _trains_as_here(self.setup))
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
         _number("setup.samples_budget", setup.samples_budget, least=setup.effective_batch)
@@ -377,7 +396,9 @@ class MeasurementRow(_Row):
     def measurement(self) -> Measurement:
         """What the training code reported."""
         scores = {name: math.nan if value is None else value for name, value in self.scores.items()}
-        return Measurement(self.samples_seen, self.elapsed_s, math.nan if self.accuracy is None else self.accuracy, scores)
+        return Measurement(
+            self.samples_seen, self.elapsed_s, math.nan if self.accuracy is None else self.accuracy, scores
+        )
 
 
 # Profiles
@@ -483,7 +504,9 @@ class StudyRow:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
         # How a study was sent to a cluster is its file's to say.
         stored = {name: value for name, value in _trains_as_here(dict(self.spec)).items() if name != "submit"}
-        if isinstance(space := stored.get("space"), dict):  # where what is no key of ours is a parameter of the task
+        if isinstance(
+            space := stored.get("space"), dict
+        ):  # where what is no key of ours is a parameter of the task
             stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
         said: list[str] = []
         while True:
@@ -545,5 +568,7 @@ def _without(document: Any, path: Sequence[Any]) -> Any:
             return {name: value for name, value in document.items() if name != key}
         return {**document, key: _without(document[key], rest)}
     if isinstance(document, list) and len(path) > 1 and isinstance(path[0], int):
-        return [_without(value, path[1:]) if place == path[0] else value for place, value in enumerate(document)]
+        return [
+            _without(value, path[1:]) if place == path[0] else value for place, value in enumerate(document)
+        ]
     return document

@@ -44,7 +44,9 @@ studies = sa.Table(
     sa.Column("driver_s", sa.Float, nullable=False),  # driver time in seconds, summed over restarts
     sa.Column("holder", sa.String(200)),
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the database's clock
-    sa.Column("step_times", sa.Text),  # JSON of the step-time laws that time its trials, by parameters that change cost
+    sa.Column(
+        "step_times", sa.Text
+    ),  # JSON of the step-time laws that time its trials, by parameters that change cost
     sa.Column("best_rates", sa.Text),  # JSON of the StoredRates fitted when it last ran
     sa.Column("deadline", sa.Text),  # JSON of the Deadline, where it has one
 )
@@ -98,7 +100,11 @@ measurements = sa.Table(
 
 def revision_of(connection: Connection) -> str | None:
     """The revision of our tables in a database; None where there are none."""
-    return connection.execute(sa.select(versions)).scalar() if sa.inspect(connection).has_table(VERSION_TABLE) else None
+    return (
+        connection.execute(sa.select(versions)).scalar()
+        if sa.inspect(connection).has_table(VERSION_TABLE)
+        else None
+    )
 
 
 def known_revisions() -> frozenset[str]:
@@ -122,7 +128,11 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def migrate(
-    url: str, engine: Engine, *, create: bool, may_change: Callable[[Connection], None] = lambda connection: None
+    url: str,
+    engine: Engine,
+    *,
+    create: bool,
+    may_change: Callable[[Connection], None] = lambda connection: None,
 ) -> None:
     """Bring our tables to this version.
 

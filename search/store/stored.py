@@ -69,7 +69,9 @@ def has_grown(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
         return False
     if bounds(new["effective_batch"])[1] > bounds(old["effective_batch"])[1]:
         return False  # the laws that time its trials end there
-    return old.keys() == new.keys() and all(now == old[name] or _holds(now, old[name]) for name, now in new.items())
+    return old.keys() == new.keys() and all(
+        now == old[name] or _holds(now, old[name]) for name, now in new.items()
+    )
 
 
 def _holds(wide: Domain, narrow: Domain) -> bool:
@@ -80,7 +82,9 @@ def _holds(wide: Domain, narrow: Domain) -> bool:
     return within and wide.model_copy(update={"low": narrow.low, "high": narrow.high}) == narrow
 
 
-def _is(row: StudyRow, identity: Mapping[str, Any], like: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]) -> bool:
+def _is(
+    row: StudyRow, identity: Mapping[str, Any], like: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+) -> bool:
     with suppress(StorageError):
         return like(row.identity, identity)
     return False
@@ -129,7 +133,9 @@ class StoredStudy:
         with closing(Tables(url, create=False)) as tables:
             records = told_apart(tables.trials(row.name))
         front = study_front(records, spec.objectives)
-        return cls(url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates, row.deadline)
+        return cls(
+            url, row.name, spec, row.identity, row.driver_s, records, front, row.best_rates, row.deadline
+        )
 
     def reread(self) -> StoredStudy:
         """The same study as its database holds it now."""
@@ -185,7 +191,10 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
             # The study that `run` would resume, where the file's task can still be read.
             with suppress(TaskError):
                 identity = study_identity(spec, task_code_hash(spec.task))
-                alike = ([row for row in rows if _is(row, identity, like)] for like in (is_same_experiment, has_grown))
+                alike = (
+                    [row for row in rows if _is(row, identity, like)]
+                    for like in (is_same_experiment, has_grown)
+                )
                 rows = next(filter(None, alike), rows)
     if not rows:
         raise NoStudyError(
@@ -193,5 +202,7 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
         )
     if base is None and len({row.base_name for row in rows}) > 1:
         names = ", ".join(row.name for row in rows)
-        raise StudyFileError(f"storage {shown_url(url)}: holds several studies, so give a name, as URL#NAME: {names}")
+        raise StudyFileError(
+            f"storage {shown_url(url)}: holds several studies, so give a name, as URL#NAME: {names}"
+        )
     return url, next((row for row in rows if row.name == name), rows[-1])

@@ -26,7 +26,17 @@ from ...spaces.trial import Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, has_table, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
-from .rows import AttemptRow, MeasurementRow, Row, StudyRow, objectives_of, profile_of, readable, trials_of, with_setup
+from .rows import (
+    AttemptRow,
+    MeasurementRow,
+    Row,
+    StudyRow,
+    objectives_of,
+    profile_of,
+    readable,
+    trials_of,
+    with_setup,
+)
 from .write_buffer import Write, WriteBuffer
 
 
@@ -111,7 +121,9 @@ class Tables:
         with self._of_trials() as connection:
             return connection.execute(query).mappings().all()
 
-    def _upsert(self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None) -> None:
+    def _upsert(
+        self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None
+    ) -> None:
         """Insert a row, or update the one with its key, which a retry or another process has inserted."""
         try:
             self._write_now(lambda connection: connection.execute(sa.insert(table).values(**row)))
@@ -131,14 +143,19 @@ class Tables:
         """Every study, or those of one study file, oldest first."""
         columns = schema.studies.c
         query = sa.select(schema.studies).order_by(columns.created_at, columns.name)
-        return [StudyRow(row) for row in self._all(query if base_name is None else query.where(columns.base_name == base_name))]
+        return [
+            StudyRow(row)
+            for row in self._all(query if base_name is None else query.where(columns.base_name == base_name))
+        ]
 
     def study(self, name: str) -> StudyRow | None:
         """The study of this full name; None where there is none."""
         rows = self._all(sa.select(schema.studies).where(schema.studies.c.name == name))
         return StudyRow(rows[0]) if rows else None
 
-    def save_study(self, name: str, base_name: str, identity: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+    def save_study(
+        self, name: str, base_name: str, identity: Mapping[str, Any], spec: Mapping[str, Any]
+    ) -> None:
         """Store the study, or its newest spec where it exists."""
         change = {"spec": json.dumps(spec), "identity": json.dumps(identity)}
         row = {"name": name, "base_name": base_name, "created_at": now(), "driver_s": 0.0, **change}
@@ -155,7 +172,9 @@ class Tables:
 
     def _save_document(self, study: str, column: str, document: Mapping[str, Any] | None) -> None:
         update = sa.update(schema.studies).where(schema.studies.c.name == study)
-        self._write_now(lambda connection: connection.execute(update.values({column: document and json.dumps(document)})))
+        self._write_now(
+            lambda connection: connection.execute(update.values({column: document and json.dumps(document)}))
+        )
 
     def profile(self, about: str) -> DeviceProfile | None:
         """The device profile stored by an earlier run, by everything it depends on; None where there is none."""
@@ -176,19 +195,27 @@ class Tables:
         has made an empty one in its place.
         """
         # Neither a file's number nor its dates tell: a new file often has the deleted one's number.
-        return self._on_disk and not (self._is_on_disk() and has_table(str(self.engine.url.database), schema.studies.name))
+        return self._on_disk and not (
+            self._is_on_disk() and has_table(str(self.engine.url.database), schema.studies.name)
+        )
 
     def _is_on_disk(self) -> bool:
         """Whether this is an SQLite database whose file exists."""
         database = self.engine.url.database
-        return self.engine.dialect.name == "sqlite" and database not in (None, "", ":memory:") and Path(str(database)).exists()
+        return (
+            self.engine.dialect.name == "sqlite"
+            and database not in (None, "", ":memory:")
+            and Path(str(database)).exists()
+        )
 
     # Trials
 
     def add_trial(self, study: str, trial: TrialRecord) -> bool:
         """Store a new trial; False where another process has added one of its number."""
         try:
-            self._write_now(lambda connection: connection.execute(sa.insert(schema.trials).values(**_row(study, trial))))
+            self._write_now(
+                lambda connection: connection.execute(sa.insert(schema.trials).values(**_row(study, trial)))
+            )
         except sa.exc.IntegrityError:
             return False
         return True
@@ -217,7 +244,11 @@ class Tables:
         with self._of_trials() as connection:
             stored = objectives_of(connection.execute(spec).scalar())
             begun = connection.execute(attempted).scalar()  # first: an attempt is written with its trial
-            found = connection.execute(sa.select(schema.trials).where(columns.study == study, left)).mappings().all()
+            found = (
+                connection.execute(sa.select(schema.trials).where(columns.study == study, left))
+                .mappings()
+                .all()
+            )
         return trials_of(study, found, objectives or stored, ended, begun)
 
     # Attempts and measurements
@@ -228,7 +259,9 @@ class Tables:
 
     def update_setup(self, setup: TrialSetup) -> None:
         """Replace an attempt's setup by the one it really runs with, once its device is known."""
-        update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(setup=json.dumps(setup.to_dict()))
+        update = (
+            sa.update(schema.attempts).where(*_attempt_of(setup)).values(setup=json.dumps(setup.to_dict()))
+        )
         self._write(lambda connection: connection.execute(update))
 
     def add_measurement(self, setup: TrialSetup, measurement: Measurement) -> None:
@@ -254,7 +287,9 @@ class Tables:
     def setups(self, study: str) -> dict[int, TrialSetup]:
         """The setup of every trial's last attempt, by number; those that cannot be read are left out."""
         last = {row["number"]: row for row in self._rows(schema.attempts, study)}
-        return {attempt.number: setup for attempt, setup in readable(schema.attempts, last.values(), with_setup)}
+        return {
+            attempt.number: setup for attempt, setup in readable(schema.attempts, last.values(), with_setup)
+        }
 
     def _rows(self, table: sa.Table, study: str, number: int | None = None) -> Sequence[Row]:
         """What a study's trials, or one of them, have in a table, in the order of its key."""
@@ -264,21 +299,36 @@ class Tables:
     def attempts_begun(self, study: str, number: int) -> int:
         """How many attempts at a trial have begun; those that cannot be read count as well."""
         columns = schema.attempts.c
-        last = sa.select(sa.func.max(columns.attempt).label("last")).where(columns.study == study, columns.number == number)
+        last = sa.select(sa.func.max(columns.attempt).label("last")).where(
+            columns.study == study, columns.number == number
+        )
         found = self._all(last)[0]["last"]
         return found + 1 if isinstance(found, int) else 0
 
     def end_left_attempts(self, study: str, number: int, outcome: Outcome) -> None:
         """End the attempts at a trial that their driver left open."""
         columns = schema.attempts.c
-        self._end_attempts(outcome, columns.study == study, columns.number == number, columns.ended_at.is_(None))
+        self._end_attempts(
+            outcome, columns.study == study, columns.number == number, columns.ended_at.is_(None)
+        )
 
     def _end_attempts(self, outcome: Outcome, *conditions: sa.ColumnElement[bool]) -> None:
-        ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
-        self._write(lambda connection: connection.execute(sa.update(schema.attempts).where(*conditions).values(**ended)))
+        ended = {
+            "ended_at": now(),
+            "outcome": outcome.kind,
+            "message": outcome.message,
+            "traceback": outcome.traceback,
+        }
+        self._write(
+            lambda connection: connection.execute(
+                sa.update(schema.attempts).where(*conditions).values(**ended)
+            )
+        )
 
     @retrying
-    def latest_attempts(self, study: str, most: int) -> list[tuple[AttemptRow, TrialSetup, MeasurementRow | None]]:
+    def latest_attempts(
+        self, study: str, most: int
+    ) -> list[tuple[AttemptRow, TrialSetup, MeasurementRow | None]]:
         """Running attempts, and the `most` that ended last; each with its setup and its last measurement, or None."""
         attempts, measurements = schema.attempts.c, schema.measurements.c
         mine = sa.select(schema.attempts).where(attempts.study == study)
@@ -287,15 +337,29 @@ class Tables:
         found: list[tuple[AttemptRow, TrialSetup, MeasurementRow | None]] = []
         with self._of_trials() as connection:
             for query in (mine.where(attempts.ended_at.is_(None)), ended):
-                for row, setup in readable(schema.attempts, connection.execute(query).mappings().all(), with_setup):
-                    of = measurements.study == study, measurements.number == row.number, measurements.attempt == row.attempt
+                for row, setup in readable(
+                    schema.attempts, connection.execute(query).mappings().all(), with_setup
+                ):
+                    of = (
+                        measurements.study == study,
+                        measurements.number == row.number,
+                        measurements.attempt == row.attempt,
+                    )
                     measured = connection.execute(last.where(*of)).mappings().all()
-                    found.append((row, setup, next(iter(readable(schema.measurements, measured, MeasurementRow.of)), None)))
+                    found.append(
+                        (
+                            row,
+                            setup,
+                            next(iter(readable(schema.measurements, measured, MeasurementRow.of)), None),
+                        )
+                    )
         return found
 
     def curve(self, study: str, number: int) -> list[MeasurementRow]:
         """Measurements of a trial's attempts, in order."""
-        return readable(schema.measurements, self._rows(schema.measurements, study, number), MeasurementRow.of)
+        return readable(
+            schema.measurements, self._rows(schema.measurements, study, number), MeasurementRow.of
+        )
 
     def curves(self, study: str) -> dict[int, list[tuple[int, float]]]:
         """(samples seen, accuracy) of every trial's last attempt, by trial number; non-finite values are left out."""

@@ -52,7 +52,9 @@ class Trials(Sequence[TrialRecord]):
         with self._adding:
             while True:
                 started, direction = _now(), (self._objectives or Objectives()).metric.direction
-                trial = TrialRecord.of(len(self), "running", dict(parameters), facts, started_at=started, direction=direction)
+                trial = TrialRecord.of(
+                    len(self), "running", dict(parameters), facts, started_at=started, direction=direction
+                )
                 if self._tables is None or self._tables.writes is not None:
                     self._trials.append(trial)
                     return trial
@@ -64,7 +66,9 @@ class Trials(Sequence[TrialRecord]):
     def refresh(self) -> None:
         """Read what other processes have added or changed; not for a driver, which has its study to itself."""
         if self._tables is not None:
-            self._trials[:] = self._tables.trials(self._study, dict(enumerate(self._trials)), self._objectives)
+            self._trials[:] = self._tables.trials(
+                self._study, dict(enumerate(self._trials)), self._objectives
+            )
 
     def change(self, number: int, facts: TrialFacts, outcome: OutcomeKind | None = None) -> TrialRecord:
         """Add facts to a trial, and perhaps change its outcome, without ending it; returns the changed trial."""

@@ -21,7 +21,9 @@ def shown_url(url: str) -> str:
     host = parsed.host and parsed.host.rpartition("@")[2]  # an @ that is not percent-encoded ends no password
     hidden = {name: value if name.lower() in HARMLESS else "***" for name, value in parsed.query.items()}
     password = None if parsed.password is None else "***"
-    shown = URL.create(parsed.drivername, parsed.username, password, host, parsed.port, parsed.database, hidden)
+    shown = URL.create(
+        parsed.drivername, parsed.username, password, host, parsed.port, parsed.database, hidden
+    )
     if not parsed.password and "***" not in hidden.values() and host == parsed.host:
         return masked(url)  # as it was written; a user alone may be a token, of a web address
     return masked(shown.render_as_string().replace("=%2A%2A%2A", "=***"))

@@ -28,7 +28,9 @@ class WriteBuffer:
         first: runs first in every commit; if it raises, nothing of that commit is written.
     """
 
-    def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy, first: Write = lambda connection: None) -> None:
+    def __init__(
+        self, url: str, engine: Engine, retry_policy: RetryPolicy, first: Write = lambda connection: None
+    ) -> None:
         self._first = first
         self._url, self._engine, self._retry_policy = url, engine, retry_policy
         self._writes: list[Write] = []
@@ -46,7 +48,9 @@ class WriteBuffer:
         self._writes.append(write)
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._commit_in_time, daemon=True, name="bsearch-write")
+                self._thread = threading.Thread(
+                    target=self._commit_in_time, daemon=True, name="bsearch-write"
+                )
                 self._thread.start()
         if (failed := self.failed()) is not None:
             raise failed

@@ -94,21 +94,36 @@ class Search:
             ("stopping", stopping, get_args(Stopping)),
             ("direction", direction or "none", ("minimize", "maximize")),
             *([("rule", rule, rules)] if rule is not None else []),
-            *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
+            *(
+                [("space.rule", value, rules) for value in values_of(domains["rule"])]
+                if "rule" in domains
+                else []
+            ),
         ]
         for where, value, known in named:
             if value not in known:
-                faults.append(Fault(where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"))
+                faults.append(
+                    Fault(
+                        where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"
+                    )
+                )
         if pauses and sampler != "front":
-            faults.append(Fault("pauses", f"expected sampler front, the only one that resumes trials; got {sampler!r}"))
+            faults.append(
+                Fault("pauses", f"expected sampler front, the only one that resumes trials; got {sampler!r}")
+            )
         faults += [
-            Fault(f"space.{name}", f"expected sampler front with a prior, which alone uses it; got {sampler!r}")
+            Fault(
+                f"space.{name}", f"expected sampler front with a prior, which alone uses it; got {sampler!r}"
+            )
             for name, domain in domains.items()
             if sampler != "front" and getattr(domain, "prior", None) is not None
         ]
         if rule is not None and not {"reference_rate", "effective_batch"} <= set(domains):
             faults.append(
-                Fault("space", f"expected reference_rate and effective_batch for rule {rule}, got {', '.join(domains)}")
+                Fault(
+                    "space",
+                    f"expected reference_rate and effective_batch for rule {rule}, got {', '.join(domains)}",
+                )
             )
         if faults:
             raise StudyFileError(faults)
@@ -132,7 +147,9 @@ class Search:
         self._ready: deque[Proposal] = deque()
         self._copied_to, self._name = storage, name
         self._copy: OptunaDatabase | None = None
-        self._early_stopping = self._suggester.early_stopping(stopping, self.objectives.metric, self._trials, pauses=pauses)
+        self._early_stopping = self._suggester.early_stopping(
+            stopping, self.objectives.metric, self._trials, pauses=pauses
+        )
         for record in self._trials:
             if record.outcome == "complete":
                 assert record.train_s is not None
@@ -162,17 +179,21 @@ class Search:
         else:
             trial = self._trials.begin(proposal)
         resumes_from = trial.facts.stopped_fraction or 0.0 if isinstance(proposal, int) else 0.0
-        suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict(), resumes_from)
+        suggestion = Suggestion(
+            trial.number, self._space.whole(trial.parameters), trial.facts.to_dict(), resumes_from
+        )
         values = suggestion.parameters
         rule = str(values.get("rule", self.rule or ""))
         if "reference_rate" not in values or "effective_batch" not in values or not rule:
             return suggestion
+        exponent: Any = values.get("exponent")
+        noise_batch: Any = values.get("noise_batch")
         scaled = scaled_settings(
             rule,
             OptimizerSettings(float(values["reference_rate"])),
             reference_batch=self.reference_batch,
             effective_batch=int(values["effective_batch"]),
-            constants=RuleConstants.at(self.reference_batch, values.get("exponent"), values.get("noise_batch"), 1.0),  # type: ignore[arg-type]
+            constants=RuleConstants.at(self.reference_batch, exponent, noise_batch, 1.0),
         )
         return replace(suggestion, parameters={**values, "learning_rate": scaled.learning_rate})
 
@@ -196,7 +217,11 @@ class Search:
         return self._early_stopping.report(number, fraction, train_s, accuracy)
 
     def tell(
-        self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
+        self,
+        number: int,
+        train_s: float | None = None,
+        accuracy: float | None = None,
+        outcome: TellOutcome = "complete",
     ) -> None:
         """Record how a trial ended; repeating it with the same values changes nothing.
 
@@ -207,19 +232,25 @@ class Search:
             TaskError: no such trial or outcome; values that are missing, not finite, or different from those recorded before.
         """
         if outcome not in get_args(TellOutcome):
-            raise TaskError(f"trial {number}: expected one of {', '.join(get_args(TellOutcome))}; got {outcome!r}")
+            raise TaskError(
+                f"trial {number}: expected one of {', '.join(get_args(TellOutcome))}; got {outcome!r}"
+            )
         if (record := self._record(number)).outcome != "running":
             _check_same(record, train_s, accuracy, outcome)
             return
         if outcome != "error":
             _check_seconds(number, train_s)
             if accuracy is None or (outcome == "complete" and not math.isfinite(accuracy)):
-                raise TaskError(f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}")
+                raise TaskError(
+                    f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}"
+                )
         finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
         facts = TrialFacts(train_s=train_s) | self._early_stopping.facts(number, stopped=outcome == "stopped")
         if outcome == "paused":
             if facts.stopped_fraction is None:
-                raise TaskError(f"trial {number}: expected `report` to have said so before it is told as paused")
+                raise TaskError(
+                    f"trial {number}: expected `report` to have said so before it is told as paused"
+                )
             self._trials.change(number, replace(facts, expected_seconds=train_s), "paused")
             self._update_copy()
             return
@@ -238,7 +269,9 @@ class Search:
         if not 0 <= number < len(self._trials):
             self._trials.refresh()
         if not 0 <= number < len(self._trials):
-            raise TaskError(f"expected the number of a trial that was asked, 0 to {len(self._trials) - 1}, got {number!r}")
+            raise TaskError(
+                f"expected the number of a trial that was asked, 0 to {len(self._trials) - 1}, got {number!r}"
+            )
         return self._trials[number]
 
     def _update_copy(self) -> None:
@@ -246,7 +279,9 @@ class Search:
         if self._copied_to is None:
             return
         try:
-            self._copy = self._copy or OptunaDatabase(self._copied_to, self._name, self.objectives, self._space)
+            self._copy = self._copy or OptunaDatabase(
+                self._copied_to, self._name, self.objectives, self._space
+            )
             self._copy.update(self._trials)
         except StorageError as error:
             warnings.warn(f"the copy for Optuna's dashboard is not kept any more: {error}", stacklevel=3)
@@ -271,7 +306,9 @@ def _check_same(record: TrialRecord, train_s: float | None, accuracy: float | No
 
 def _check_seconds(number: int, train_s: float | None) -> None:
     if train_s is None or not 0 < train_s < math.inf:
-        raise TaskError(f"trial {number}: expected the seconds of its full training, above 0, got {train_s!r}")
+        raise TaskError(
+            f"trial {number}: expected the seconds of its full training, above 0, got {train_s!r}"
+        )
 
 
 def _domains(space: Mapping[str, Any]) -> dict[str, Domain]:
@@ -283,7 +320,9 @@ def _domains(space: Mapping[str, Any]) -> dict[str, Domain]:
         except ValidationError as error:
             for detail in error.errors():
                 key = ".".join(("space", name, *map(str, detail["loc"][1:])))
-                known = {"missing": "missing required key", "extra_forbidden": "unknown key"}.get(detail["type"])
+                known = {"missing": "missing required key", "extra_forbidden": "unknown key"}.get(
+                    detail["type"]
+                )
                 faults.append(Fault(key, known or f"{detail['msg']}, got {cut(repr(detail['input']), 60)}"))
     if faults:
         raise StudyFileError(faults)

@@ -95,8 +95,12 @@ class FrontModel:
             self._structures = {"seconds": SecondsPrior(place), "score": ScorePrior(place)}
         self._set_score(observations, place)
         self.score_model = self._fit("score", self.score, self.own_noise)
-        self._taken_model: GaussianProcess | None = None  # where a law knows what all trials take, it is never fitted
-        self.success = success_model(observations, self._current_fit("success"), self._start("success", len(self.points)))
+        self._taken_model: GaussianProcess | None = (
+            None  # where a law knows what all trials take, it is never fitted
+        )
+        self.success = success_model(
+            observations, self._current_fit("success"), self._start("success", len(self.points))
+        )
         if self.success is not None:
             self._store_fit("success", self.success)
 
@@ -112,7 +116,11 @@ class FrontModel:
         measured = np.isfinite(observations.rung_score)
         gaps = at_end[measured] - self.scale.of(observations.rung_score[measured])
         mean, covariance = gap_kernel(place, self._last, self.points.shape[1]).predicted(
-            observations.points[measured], gaps, observations.rung_fractions[measured], paused.points, paused.fractions
+            observations.points[measured],
+            gaps,
+            observations.rung_fractions[measured],
+            paused.points,
+            paused.fractions,
         )
         self.score = np.append(at_end, self.scale.of(paused.score) + mean)
         self.own_noise = block_diag(self.own_noise, covariance)
@@ -142,7 +150,9 @@ class FrontModel:
             mean, std = float(values.mean()), float(values.std()) or 1.0
             return conditioned(points, values, *known, mean, std, own_noise, structure=structure)
         start = self._start(name, len(points))
-        process = fitted(points, values, start, _MORE_STEPS if start else _FIRST_STEPS, own_noise, structure=structure)
+        process = fitted(
+            points, values, start, _MORE_STEPS if start else _FIRST_STEPS, own_noise, structure=structure
+        )
         self._store_fit(name, process)
         return process
 
@@ -151,7 +161,9 @@ class FrontModel:
         """The process of the log of what training takes, conditioned like that of score."""
         if self._taken_model is None:
             observed = len(self.score)
-            self._taken_model = self._fit("seconds", self.log_taken[:observed]).believing(self.points[observed:])
+            self._taken_model = self._fit("seconds", self.log_taken[:observed]).believing(
+                self.points[observed:]
+            )
         return self._taken_model
 
     def condition_on_pending(self, pending: Array, known: KnownLogTaken) -> None:
@@ -201,12 +213,19 @@ class FrontModel:
         """
         ends, levels = self._strips(floored=False)
         later = np.append(ends[:-1], ends[-1] + _LATER)
-        return self._improvements((later, self._floored(levels)), points, log_taken, partial(nearness, levels=levels))
+        return self._improvements(
+            (later, self._floored(levels)), points, log_taken, partial(nearness, levels=levels)
+        )
 
-    def _improvements(self, strips: Strips, points: Array, log_taken: Array | None, on_scale: Scale = np.asarray) -> Array:
+    def _improvements(
+        self, strips: Strips, points: Array, log_taken: Array | None, on_scale: Scale = np.asarray
+    ) -> Array:
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
         taken = (None if log_taken is None else log_taken[block] for block in blocks)
-        parts = [self._improvement(strips, points[each], some, on_scale) for each, some in zip(blocks, taken, strict=True)]
+        parts = [
+            self._improvement(strips, points[each], some, on_scale)
+            for each, some in zip(blocks, taken, strict=True)
+        ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def _improvement(self, strips: Strips, points: Array, log_taken: Array | None, on_scale: Scale) -> Array:
@@ -219,7 +238,9 @@ class FrontModel:
         # What is expected to be left below each cut; a strip's width is the difference of two.
         below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
         widths = np.diff(below, axis=1, prepend=0.0)
-        drawn = on_scale(self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :]))  # (m, nodes), as score
+        drawn = on_scale(
+            self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])
+        )  # (m, nodes), as score
         each, place = np.unique(levels, return_inverse=True)
         above = drawn[:, None, :] - on_scale(each)[None, :, None]
         rises = np.maximum(above, 0.0, out=above) @ _WEIGHTS
@@ -228,7 +249,9 @@ class FrontModel:
             success = np.clip(self.success.mean_at(points), 0.01, 1.0)
             # Where training probably fails, even the largest improvement ranks after every point that should finish.
             improvement = np.where(
-                improvement < 0, improvement, improvement * success * np.where(success < LEAST_PROBABILITY, 1e-12, 1.0)
+                improvement < 0,
+                improvement,
+                improvement * success * np.where(success < LEAST_PROBABILITY, 1e-12, 1.0),
             )
         return np.asarray(improvement)
 
@@ -275,7 +298,9 @@ class FrontModel:
             prior: of the optimum, by whose weight they are multiplied.
         """
 
-        strength = 0.0 if prior is None else prior.strength(self.points[: len(self.score)], self.score, self._ended)
+        strength = (
+            0.0 if prior is None else prior.strength(self.points[: len(self.score)], self.score, self._ended)
+        )
 
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.worth(points, times)
@@ -356,7 +381,9 @@ def nearness(score: Array, levels: Array) -> Array:
     best, members = float(levels.max()), np.unique(levels)[1:]
     lowest = float(members[0] if len(members) > 1 else levels.min())
     missing = np.minimum((best - score) / max(best - lowest, 1e-9 * max(abs(best), 1.0)), 1.0)
-    return np.where(missing > 0, -np.log(np.maximum(missing, 0.0) + _NEAR), -math.log(_NEAR) - missing / _NEAR)
+    return np.where(
+        missing > 0, -np.log(np.maximum(missing, 0.0) + _NEAR), -math.log(_NEAR) - missing / _NEAR
+    )
 
 
 class _Candidates:
@@ -368,7 +395,10 @@ class _Candidates:
     """
 
     def __init__(
-        self, worth_of: Callable[[Array, Array | None], tuple[Array, Array]], points: Array, times: Array | None
+        self,
+        worth_of: Callable[[Array, Array | None], tuple[Array, Array]],
+        points: Array,
+        times: Array | None,
     ) -> None:
         self._worth_of, self._points, self._times = worth_of, points, times
         self._improvement, self._worth = worth_of(points, times)
@@ -405,7 +435,9 @@ class _Candidates:
 
 
 def success_model(
-    observations: Observations, known: tuple[Array, float] | None = None, start: tuple[Array, float] | None = None
+    observations: Observations,
+    known: tuple[Array, float] | None = None,
+    start: tuple[Array, float] | None = None,
 ) -> GaussianProcess | None:
     """A model of the probability that training finishes; None where it never failed.
 
@@ -430,7 +462,9 @@ def gap_kernel(place: BatchRate | None, last: Fits, width: int) -> GapKernel:
     structure: Structure = Plain(width) if place is None else ScorePrior(place)
     free = last["score"][0] if "score" in last else np.empty(0)
     return GapKernel(
-        structure, free if len(free) == len(structure.means) else structure.means, None if place is None else place.rate
+        structure,
+        free if len(free) == len(structure.means) else structure.means,
+        None if place is None else place.rate,
     )
 
 

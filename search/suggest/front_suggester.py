@@ -78,7 +78,9 @@ class FrontSuggester(Suggester):
     ) -> None:
         searched = {name: distribution for name, distribution in space.items() if not distribution.single()}
         self.transform = SpaceTransform(searched, conditions)
-        self._only = {name: _only_value(distribution) for name, distribution in space.items() if distribution.single()}
+        self._only = {
+            name: _only_value(distribution) for name, distribution in space.items() if distribution.single()
+        }
         self._history = TrialHistory(self.transform)
         self._by_time, self._pauses = by_time, pauses
         self._prior = OptimumPrior.of(self.transform, expected or {})
@@ -97,14 +99,22 @@ class FrontSuggester(Suggester):
         proposed, number = self.proposed(trials, len(trials))
         return proposed if number is None else [number]
 
-    def early_stopping(self, kind: str, metric: Metric, trials: Sequence[TrialRecord], *, pauses: bool) -> EarlyStopping:
+    def early_stopping(
+        self, kind: str, metric: Metric, trials: Sequence[TrialRecord], *, pauses: bool
+    ) -> EarlyStopping:
         def is_new_ground(number: int, others: Collection[int]) -> bool:
             transform = self.transform
             kernel = gap_kernel(self._place, self._last, transform.width)
-            known = np.array([transform.encode(trials[other].parameters) for other in others]).reshape(-1, transform.width)
+            known = np.array([transform.encode(trials[other].parameters) for other in others]).reshape(
+                -1, transform.width
+            )
             return kernel.is_unknown(transform.encode(trials[number].parameters), known)
 
-        return PauseAtRung(metric, is_new_ground) if pauses else super().early_stopping(kind, metric, trials, pauses=False)
+        return (
+            PauseAtRung(metric, is_new_ground)
+            if pauses
+            else super().early_stopping(kind, metric, trials, pauses=False)
+        )
 
     def proposed(
         self,
@@ -120,10 +130,15 @@ class FrontSuggester(Suggester):
             return [dict(self._only) for _ in range(count)], None
         observations = self._observations(trials, ready)
         known = self._known(self.longest_s)
-        rngs = (np.random.default_rng((self._seed, trial_number)) for trial_number in range(number, number + count))
+        rngs = (
+            np.random.default_rng((self._seed, trial_number))
+            for trial_number in range(number, number + count)
+        )
         if self._too_few(observations):
             begun = len(observations.points) + len(observations.paused) + len(observations.pending)
-            points = [self._first(observations, known, rng, begun + offset) for offset, rng in enumerate(rngs)]
+            points = [
+                self._first(observations, known, rng, begun + offset) for offset, rng in enumerate(rngs)
+            ]
             return [transform.decode(point) | self._only for point in points], None
         with single_threaded_blas():
             model = self._model(observations, known)
@@ -149,13 +164,21 @@ class FrontSuggester(Suggester):
         known = self._known()
         with single_threaded_blas():
             model = self._model(observations, known)
-            best, gain, now = self._best(model, known, np.random.default_rng((self._seed, len(trials)))), 0.0, 0.0
+            best, gain, now = (
+                self._best(model, known, np.random.default_rng((self._seed, len(trials)))),
+                0.0,
+                0.0,
+            )
             for point, _ in islice(best, more):
                 now = now or model.hypervolume()  # the first has set where the last strip ends
-                gain += float(model.expected_hypervolume_improvement(point[None, :], known(point[None, :]))[0])
+                gain += float(
+                    model.expected_hypervolume_improvement(point[None, :], known(point[None, :]))[0]
+                )
         return gain / now if now > 0 else None
 
-    def _observations(self, trials: Sequence[TrialRecord], ready: Sequence[Mapping[str, Any]] = ()) -> Observations:
+    def _observations(
+        self, trials: Sequence[TrialRecord], ready: Sequence[Mapping[str, Any]] = ()
+    ) -> Observations:
         observations = self._history.observations(trials, self._prior_trials, ready)
         return observations if self._doubt is None else self._doubt.of(observations)
 
@@ -174,7 +197,9 @@ class FrontSuggester(Suggester):
         model.condition_on_pending(observations.pending, known)
         return model
 
-    def _best(self, model: FrontModel, known: KnownLogTaken, rng: np.random.Generator) -> Iterator[tuple[Array, float]]:
+    def _best(
+        self, model: FrontModel, known: KnownLogTaken, rng: np.random.Generator
+    ) -> Iterator[tuple[Array, float]]:
         return model.best(self.transform, known, rng, self._cost(model, known), self._prior)
 
     def _first(
@@ -226,7 +251,9 @@ class FrontSuggester(Suggester):
             return lambda points: None
 
         def log_taken(points: Array) -> Array | None:
-            taken = np.array([law({**only, **values}) for values in transform.decode_many(points)], dtype=float)
+            taken = np.array(
+                [law({**only, **values}) for values in transform.decode_many(points)], dtype=float
+            )
             planned = np.isfinite(taken) & (taken > 0) & (taken <= longest_s)
             return np.asarray(np.log(np.where(planned, taken, math.nan)))
 

@@ -109,7 +109,9 @@ class GapKernel:
         explained = cross @ cho_solve(self._factor(known), cross)
         return bool((here - explained) / here > _UNKNOWN)
 
-    def predicted(self, known: Array, gaps: Array, shares: Array, paused: Array, paused_shares: Array) -> tuple[Array, Array]:
+    def predicted(
+        self, known: Array, gaps: Array, shares: Array, paused: Array, paused_shares: Array
+    ) -> tuple[Array, Array]:
         """Gaps of paused trials: their mean (p,) and joint covariance (p, p).
 
         Args:

@@ -61,7 +61,9 @@ class SearchSpace:
                 batches.low + batches.step * round_to((end - batches.low) / batches.step)
                 for end, round_to in zip(feasible, (math.ceil, math.floor), strict=True)
             )
-            searched["effective_batch"] = IntDistribution(low, max(low, high), log=batches.log, step=batches.step)
+            searched["effective_batch"] = IntDistribution(
+                low, max(low, high), log=batches.log, step=batches.step
+            )
         expected = {name: each for name in searched if (each := getattr(domains[name], "expected", None))}
         return cls(dict(domains), fixed, searched, conditions, expected)
 
@@ -81,7 +83,11 @@ class SearchSpace:
         values = {name: _values(domain) for name, domain in self.searched.items()}
         if not 0 < math.prod(map(len, values.values())) <= _ENUMERATED:
             return wanted
-        tried = {frozenset(self.whole(trial.parameters).items()) for trial in trials if trial.outcome != "interrupted"}
+        tried = {
+            frozenset(self.whole(trial.parameters).items())
+            for trial in trials
+            if trial.outcome != "interrupted"
+        }
         if frozenset(self.whole(wanted).items()) not in tried:
             return wanted
         every = (self.whole(dict(zip(values, each, strict=True))) for each in product(*values.values()))
@@ -106,9 +112,13 @@ def distribution(domain: Domain) -> BaseDistribution:
     """Optuna's distribution for a domain of more than one value."""
     match domain:
         case Range() if domain.whole:
-            return IntDistribution(int(domain.low), int(domain.high), log=bool(domain.log), step=int(domain.step or 1))
+            return IntDistribution(
+                int(domain.low), int(domain.high), log=bool(domain.log), step=int(domain.step or 1)
+            )
         case Range():
-            return FloatDistribution(float(domain.low), float(domain.high), log=bool(domain.log), step=domain.step)
+            return FloatDistribution(
+                float(domain.low), float(domain.high), log=bool(domain.log), step=domain.step
+            )
         case Choices():
             return CategoricalDistribution(domain.choices)
     raise AssertionError(domain)
@@ -140,7 +150,9 @@ class SpaceTransform:
     """
 
     def __init__(
-        self, space: Mapping[str, BaseDistribution], conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None
+        self,
+        space: Mapping[str, BaseDistribution],
+        conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     ) -> None:
         self.space = dict(space)
         self.conditions = {name: when for name, when in (conditions or {}).items() if name in self.space}
@@ -154,7 +166,9 @@ class SpaceTransform:
                 low, high = _bounds(distribution)
                 scale = high - low
             self._parts.append((name, distribution, self.width, low, scale))
-            self.width += len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
+            self.width += (
+                len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
+            )
 
     def log_coordinates(self) -> dict[str, tuple[int, float]]:
         """The coordinate of each number on a log scale, and the natural logarithm of its upper over its lower end."""
@@ -173,7 +187,9 @@ class SpaceTransform:
                 continue
             value = parameters[name]
             if isinstance(distribution, CategoricalDistribution):
-                point[place : place + len(distribution.choices)] = [choice == value for choice in distribution.choices]
+                point[place : place + len(distribution.choices)] = [
+                    choice == value for choice in distribution.choices
+                ]
             else:
                 point[place] = (_scaled(distribution, value) - low) / scale
         return point
@@ -190,7 +206,9 @@ class SpaceTransform:
             number = low + float(point[place]) * scale
             number = math.exp(number) if _is_log(distribution) else number
             if distribution.step is not None:
-                number = distribution.low + distribution.step * round((number - distribution.low) / distribution.step)
+                number = distribution.low + distribution.step * round(
+                    (number - distribution.low) / distribution.step
+                )
             number = min(max(number, distribution.low), distribution.high)
             values[name] = int(number) if isinstance(distribution, IntDistribution) else float(number)
         return self._applying(values)
@@ -222,10 +240,17 @@ class SpaceTransform:
             numbers = low + points[:, place] * scale
             numbers = np.exp(numbers) if _is_log(distribution) else numbers
             if distribution.step is not None:
-                numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
+                numbers = distribution.low + distribution.step * np.round(
+                    (numbers - distribution.low) / distribution.step
+                )
             numbers = np.clip(numbers, distribution.low, distribution.high)
-            columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
-        return [self._applying(dict(zip(self.space, values, strict=True))) for values in zip(*columns, strict=True)]
+            columns.append(
+                (numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist()
+            )
+        return [
+            self._applying(dict(zip(self.space, values, strict=True)))
+            for values in zip(*columns, strict=True)
+        ]
 
     def with_numbers(self, points: Array, name: str, values: Array) -> Array:
         """The points (n, width) with other values (n,) of a number."""
@@ -254,11 +279,16 @@ class SpaceTransform:
             if isinstance(distribution, CategoricalDistribution):
                 choices = slice(place, place + len(distribution.choices))
                 rounded[:, choices] = np.eye(len(distribution.choices))[np.argmax(points[:, choices], axis=1)]
-            elif isinstance(distribution, IntDistribution | FloatDistribution) and distribution.step is not None:
+            elif (
+                isinstance(distribution, IntDistribution | FloatDistribution)
+                and distribution.step is not None
+            ):
                 numbers = low + rounded[:, place] * scale
                 numbers = np.exp(numbers) if _is_log(distribution) else numbers
                 steps = np.round((numbers - distribution.low) / distribution.step)
-                numbers = np.clip(distribution.low + distribution.step * steps, distribution.low, distribution.high)
+                numbers = np.clip(
+                    distribution.low + distribution.step * steps, distribution.low, distribution.high
+                )
                 rounded[:, place] = ((np.log(numbers) if _is_log(distribution) else numbers) - low) / scale
         if self.conditions:
             decoded = self.decode_many(rounded)
@@ -270,7 +300,9 @@ class SpaceTransform:
 
 
 def _coordinates(distribution: BaseDistribution, place: int) -> slice:
-    return slice(place, place + (len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1))
+    return slice(
+        place, place + (len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1)
+    )
 
 
 def _is_on(distribution: BaseDistribution, value: Any) -> bool:

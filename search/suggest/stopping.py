@@ -86,9 +86,16 @@ class FinishedCurves:
 
     def at(self, fraction: float) -> Array:
         """Scores at a fraction of the budget, interpolated, (n,); NaN before the first measurement."""
-        fractions, scores, curves = self._fractions[: len(self)], self._scores[: len(self)], np.arange(len(self))
+        fractions, scores, curves = (
+            self._fractions[: len(self)],
+            self._scores[: len(self)],
+            np.arange(len(self)),
+        )
         after = np.sum(fractions <= fraction, axis=1)
-        before, after = np.maximum(after - 1, 0), np.minimum(after, np.sum(np.isfinite(fractions), axis=1) - 1)
+        before, after = (
+            np.maximum(after - 1, 0),
+            np.minimum(after, np.sum(np.isfinite(fractions), axis=1) - 1),
+        )
         begin, end = fractions[curves, before], fractions[curves, after]
         share = np.where(after > before, (fraction - begin) / np.where(after > before, end - begin, 1.0), 0.0)
         low, high = scores[curves, before], scores[curves, after]
@@ -190,7 +197,9 @@ class EarlyStopping(ABC):
         if not stopped or number not in self.curves:
             return TrialFacts()
         curve, prediction = self.curves[number], self.expected(number)
-        facts = TrialFacts(stopped_fraction=curve.fractions[-1], stopped_accuracy=self._metric.score(curve.last))
+        facts = TrialFacts(
+            stopped_fraction=curve.fractions[-1], stopped_accuracy=self._metric.score(curve.last)
+        )
         if prediction is None:
             return facts
         return replace(
@@ -301,7 +310,9 @@ def _paired(curve: Curve, finished: FinishedCurves) -> tuple[ScoreScale, Array, 
     """
     if not curve.fractions:
         return None
-    pairs = np.column_stack([finished.at(curve.fractions[-1]), finished.last, np.maximum(finished.taken, 1e-9)])
+    pairs = np.column_stack(
+        [finished.at(curve.fractions[-1]), finished.last, np.maximum(finished.taken, 1e-9)]
+    )
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:
         return None

@@ -41,6 +41,8 @@ class Suggester(ABC):
         """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown."""
         return None
 
-    def early_stopping(self, kind: str, metric: Metric, trials: Sequence[TrialRecord], *, pauses: bool) -> EarlyStopping:
+    def early_stopping(
+        self, kind: str, metric: Metric, trials: Sequence[TrialRecord], *, pauses: bool
+    ) -> EarlyStopping:
         """What stops a study's trials, `front` or `none`; with `pauses`, which only some can resume, it pauses them instead."""
         return early_stopping(kind, metric)

@@ -93,7 +93,9 @@ class Observations:
         near, rest = ranked[:nearest], np.sort(ranked[nearest:])
         kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
         per_trial = ("points", "taken", "score", "std", "own", "rung_fractions", "rung_score")
-        return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
+        return replace(
+            self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial}
+        )
 
 
 def _below_front(taken: Array, score: Array) -> Array:
@@ -154,10 +156,14 @@ class TrialHistory:
                 if share is not None and score is not None and takes is not None:
                     paused.append((number, point, takes, share, trial.score_of(score), waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
-        earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
+        earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(
+            -1, self.transform.width
+        )
         values_of_prior = [(taken, score, 0.0, math.nan, math.nan) for _, taken, score in prior]
         values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
-        numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
+        numbers, places, seconds, fractions, reached, waits = (
+            zip(*paused, strict=True) if paused else ((),) * 6
+        )
         return Observations(
             np.vstack([earlier, self._points[observed]]),
             values[:, 0],

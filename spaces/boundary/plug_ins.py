@@ -21,15 +21,23 @@ def plug_in(group: str, name: str) -> Any:
     """
     point = _in_checkout(group, name) or next(iter(entry_points(group=group, name=name)), None)
     if point is None:
-        raise StudyFileError(f"{name}: expected an entry point of {group} with this name, found none. Reinstall bsearch.")
+        raise StudyFileError(
+            f"{name}: expected an entry point of {group} with this name, found none. Reinstall bsearch."
+        )
     try:
         return point.load()
     except Exception as error:  # whatever somebody's module does when it is imported
-        raise StudyFileError(f"{name}: {point.value} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise StudyFileError(
+            f"{name}: {point.value} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _in_checkout(group: str, name: str) -> EntryPoint | None:
     if not _PROJECT.exists():
         return None
-    value = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {}).get(name)
+    value = (
+        tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]
+        .get(group, {})
+        .get(name)
+    )
     return EntryPoint(name, value, group) if value else None

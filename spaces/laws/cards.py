@@ -46,7 +46,9 @@ _KNOWN = {
     "H100 80GB": (81559, 132),
     "H200 141GB": (143771, 132),
 }
-CARDS = {name: Card(name, memory * _MIB, multiprocessors) for name, (memory, multiprocessors) in _KNOWN.items()}
+CARDS = {
+    name: Card(name, memory * _MIB, multiprocessors) for name, (memory, multiprocessors) in _KNOWN.items()
+}
 
 
 def card_named(name: str) -> Card:

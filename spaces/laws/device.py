@@ -138,7 +138,9 @@ class DeviceProfile:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
-            raise ProfilingError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
+            raise ProfilingError(
+                f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}"
+            ) from None
 
     @property
     def rough(self) -> bool:
@@ -157,9 +159,15 @@ class DeviceProfile:
 
     def under(self, plan: BatchPlan) -> DeviceProfile:
         """The one whose laws hold for the plan's activation checkpointing; this one if none does."""
-        alike = [variant for variant in self.each if variant.activation_checkpointing == plan.activation_checkpointing]
+        alike = [
+            variant
+            for variant in self.each
+            if variant.activation_checkpointing == plan.activation_checkpointing
+        ]
         if self.embedding:
-            alike = [variant for variant in alike if (variant.embedding == "cached") == (plan.accumulation > 1)]
+            alike = [
+                variant for variant in alike if (variant.embedding == "cached") == (plan.accumulation > 1)
+            ]
         return next(iter(alike), self)
 
     def updated(self, new: DeviceProfile) -> DeviceProfile:
@@ -173,7 +181,9 @@ class DeviceProfile:
         first, *others = (
             replace(
                 variant,
-                step_times=tuple(law for law in laws if (law.activation_checkpointing, law.embedding) == variant.recomputes),
+                step_times=tuple(
+                    law for law in laws if (law.activation_checkpointing, law.embedding) == variant.recomputes
+                ),
             )
             for variant in self.each
         )
@@ -200,9 +210,17 @@ class DeviceProfile:
             effective_batch: samples of a step, where embeddings are cached and take memory; None: as few as may be.
         """
         law = self.memory
-        if law is not None and law.held_bytes and self.largest_micro_batch is not None and effective_batch is not None:
+        if (
+            law is not None
+            and law.held_bytes
+            and self.largest_micro_batch is not None
+            and effective_batch is not None
+        ):
             held = law.held_bytes * effective_batch
-            return min(law.largest_micro_batch(self.usable_bytes(devices, headroom) - held) or 0, self.largest_micro_batch)
+            return min(
+                law.largest_micro_batch(self.usable_bytes(devices, headroom) - held) or 0,
+                self.largest_micro_batch,
+            )
         if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
         by_law = self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1

@@ -68,8 +68,29 @@ Kind = Literal[
 ]
 REFUSED: frozenset[Kind] = frozenset(
     (
-        *("mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"),
-        *("stale", "plan", "beside", "unstepped", "recomputed", "evaluation", "resumed", "shared", "made_by_model"),
+        *(
+            "mean",
+            "denominator",
+            "weights",
+            "coupled",
+            "layer",
+            "state",
+            "generator",
+            "score",
+            "packing",
+            "causal",
+        ),
+        *(
+            "stale",
+            "plan",
+            "beside",
+            "unstepped",
+            "recomputed",
+            "evaluation",
+            "resumed",
+            "shared",
+            "made_by_model",
+        ),
     )
 )
 
@@ -182,4 +203,8 @@ def overall(examinations: Iterable[Examination | None]) -> Examination | None:
     """The least exact of several examinations, such as those of several models; None if there are none."""
     order = ("exact", "unsplit", "not examined", "inexact")
     known = [examination for examination in examinations if examination is not None]
-    return max(known, key=lambda examination: (order.index(examination.verdict), examination.difference), default=None)
+    return max(
+        known,
+        key=lambda examination: (order.index(examination.verdict), examination.difference),
+        default=None,
+    )

@@ -64,7 +64,9 @@ def check_points(name: str, points: Sequence[tuple[int, float]]) -> None:
     """
     sizes = [0, *(size for size, _ in points)]
     if len(sizes) == 1 or any(low >= high for low, high in pairwise(sizes)):
-        raise ProfilingError(f"{name}: expected points at ascending sizes >= 1, got {cut(str(sizes[1:]), 100)}")
+        raise ProfilingError(
+            f"{name}: expected points at ascending sizes >= 1, got {cut(str(sizes[1:]), 100)}"
+        )
     if wrong := [value for _, value in points if not 0 <= value < math.inf]:
         raise ProfilingError(f"{name}: expected finite numbers >= 0, got {wrong[0]}")
 

@@ -207,7 +207,9 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int) -
     if law.interval is None:
         return plan
     best, best_s = plan, law.step_s(plan) * (1 - doubt(law))
-    for accumulation in range(plan.accumulation + 1, min(_MOST_MICRO_BATCHES, plan.shares[-1] // smallest_micro_batch) + 1):
+    for accumulation in range(
+        plan.accumulation + 1, min(_MOST_MICRO_BATCHES, plan.shares[-1] // smallest_micro_batch) + 1
+    ):
         other = replace(plan, accumulation=accumulation)
         if (other_s := law.step_s(other)) < best_s * (1 - 1e-9):
             best, best_s = other, other_s
@@ -244,7 +246,12 @@ def timing_plans(
     if embedding == "cached":
         plans = [replace(plan, effective_batch=2 * plan.effective_batch, accumulation=2) for plan in plans]
         most = max((largest_batch or _MOST_CACHED * sizes[-1] * devices) // (sizes[-1] * devices), 3)
-        several = [(inner[len(inner) // 2], 3), (inner[-1], 4), (sizes[-1], min(most, _MOST_CACHED)), (sizes[0], 5)]
+        several = [
+            (inner[len(inner) // 2], 3),
+            (inner[-1], 4),
+            (sizes[-1], min(most, _MOST_CACHED)),
+            (sizes[0], 5),
+        ]
     return plans + [
         BatchPlan(size * micro_batches * devices, micro_batches, devices, activation_checkpointing)
         for size, micro_batches in dict.fromkeys(several)
@@ -262,6 +269,7 @@ def refined_plans(plans: list[BatchPlan], size: int) -> list[BatchPlan]:
     place, first = timed.index(size), plans[0]
     around = {round(math.sqrt(size * other)) for other in timed[max(place - 1, 0) : place + 2]} - set(timed)
     added = [
-        replace(first, effective_batch=between * fewest * first.devices, accumulation=fewest) for between in sorted(around)
+        replace(first, effective_batch=between * fewest * first.devices, accumulation=fewest)
+        for between in sorted(around)
     ]
     return sorted([*plans, *added], key=lambda plan: (plan.accumulation > fewest, plan.effective_batch))

@@ -46,7 +46,9 @@ class Memory(Section):
         "of it; default: all of a GPU, no limit on a CPU.",
     )
     headroom: Share = Field(0.05, description="Share of the limit that every plan keeps free.")
-    activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], BeforeValidator(_checkpointing)] = Field(
+    activation_checkpointing: Annotated[
+        tuple[ActivationCheckpointing, ...], BeforeValidator(_checkpointing)
+    ] = Field(
         ("none", "selective", "full"),
         min_length=1,
         description="Modes that the planner may choose from, for tasks with checkpoint_blocks and for models of transformers. "
@@ -77,12 +79,16 @@ def _device_numbers(domain: Domain) -> Domain:
         raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
     share = domain.value if isinstance(domain, Fixed) else None
     if isinstance(share, str):
-        raise fault(f"expected a number of devices, or a share of a GPU such as 0.5; got {cut(repr(share), 60)}")
+        raise fault(
+            f"expected a number of devices, or a share of a GPU such as 0.5; got {cut(repr(share), 60)}"
+        )
     if not isinstance(share, float) or share.is_integer():
         return whole_numbers(domain)
     if 0 < share < 1 and abs(1 / share - round(1 / share)) < _SHARE_ERROR:
         return Fixed(value=1 / round(1 / share))
-    raise fault(f"expected a whole number of devices, or a share of a GPU such as 0.5, 0.25 or 0.2, got {share:g}")
+    raise fault(
+        f"expected a whole number of devices, or a share of a GPU such as 0.5, 0.25 or 0.2, got {share:g}"
+    )
 
 
 # How far one over a share may be from a whole number: 0.33 is a third.
@@ -113,14 +119,18 @@ class Devices(Section):
         "optimizer state are sharded across them, and parameters gathered block by block for use. Results change by rounding "
         "at most.",
     )
-    kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
+    kind: Literal["auto", "cpu", "gpu"] = Field(
+        "auto", description="What trials train on; auto: GPUs if there are any."
+    )
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="CPU cores for each of a trial's devices; torch uses as many threads. auto: 1 on a CPU; for a GPU, its "
         "share of its machine's cores.",
     )
     accelerator_type: StrictStr | None = Field(
-        None, min_length=1, description="Use only devices of this kind, by Ray's name for it, such as A100; default: any."
+        None,
+        min_length=1,
+        description="Use only devices of this kind, by Ray's name for it, such as A100; default: any.",
     )
     time_on: StrictStr | None = Field(
         None,
@@ -190,7 +200,9 @@ class Devices(Section):
             message = f"expected a whole number of devices, since trials run on CPUs here, got {self.share:g}. Write 1."
             raise StudyFileError(Fault("devices.per_trial", message))
 
-    def kind_with(self, gpus: int, reason: str = "", of_ray: int | None = None) -> tuple[Literal["cpu", "gpu"], str]:
+    def kind_with(
+        self, gpus: int, reason: str = "", of_ray: int | None = None
+    ) -> tuple[Literal["cpu", "gpu"], str]:
         """The kind, with auto resolved, and a sentence that says so.
 
         Args:

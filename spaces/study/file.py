@@ -54,7 +54,9 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]
         alias = isinstance(event, yaml.AliasEvent)
         if alias and event.anchor in self._open:
-            raise _rejected(f"expected no recursive alias, got {event.anchor!r} inside itself", event.start_mark)
+            raise _rejected(
+                f"expected no recursive alias, got {event.anchor!r} inside itself", event.start_mark
+            )
         self._open.append(None if alias else event.anchor)
         self._left -= 1
         if self._left < 0:
@@ -74,7 +76,9 @@ def _rejected(message: str, mark: yaml.Mark) -> _RejectedError:
     return _RejectedError(problem=message, problem_mark=mark)
 
 
-def _constructor(parse: Callable[[str], Any], expected: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
+def _constructor(
+    parse: Callable[[str], Any], expected: str
+) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
     """A constructor that reports invalid values with their line."""
 
     def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
@@ -109,17 +113,23 @@ _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag in (_TAG + "null", _TAG + "merge")]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"(?:true|false|True|False|TRUE|FALSE)$"), list("tfTF"))
+_Loader.add_implicit_resolver(
+    _TAG + "bool", re.compile(r"(?:true|false|True|False|TRUE|FALSE)$"), list("tfTF")
+)
 _Loader.add_implicit_resolver(_TAG + "int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     _TAG + "float",
-    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    re.compile(
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
     list("-+.0123456789"),
 )
 _Loader.yaml_constructors = {
     _TAG + kind: yaml.SafeLoader.yaml_constructors[_TAG + kind] for kind in ("null", "str", "seq", "map")
 }
-_Loader.add_constructor(_TAG + "bool", _constructor(lambda text: {"true": True, "false": False}[text.lower()], "true or false"))
+_Loader.add_constructor(
+    _TAG + "bool", _constructor(lambda text: {"true": True, "false": False}[text.lower()], "true or false")
+)
 _Loader.add_constructor(_TAG + "int", _constructor(_int, "a 64-bit integer"))
 _Loader.add_constructor(_TAG + "float", _constructor(_float, "a number"))
 _Loader.add_constructor(None, _unknown_tag)
@@ -136,7 +146,9 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
     """
     if re.fullmatch(CODE, str(path)) and not os.path.lexists(path):
         message = "expected a study file, got a task. `bsearch run` takes one with --batch and --rate"
-        raise StudyFileError(Fault("", f"{message}; for a study file, edit the one that `bsearch init` writes", str(path)))
+        raise StudyFileError(
+            Fault("", f"{message}; for a study file, edit the one that `bsearch init` writes", str(path))
+        )
     text = text_of(path, "a study file", LARGEST_FILE)
     return resolve_study(parse_study(text, file=str(path)), path.parent.resolve(), storage)
 
@@ -150,7 +162,9 @@ def located(error: StudyFileError, path: Path) -> StudyFileError:
     if node is None:  # the file has changed since it was read
         return error
     faults = [
-        fault if fault.file or not fault.key else replace(fault, file=str(path), line=_line(node, tuple(fault.key.split("."))))
+        fault
+        if fault.file or not fault.key
+        else replace(fault, file=str(path), line=_line(node, tuple(fault.key.split("."))))
         for fault in error.faults
     ]
     return StudyFileError(faults)
@@ -169,8 +183,12 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
         storage = sqlite_url(_absolute("storage", path, folder), *rest)
     cluster, checkpoints = study.cluster, study.cluster.checkpoints
     if checkpoints is not None and not is_url(checkpoints):
-        cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", checkpoints, folder)})
-    resolved = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
+        cluster = cluster.model_copy(
+            update={"checkpoints": _absolute("cluster.checkpoints", checkpoints, folder)}
+        )
+    resolved = study.model_copy(
+        update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster}
+    )
     resolved._folder = folder
     return resolved
 
@@ -185,7 +203,11 @@ def _module_beside(folder: Path, name: str) -> str | None:
 def _absolute(key: str, path: str, folder: Path) -> str:
     try:
         return str((folder / Path(path).expanduser()).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown home, or a NUL
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # too long, a loop of links, an unknown home, or a NUL
         raise StudyFileError(Fault(key, f"expected a path, got {cut(path, 200)!r}: {error}")) from None
 
 
@@ -203,19 +225,33 @@ def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
     except (yaml.YAMLError, ValueError) as error:
         raise StudyFileError(_yaml_fault(error, file)) from None
     if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
-        found = "an empty file" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+        found = (
+            "an empty file"
+            if node is None
+            else "a list"
+            if isinstance(node, yaml.SequenceNode)
+            else "a single value"
+        )
         raise StudyFileError(Fault("", f"expected keys such as study, task and space; got {found}", file, 1))
-    faults = [Fault(_dotted(key), f"duplicate key, first on line {first}", file, line) for key, line, first in duplicates]
-    unclear = {_dotted(key): Fault(_dotted(key), message, file, line) for key, message, line in _unclear(node)}
+    faults = [
+        Fault(_dotted(key), f"duplicate key, first on line {first}", file, line)
+        for key, line, first in duplicates
+    ]
+    unclear = {
+        _dotted(key): Fault(_dotted(key), message, file, line) for key, message, line in _unclear(node)
+    }
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
-        invalid = [_fault(details, node, file) for details in error.errors(include_url=False)[: MOST_FAULTS + 1]]
+        invalid = [
+            _fault(details, node, file) for details in error.errors(include_url=False)[: MOST_FAULTS + 1]
+        ]
         faults += [fault for fault in invalid if fault.key not in unclear]
         study = None
     faults += unclear.values()
     faults += [
-        Fault(_dotted(key), message, file, _line(node, key)) for key, message in islice(_cross_faults(data), MOST_FAULTS)
+        Fault(_dotted(key), message, file, _line(node, key))
+        for key, message in islice(_cross_faults(data), MOST_FAULTS)
     ]
     if faults or study is None:
         raise StudyFileError(sorted(faults, key=lambda fault: fault.line or 0))
@@ -298,7 +334,9 @@ def plain_value(text: str, where: str) -> Any:
 def _yaml_fault(error: Exception, file: str) -> Fault:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
-    message = problem if isinstance(error, _RejectedError) else f"invalid YAML: {problem.removeprefix('but ')}"
+    message = (
+        problem if isinstance(error, _RejectedError) else f"invalid YAML: {problem.removeprefix('but ')}"
+    )
     return Fault("", message, file, mark.line + 1 if mark else None)
 
 
@@ -371,7 +409,11 @@ def _written(key: Key, node: yaml.Node) -> Key:
     here: yaml.Node | None = node
     for part in key:
         found = _step(here, part) if here is not None else None
-        if found is None and isinstance(part, str) and (part in DOMAIN_KINDS or not part.isidentifier() or part in _SCALARS):
+        if (
+            found is None
+            and isinstance(part, str)
+            and (part in DOMAIN_KINDS or not part.isidentifier() or part in _SCALARS)
+        ):
             continue
         if found is None and part in ("choices", "value") and not isinstance(here, yaml.MappingNode):
             continue
@@ -448,7 +490,9 @@ def _section_of(annotation: Any) -> Any:
     """The section that an annotation such as `Annotated[Prior, ...] | None` allows; itself, if that is none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next((found for part in get_args(annotation) if isinstance(found := _section_of(part), type)), annotation)
+    return next(
+        (found for part in get_args(annotation) if isinstance(found := _section_of(part), type)), annotation
+    )
 
 
 # A parameter of a task may be called much like a key of ours (completion, accumulation), but not as a typo of it would.
@@ -485,7 +529,9 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             )
         elif name in RESERVED:
             yield ("space", name), f"{name!r} is reserved for bsearch's own results. Rename the parameter."
-        elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw], _TYPO)):
+        elif name not in Space.model_fields and (
+            miss := near_miss(name, [key for key in known if key not in raw], _TYPO)
+        ):
             yield (
                 ("space", name),
                 f"{name!r} would be a parameter of the task, but it looks like a typo.{miss} "
@@ -495,7 +541,10 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         space = Space.model_validate(raw)
     except ValidationError:
         return
-    domains, searched = space.domains(), [name for name, values in space.domains().items() if len({*values_of(values)}) > 1]
+    domains, searched = (
+        space.domains(),
+        [name for name, values in space.domains().items() if len({*values_of(values)}) > 1],
+    )
     with contextlib.suppress(ValidationError):
         devices = Devices.model_validate(data.get("devices") or {})
         domains["devices"] = devices.domain
@@ -507,13 +556,27 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             if name not in domains:
                 yield key, f"expected a parameter from space, got {name!r}.{near_miss(name, domains)}"
             elif not domains[name].contains(value):
-                hint = f" Write rule: power, exponent: {RULE_EXPONENTS[value]!r}." if _power_for(name, value, domains) else ""
-                yield key, f"expected {domains[name]} as in space.{name}, got {value!r}.{hint}".removesuffix("." * (not hint))
+                hint = (
+                    f" Write rule: power, exponent: {RULE_EXPONENTS[value]!r}."
+                    if _power_for(name, value, domains)
+                    else ""
+                )
+                yield (
+                    key,
+                    f"expected {domains[name]} as in space.{name}, got {value!r}.{hint}".removesuffix(
+                        "." * (not hint)
+                    ),
+                )
         if isinstance(settings, dict):
             chosen = {name: next(values_of(domain)) for name, domain in domains.items()} | settings
-            missing = [name for name in searched if name not in settings and applies(domains[name].when, chosen)]
+            missing = [
+                name for name in searched if name not in settings and applies(domains[name].when, chosen)
+            ]
             if missing:
-                yield ("baseline", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"
+                yield (
+                    ("baseline", index),
+                    f"expected a value for every searched parameter, got none for {', '.join(missing)}",
+                )
 
 
 def _contradicting_direction(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
@@ -527,11 +590,22 @@ def _contradicting_direction(data: Mapping[str, Any]) -> Iterator[tuple[Key, str
     key: Key = ("objectives", "metric")
     if said is None and written is None:
         write = f"Write metric: {{name: {name}, direction: minimize}}, or maximize."
-        yield (*key, "direction"), f"expected minimize or maximize with {name!r}, which does not say it; got none. {write}"
+        yield (
+            (*key, "direction"),
+            f"expected minimize or maximize with {name!r}, which does not say it; got none. {write}",
+        )
     elif said == "minimize" and written == "maximize":
-        yield key, f"expected direction: minimize with {name!r}, by its name; got maximize. If more of it is better, rename it."
+        yield (
+            key,
+            f"expected direction: minimize with {name!r}, by its name; got maximize. If more of it is better, rename it.",
+        )
 
 
 def _power_for(name: str, value: Any, domains: Mapping[str, Domain]) -> bool:
     """Whether a setting names a rule that the space expresses as an exponent, as `rule: auto` does."""
-    return name == "rule" and value in RULE_EXPONENTS and "exponent" in domains and domains["rule"].contains("power")
+    return (
+        name == "rule"
+        and value in RULE_EXPONENTS
+        and "exponent" in domains
+        and domains["rule"].contains("power")
+    )

@@ -50,7 +50,9 @@ class Budget(Section):
         description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. With "
         "`hours`, `cost` or `by`, no limit unless given.",
     )
-    hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
+    hours: Number | None = Field(
+        None, gt=0, description="Time limit in hours, summed over restarts; null: no limit."
+    )
     cost: Number | None = Field(
         None,
         gt=0,
@@ -87,7 +89,11 @@ class Budget(Section):
     def _unlimited(self) -> Self:
         if {self.by, self.hours, self.cost} != {None} and "trials" not in self.model_fields_set:
             object.__setattr__(self, "trials", UNLIMITED)
-        if self.by is not None and "profile_s" not in self.model_fields_set and (length := duration_of(self.by)) is not None:
+        if (
+            self.by is not None
+            and "profile_s" not in self.model_fields_set
+            and (length := duration_of(self.by)) is not None
+        ):
             short_s = max(_TIMING * length.total_seconds(), _LEAST_TIMING_S)
             object.__setattr__(self, "profile_s", min(self.profile_s, short_s))
         return self
@@ -102,7 +108,9 @@ class Metric(Section):
     """A metric that the training code reports."""
 
     name: StrictStr = Field(
-        "accuracy", min_length=1, description="Name of the metric, as the task or the training loop reports it."
+        "accuracy",
+        min_length=1,
+        description="Name of the metric, as the task or the training loop reports it.",
     )
     direction: Direction = Field(
         "maximize",
@@ -113,7 +121,9 @@ class Metric(Section):
         description="Values below it are worth nothing: the front, the search and early stopping look only at what reaches it, "
         "once a trial does. It may be changed between runs.",
     )
-    at_most: Number | None = Field(None, description="The same for a metric that is minimized: values above are worth nothing.")
+    at_most: Number | None = Field(
+        None, description="The same for a metric that is minimized: values above are worth nothing."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -127,9 +137,13 @@ class Metric(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         fits = bound_of(self.direction)
-        given = next((key for key in ("at_least", "at_most") if key != fits and getattr(self, key) is not None), None)
+        given = next(
+            (key for key in ("at_least", "at_most") if key != fits and getattr(self, key) is not None), None
+        )
         if given is not None:
-            raise fault(f"expected {fits} with direction: {self.direction}, got {given}. Write {fits}, or the other direction.")
+            raise fault(
+                f"expected {fits} with direction: {self.direction}, got {given}. Write {fits}, or the other direction."
+            )
         return self
 
     @property

@@ -69,7 +69,9 @@ def _precisions(domain: Domain) -> Domain:
 def _rules(domain: Domain) -> Domain:
     for value in values_of(domain):
         if value == "auto":
-            raise fault("expected auto alone, since it searches the exponent of one rule; got it in a list. Write rule: auto.")
+            raise fault(
+                "expected auto alone, since it searches the exponent of one rule; got it in a list. Write rule: auto."
+            )
         one_of(value, [*RATE_RULES, "auto"])
     return domain
 
@@ -81,7 +83,9 @@ _POSITIVE = AfterValidator(positive_numbers), AfterValidator(log_by_default), Af
 class ReferenceRate(Range):
     """The learning rate at the reference batch; the rule scales it to every other batch."""
 
-    at_batch: StrictInt = Field(256, ge=1, description="The effective batch, in samples, that the reference rate applies to.")
+    at_batch: StrictInt = Field(
+        256, ge=1, description="The effective batch, in samples, that the reference rate applies to."
+    )
 
 
 def _reference_rate(value: Any) -> Any:
@@ -89,7 +93,11 @@ def _reference_rate(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {"low": value, "high": value}
     if isinstance(value, dict) and "value" in value and not {"low", "high"} & set(value):
-        return {**{key: item for key, item in value.items() if key != "value"}, "low": value["value"], "high": value["value"]}
+        return {
+            **{key: item for key, item in value.items() if key != "value"},
+            "low": value["value"],
+            "high": value["value"],
+        }
     return value
 
 
@@ -116,7 +124,10 @@ def _cost_faults(costly: Mapping[str, Domain]) -> Iterator[tuple[str, str]]:
     counts = {name: count_of(domain) for name, domain in costly.items()}
     for name, count in counts.items():
         if count is None:
-            yield name, "expected choices or a range of integers, since changes_cost is true; got a range of floats"
+            yield (
+                name,
+                "expected choices or a range of integers, since changes_cost is true; got a range of floats",
+            )
     known = {name: count for name, count in counts.items() if count is not None}
     if (combinations := math.prod(known.values())) > MOST_PROFILES:
         each = ", ".join(f"{count} of {name}" for name, count in known.items())
@@ -167,7 +178,8 @@ class Space(Section):
         None, description="Instead of epochs: samples to train on."
     )
     tokens: Annotated[AnyDomain, AfterValidator(batches)] | None = Field(
-        None, description="Instead of epochs: units to train on, such as tokens, of data that say how many each sample has."
+        None,
+        description="Instead of epochs: units to train on, such as tokens, of data that say how many each sample has.",
     )
     steps: Annotated[AnyDomain, AfterValidator(batches)] | None = Field(
         None, description="Instead of epochs: optimizer steps, whatever the batch."
@@ -186,17 +198,20 @@ class Space(Section):
         Fixed(value=0.0), description="Weight decay of the optimizer."
     )
 
-    rates: dict[Annotated[StrictStr, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[AnyDomain, *_POSITIVE]] = Field(
-        {},
-        description="Learning rates of groups of the model's parameters, such as `{embedding: {low: 0.3, high: 30}}`, as "
-        'ratios to the trial\'s, so that one rule scales all. The task sets `lr=setup.rate("embedding")`; trials have them '
-        "as `rates.embedding`.",
+    rates: dict[Annotated[StrictStr, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[AnyDomain, *_POSITIVE]] = (
+        Field(
+            {},
+            description="Learning rates of groups of the model's parameters, such as `{embedding: {low: 0.3, high: 30}}`, as "
+            'ratios to the trial\'s, so that one rule scales all. The task sets `lr=setup.rate("embedding")`; trials have them '
+            "as `rates.embedding`.",
+        )
     )
     schedule: Annotated[AnyDomain, AfterValidator(_each_of(SCHEDULES))] | None = Field(
         None, description="Searched instead of `training.schedule`."
     )
     warmup: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
-        None, description="Searched instead of `training.warmup`: a share of the trial's samples, written 0.05."
+        None,
+        description="Searched instead of `training.warmup`: a share of the trial's samples, written 0.05.",
     )
     clip_norm: Annotated[AnyDomain, *_POSITIVE] | None = Field(
         None, description="Searched instead of `training.clip_norm`; on a logarithmic scale by default."
@@ -205,10 +220,12 @@ class Space(Section):
         None, description="Searched instead of `training.precision`; each value is profiled separately."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
-        None, description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas."
+        None,
+        description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas.",
     )
     beta2: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
-        None, description="Searched instead of the second of `training.betas`; the task's optimizer must use setup.betas."
+        None,
+        description="Searched instead of the second of `training.betas`; the task's optimizer must use setup.betas.",
     )
 
     @model_validator(mode="before")
@@ -234,7 +251,9 @@ class Space(Section):
             return data
         given = {name: data[name] for name in LENGTHS if data.get(name) is not None}
         if len(given) > 1:
-            raise fault(f"expected one of {', '.join(LENGTHS)}, got {' and '.join(given)}. Remove all but one.")
+            raise fault(
+                f"expected one of {', '.join(LENGTHS)}, got {' and '.join(given)}. Remove all but one."
+            )
         return {
             **{name: value for name, value in data.items() if name not in LENGTHS},
             **({"epochs": None} if given else {}),
@@ -250,7 +269,10 @@ class Space(Section):
         """Each fault's key and message, where parameters do not go together."""
         for name in type(self).model_fields:
             if name != "precision" and getattr(getattr(self, name), "changes_cost", False):
-                yield name, "expected changes_cost on a parameter of the task or on precision alone, got it here. Remove it."
+                yield (
+                    name,
+                    "expected changes_cost on a parameter of the task or on precision alone, got it here. Remove it.",
+                )
             if getattr(getattr(self, name), "when", {}):
                 yield name, "expected `when` on a parameter of the task alone, got it here. Remove it."
         domains = self.domains()
@@ -261,7 +283,10 @@ class Space(Section):
         yield from _cost_faults({name: domain for name, domain in costly.items() if name in may_cost})
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
-            yield "rule", "power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}."
+            yield (
+                "rule",
+                "power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}.",
+            )
         for rule in sorted(rules & RULES_WITH_NOISE_BATCH):
             if self.noise_batch is None:
                 yield (
@@ -270,7 +295,10 @@ class Space(Section):
                 )
         for rule in sorted(rules & RULES_FOR_DECAY):
             if not any(values_of(self.weight_decay)):
-                yield "rule", f"{rule}: expected a weight decay to scale, got 0. Write weight_decay: 0.1, or a range."
+                yield (
+                    "rule",
+                    f"{rule}: expected a weight decay to scale, got 0. Write weight_decay: 0.1, or a range.",
+                )
             if self.epochs is None:
                 yield (
                     "rule",
@@ -290,8 +318,13 @@ class Space(Section):
     def domains(self) -> dict[str, Domain]:
         """Every parameter's domain by name, task parameters last."""
         named = {name: getattr(self, name) for name in type(self).model_fields if name != "rates"}
-        return {name: domain for name, domain in {**named, **self.task_parameters()}.items() if domain is not None}
+        return {
+            name: domain for name, domain in {**named, **self.task_parameters()}.items() if domain is not None
+        }
 
     def task_parameters(self) -> dict[str, Domain]:
         """What a task reads in `setup.parameters`, ratios of rates among them."""
-        return {**{ratio_name(group): domain for group, domain in self.rates.items()}, **(self.__pydantic_extra__ or {})}
+        return {
+            **{ratio_name(group): domain for group, domain in self.rates.items()},
+            **(self.__pydantic_extra__ or {}),
+        }

@@ -8,9 +8,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
-from ..domain import Domain, Fixed, PathText, Scalar, Section, check_all, fault, one_of, searched_of, values_of
+from ..domain import (
+    Domain,
+    Fixed,
+    PathText,
+    Scalar,
+    Section,
+    check_all,
+    fault,
+    one_of,
+    searched_of,
+    values_of,
+)
 from ..errors import Fault, StudyFileError, near_miss
 from ..readable import UNLIMITED
 from ..record import OURS_OF_SCORES
@@ -22,7 +42,9 @@ from .submit import Submit
 from .training import BETAS, CODE, RECIPE, Training
 
 Tracker = Literal["mlflow", "wandb", "tensorboard"]
-Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"]
+Framework = Literal[
+    "hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"
+]
 
 
 def _several(value: Any) -> Any:
@@ -40,7 +62,9 @@ def _sampler(value: str) -> str:
     if re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", value):
         return value
     if value not in SAMPLERS:
-        raise fault(f"expected one of {', '.join(SAMPLERS)}, or module:attr; got {value!r}.{near_miss(value, SAMPLERS)}")
+        raise fault(
+            f"expected one of {', '.join(SAMPLERS)}, or module:attr; got {value!r}.{near_miss(value, SAMPLERS)}"
+        )
     return value
 
 
@@ -81,7 +105,8 @@ class StudySpec(Section):
         "runs as `bsearch ask` reads them, such as runs.csv, which are believed as far as they agree with the trials.",
     )
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
-        None, description="SQLAlchemy URL of the database with all results; default: a SQLite file next to the study file."
+        None,
+        description="SQLAlchemy URL of the database with all results; default: a SQLite file next to the study file.",
     )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
         "front",
@@ -101,7 +126,9 @@ class StudySpec(Section):
         description="Repeat each of the front's members this many times, each with a new seed, in the last 30 % of "
         "`budget.trials`. The front then shows means with intervals.",
     )
-    tracking: Annotated[tuple[Tracker, ...], BeforeValidator(_several, json_schema_input_type=Tracker | list[Tracker])] = Field(
+    tracking: Annotated[
+        tuple[Tracker, ...], BeforeValidator(_several, json_schema_input_type=Tracker | list[Tracker])
+    ] = Field(
         (),
         description="Experiment trackers that log every trial as a run: mlflow, wandb or tensorboard, or a list of them.",
     )
@@ -127,7 +154,9 @@ class StudySpec(Section):
         limited = self.budget.trials == UNLIMITED and not self.budget.keeps_model
         of_one_length = self.space.length not in self.searched()
         can_resume = self.cluster.checkpoints is not None and self.training.evaluations > 1
-        return limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
+        return (
+            limited and of_one_length and can_resume and self.sampler == "front" and self.stopping == "front"
+        )
 
     @property
     def trains_equally_long(self) -> bool:
@@ -157,14 +186,23 @@ class StudySpec(Section):
     def identity(self) -> dict[str, Any]:
         """The part of the study that must not change between runs; the task's hash is added to it."""
         # Defaults are left out, so that a key added by a later version does not change existing studies.
-        parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
+        parts = {
+            name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY
+        }
         metric = self.objectives.metric
-        comparable = self.objectives.model_copy(update={"metric": Metric(name=metric.name, direction=metric.direction)})
-        parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)  # a floor changes no trial
+        comparable = self.objectives.model_copy(
+            update={"metric": Metric(name=metric.name, direction=metric.direction)}
+        )
+        parts["objectives"] = comparable.model_dump(
+            mode="json", exclude_defaults=True
+        )  # a floor changes no trial
         for key in ("workers", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
         space = parts["space"]
-        for domain in (*space.values(), *space.get("rates", {}).values()):  # where trials are tried, not what they are
+        for domain in (
+            *space.values(),
+            *space.get("rates", {}).values(),
+        ):  # where trials are tried, not what they are
             if domain is not None:
                 domain.pop("prior", None)
         if self.devices.counts != (1,):
@@ -185,9 +223,14 @@ class StudySpec(Section):
         for name, values in sections.items():
             section: Section = getattr(self, name)
             try:
-                update[name] = type(section).model_validate({**section.model_dump(exclude_unset=True), **values})
+                update[name] = type(section).model_validate(
+                    {**section.model_dump(exclude_unset=True), **values}
+                )
             except ValidationError as error:
-                faults = [Fault(".".join(map(str, (name, *detail["loc"]))), detail["msg"]) for detail in error.errors()]
+                faults = [
+                    Fault(".".join(map(str, (name, *detail["loc"]))), detail["msg"])
+                    for detail in error.errors()
+                ]
                 raise StudyFileError(faults) from None
         changed = self.model_copy(update=update)
         changed._folder = self._folder
@@ -210,7 +253,9 @@ class StudySpec(Section):
     def fixed(self) -> dict[str, Any]:
         """The values of the parameters that are not searched."""
         searched = self.searched()
-        return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in searched}
+        return {
+            name: next(values_of(domain)) for name, domain in self.domains().items() if name not in searched
+        }
 
 
 # What must agree between the parts of a study: each fault names the key to change, and what it disagrees with.
@@ -226,7 +271,10 @@ def disagreements(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _prices(study: StudySpec) -> Iterator[Disagreement]:
-    needed = {"objectives.speed": study.objectives.speed == "cost", "budget.cost": study.budget.cost is not None}
+    needed = {
+        "objectives.speed": study.objectives.speed == "cost",
+        "budget.cost": study.budget.cost is not None,
+    }
     for key, cost in needed.items():
         if cost and not study.devices.prices:
             yield key, "expected devices.prices with it, got none. Write prices: {A100: 1.8} under devices."
@@ -252,7 +300,10 @@ def _samplers(study: StudySpec) -> Iterator[Disagreement]:
             f"expected sampler: front, whose models say what more trials would add; got {study.sampler}",
         )
     if study.warm_start:
-        yield "warm_start", f"expected sampler: front, which alone learns from earlier studies; got {study.sampler}"
+        yield (
+            "warm_start",
+            f"expected sampler: front, which alone learns from earlier studies; got {study.sampler}",
+        )
     for name, domain in study.space.domains().items():
         if getattr(domain, "prior", None) is not None:
             yield (
@@ -305,23 +356,38 @@ def _sharding(study: StudySpec) -> Iterator[Disagreement]:
 
 def _repeats(study: StudySpec) -> Iterator[Disagreement]:
     if study.confirm and not study.confirm < study.budget.trials != UNLIMITED:
-        yield "confirm", f"expected fewer than budget.trials, which has to be given with it; got {study.confirm}"
+        yield (
+            "confirm",
+            f"expected fewer than budget.trials, which has to be given with it; got {study.confirm}",
+        )
 
 
 def _deadlines(study: StudySpec) -> Iterator[Disagreement]:
     """What goes with a model that is kept, and with a moment to keep it by."""
     budget = study.budget
     if budget.keep is not None and budget.by is None and budget.cost is None and budget.until is None:
-        yield "budget.keep", "expected budget.by, cost or until with it, which say when to stop; got none. Write by: 2h."
+        yield (
+            "budget.keep",
+            "expected budget.by, cost or until with it, which say when to stop; got none. Write by: 2h.",
+        )
     if budget.until is not None and budget.hours is not None and budget.by is None:
         yield "budget.hours", f"expected budget.by with until, got hours. Write by: {budget.hours:g}h."
     if budget.by is None:
         return
     if study.objectives.speed != "train_s":
-        yield "objectives.speed", f"expected train_s with budget.by, which is about time; got {study.objectives.speed}"
+        yield (
+            "objectives.speed",
+            f"expected train_s with budget.by, which is about time; got {study.objectives.speed}",
+        )
     if budget.hours is not None:
-        yield "budget.hours", f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}."
+        yield (
+            "budget.hours",
+            f"expected it or budget.by, got both. Remove hours: the study is done by {budget.by}.",
+        )
     if study.sampler != "front":
-        yield "budget.by", f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}"
+        yield (
+            "budget.by",
+            f"expected sampler: front, which proposes only trainings that fit; got {study.sampler}",
+        )
     if study.confirm:
         yield "confirm", "expected 0 with budget.by, whose time is for the search; got repeats."

@@ -25,7 +25,9 @@ def _like(pattern: str, expected: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Variable = Annotated[StrictStr, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without its value")]
+Variable = Annotated[
+    StrictStr, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without its value")
+]
 # What may follow ray@.
 _ADDRESS = r"(https?|ray)://[A-Za-z0-9.\-\[\]:/_~%]+|[A-Za-z0-9.-]+:[0-9]+"
 
@@ -57,8 +59,12 @@ class Submit(Section):
     nodes: StrictInt = Field(1, ge=1, description="Machines of the job.")
     gpus_per_node: StrictInt = Field(0, ge=0, description="GPUs per machine.")
     cpus_per_node: StrictInt = Field(4, ge=1, description="CPU cores per machine.")
-    hours: Number | None = Field(None, gt=0, le=24 * 365, description="Time limit of the job in hours; default: the cluster's.")
-    environment: tuple[Variable, ...] = Field((), description="Environment variables passed on to the job, by name.")
+    hours: Number | None = Field(
+        None, gt=0, le=24 * 365, description="Time limit of the job in hours; default: the cluster's."
+    )
+    environment: tuple[Variable, ...] = Field(
+        (), description="Environment variables passed on to the job, by name."
+    )
 
     @property
     def place(self) -> str:

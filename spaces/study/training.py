@@ -53,7 +53,9 @@ class Training(Section):
         0.05,
         description="Share of the trial's samples over which the learning rate rises linearly from 0.",
     )
-    clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
+    clip_norm: Number | None = Field(
+        None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping."
+    )
     evaluations: StrictInt = Field(
         10,
         ge=1,
@@ -67,14 +69,19 @@ class Training(Section):
         description="Seed of every trial's initial weights, shuffling and augmentation, and of the sampler.",
     )
     workers: StrictInt = Field(
-        0, ge=0, le=256, description="Data-loading processes per device; 0: the training process loads the data."
+        0,
+        ge=0,
+        le=256,
+        description="Data-loading processes per device; 0: the training process loads the data.",
     )
     compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
     sync_batch_norm: StrictBool = Field(
-        False, description="Synchronise BatchNorm statistics over all of a trial's GPUs, instead of computing them on each."
+        False,
+        description="Synchronise BatchNorm statistics over all of a trial's GPUs, instead of computing them on each.",
     )
     betas: tuple[Number, Number] = Field(
-        (0.9, 0.999), description="Adam's betas at the reference batch; the rule `adam_sde` scales them with the batch."
+        (0.9, 0.999),
+        description="Adam's betas at the reference batch; the rule `adam_sde` scales them with the batch.",
     )
     beta2_scaling: Beta2Scaling = Field(
         "constant",
@@ -82,7 +89,9 @@ class Training(Section):
         "rule but `adam_sde`, which scales the betas itself.",
     )
     eps: Number = Field(
-        1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
+        1e-8,
+        gt=0,
+        description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch.",
     )
     ema: Number | None = Field(
         None,
@@ -98,7 +107,9 @@ class Training(Section):
         "front then says so.",
     )
     samples: StrictInt | None = Field(
-        None, ge=1, description="Samples in the training set; only required if the training code is a loop of your own."
+        None,
+        ge=1,
+        description="Samples in the training set; only required if the training code is a loop of your own.",
     )
 
     @model_validator(mode="after")

@@ -47,7 +47,10 @@ def test_a_stage_reports_its_claims_and_facts() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("raises", "ValueError: a wrong value (verify_stages.py:"), ("dies", "its process ended with code 7: what it said last")],
+    [
+        ("raises", "ValueError: a wrong value (verify_stages.py:"),
+        ("dies", "its process ended with code 7: what it said last"),
+    ],
 )
 def test_what_a_stage_found_before_it_failed_is_kept(name: str, problem: str) -> None:
     report = ran(planned(name))
@@ -97,7 +100,9 @@ def test_after_a_failed_smoke_only_named_stages_run(monkeypatch: pytest.MonkeyPa
         assert report.verdict.startswith("This machine does not work with bsearch: ValueError: a wrong value")
 
 
-def test_the_report_is_written_after_every_stage_and_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_written_after_every_stage_and_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bsearch.benchmarks.verify.run.STAGES", (planned("well"), planned("dies")))
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -179,7 +184,10 @@ def test_a_stage_that_hangs_is_killed_with_everything_it_started(tmp_path: Path)
     assert report.problem == "killed after 15 s"
     assert len(report.claims) == 1
     until = time.monotonic() + 60
-    while Path(f"/proc/{child.read_text()}/cmdline").exists() and Path(f"/proc/{child.read_text()}/cmdline").read_bytes():
+    while (
+        Path(f"/proc/{child.read_text()}/cmdline").exists()
+        and Path(f"/proc/{child.read_text()}/cmdline").read_bytes()
+    ):
         assert time.monotonic() < until
         time.sleep(0.1)
 
@@ -189,7 +197,10 @@ def test_stages_are_chosen_by_device_and_by_name() -> None:
         stage.name for stage in STAGES if stage.only == "gpu" or stage.named
     }
     assert all(stage.seconds <= 540 for stage in STAGES if stage.named)
-    assert [stage.name for stage in chosen(["loop", "machine", "loop"], "cpu", quick=True)] == ["loop", "machine"]
+    assert [stage.name for stage in chosen(["loop", "machine", "loop"], "cpu", quick=True)] == [
+        "loop",
+        "machine",
+    ]
     smoke, *others = chosen([], "gpu", quick=False)
     assert (smoke.name, smoke.seconds, smoke.quick_s) == ("smoke", 30, 30)
     assert sum(stage.seconds for stage in others) <= 600
@@ -237,8 +248,12 @@ def test_this_machine_is_exact(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_every_claim_that_is_no_matter_of_time_holds_here(tmp_path: Path) -> None:
     out = tmp_path / "verified.json"
-    stages = [stage.name for stage in STAGES if stage.only is None and stage.name not in ("loop", "step-time")]
+    stages = [
+        stage.name for stage in STAGES if stage.only is None and stage.name not in ("loop", "step-time")
+    ]
     arguments = [PROGRAM, "--device", "cpu", "--quick", "--serial", "--out", str(out)]
-    result = CliRunner().invoke(program, [*arguments, *(word for name in stages for word in ("--stage", name))])
+    result = CliRunner().invoke(
+        program, [*arguments, *(word for name in stages for word in ("--stage", name))]
+    )
     assert result.exit_code == 0, result.output
     assert len(Report.read(out.read_text()).claims) > 10

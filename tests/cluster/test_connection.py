@@ -47,7 +47,9 @@ def test_references_in_garbage_do_not_end_the_process_that_leaves_ray() -> None:
     assert ended.stdout.splitlines() == ["left while it littered: True", "no more references"]
 
 
-def test_a_node_that_is_slow_to_begin_is_waited_for_and_a_dead_one_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_slow_to_begin_is_waited_for_and_a_dead_one_is_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def get_node(address: str) -> str:

@@ -42,7 +42,11 @@ def two_kinds() -> Iterator[str]:
 
         machines = Machines(
             initialize_head=True,
-            head_node_args={"num_cpus": 1, "include_dashboard": False, "resources": {"accelerator_type:FAST": 1}},
+            head_node_args={
+                "num_cpus": 1,
+                "include_dashboard": False,
+                "resources": {"accelerator_type:FAST": 1},
+            },
         )
         machines.add_node(num_cpus=1, resources={"accelerator_type:SMALL": 1})
         try:
@@ -70,7 +74,11 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
         messages: list[str] = []
         with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
             run_study(
-                spec, nullcontext(runner), task_code_hash(spec.task), new=True, notify=lambda event: messages.append(event.text)
+                spec,
+                nullcontext(runner),
+                task_code_hash(spec.task),
+                new=True,
+                notify=lambda event: messages.append(event.text),
             )
         study = Tables(str(spec.storage)).studies()[-1].name
         return messages, as_optuna(str(spec.storage), study).trials
@@ -84,8 +92,12 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
     assert any("on a FAST" in text for text in messages)
     assert any("on a SMALL" in text for text in messages)
     _, trials = go(accelerator_type="FAST")
-    assert "device_kind" not in {name for trial in trials for name in trial.user_attrs}  # one kind: nothing to tell
-    with pytest.raises(StudyFileError, match=r"devices.time_on: expected a kind of device that is here \(FAST, SMALL\)"):
+    assert "device_kind" not in {
+        name for trial in trials for name in trial.user_attrs
+    }  # one kind: nothing to tell
+    with pytest.raises(
+        StudyFileError, match=r"devices.time_on: expected a kind of device that is here \(FAST, SMALL\)"
+    ):
         go(time_on="A100")
 
 
@@ -98,7 +110,9 @@ def nvidia_smi(folder: Path, mebibytes: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("mebibytes", "name"), [(81920, "80GB"), (40960, "40GB"), (81559, "80GB"), (16384, "16GB")])
+@pytest.mark.parametrize(
+    ("mebibytes", "name"), [(81920, "80GB"), (40960, "40GB"), (81559, "80GB"), (16384, "16GB")]
+)
 def test_memory_of_cards_is_told_as_they_are_named(
     mebibytes: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +123,8 @@ def test_memory_of_cards_is_told_as_they_are_named(
 
 
 @pytest.mark.parametrize(
-    ("visible", "name"), [(None, "80GB"), ("", "80GB"), ("1", "40GB"), ("1, 0", "40GB"), ("-1", ""), ("MIG-1f0a", "80GB")]
+    ("visible", "name"),
+    [(None, "80GB"), ("", "80GB"), ("1", "40GB"), ("1, 0", "40GB"), ("-1", ""), ("MIG-1f0a", "80GB")],
 )
 def test_memory_is_that_of_the_gpus_that_may_be_used(
     visible: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +147,9 @@ def test_memory_is_that_of_the_gpus_that_may_be_used(
 @pytest.mark.ray
 @pytest.mark.cluster
 @pytest.mark.long
-def test_cards_of_one_name_and_two_sizes_are_two_kinds(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_cards_of_one_name_and_two_sizes_are_two_kinds(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     """Ray's name is the same for both; three such machines, one of them smaller, and shares of their GPUs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -145,8 +162,12 @@ def test_cards_of_one_name_and_two_sizes_are_two_kinds(study_file: Callable[...,
                 resources = {"accelerator_type:A100": 1}
                 # Ray is told of GPUs, and torch in its workers finds them, too.
                 gpus = {name: environment(Cards(count=2))[name] for name in ("PYTHONPATH", VARIABLE)}
-                machines.add_node(num_cpus=6, num_gpus=2, resources=resources, env_vars={"PATH": path, **gpus})
-            spec = read_study(study_file(devices={"kind": "gpu", "per_trial": 0.5}, cluster={"address": machines.address}))
+                machines.add_node(
+                    num_cpus=6, num_gpus=2, resources=resources, env_vars={"PATH": path, **gpus}
+                )
+            spec = read_study(
+                study_file(devices={"kind": "gpu", "per_trial": 0.5}, cluster={"address": machines.address})
+            )
             with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
                 assert runner.kinds == ("A100 80GB", "A100 40GB")
                 assert runner.cores == 1  # half of the three cores of a GPU

@@ -17,7 +17,10 @@ from bsearch.cluster.last_words import last_words
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its worker was killed by SIGSEGV"),
         ("os.abort()", "its worker was killed by SIGABRT"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "its worker was killed without a trace, as SIGKILL does"),
-        ("os.waitpid(pid, 0) if (pid := os.fork()) else os._exit(5); os._exit(4)", "its worker exited with code 4"),
+        (
+            "os.waitpid(pid, 0) if (pid := os.fork()) else os._exit(5); os._exit(4)",
+            "its worker exited with code 4",
+        ),
     ],
 )
 def test_a_death_is_told(tmp_path: Path, code: str, words: str) -> None:

@@ -58,14 +58,20 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.delenv("RAY_ADDRESS", raising=False)
         reset_auth_token_state()  # this process may have used Ray without one
         command = ["ray", "start", "--head", "--block", f"--port={port}", f"--dashboard-port={dashboard}"]
-        command += ["--include-dashboard=true", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
+        command += [
+            "--include-dashboard=true",
+            f"--dashboard-agent-listen-port={agent}",
+            f"--ray-client-server-port={client}",
+        ]
         command += ["--num-cpus=2", "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={scratch}"]
         log = tmp_path_factory.mktemp("ray") / "log"
         # Of our own path nothing: the cluster shall have from us what we send.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         with log.open("wb") as out:
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
         try:
             url = f"http://127.0.0.1:{dashboard}"
             submitter = RaySubmitter(Submit.model_validate({"launcher": f"ray@{url}"}))
@@ -130,23 +136,38 @@ class TestRaySubmitter(SubmitterContract):
 def test_where_nobody_answers_it_is_told() -> None:
     submitter = RaySubmitter(Submit.model_validate({"launcher": "ray@http://127.0.0.1:9"}))
     with pytest.raises(
-        ClusterError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*in the launcher: ray@http://host:8265"
+        ClusterError,
+        match=r"Ray at http://127.0.0.1:9: cannot be reached: .*in the launcher: ray@http://host:8265",
     ):
         submitter.jobs()
 
 
 @pytest.mark.parametrize("storage", [None, "sqlite:///small.db", "sqlite:///:memory:"])
-def test_a_database_that_would_die_with_the_job_is_refused(study_file: Callable[..., Path], storage: str | None) -> None:
+def test_a_database_that_would_die_with_the_job_is_refused(
+    study_file: Callable[..., Path], storage: str | None
+) -> None:
     made = Submission.read(study_file(storage=storage), None, {"launcher": "ray"})
     with pytest.raises(
-        StudyFileError, match=r"storage: expected a database that outlives the job .*sqlite:////shared/small.db"
+        StudyFileError,
+        match=r"storage: expected a database that outlives the job .*sqlite:////shared/small.db",
     ):
         RaySubmitter(made.settings).plan(made)
 
 
-def test_only_what_a_job_needs_travels_and_the_rest_is_told(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_only_what_a_job_needs_travels_and_the_rest_is_told(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "tasks.py").write_text("x = 1")
-    for name in ("net/layers.py", "data/cifar.bin", "data.csv", "results/front.csv", "old.db", "model.pt", ".env", "big.npz"):
+    for name in (
+        "net/layers.py",
+        "data/cifar.bin",
+        "data.csv",
+        "results/front.csv",
+        "old.db",
+        "model.pt",
+        ".env",
+        "big.npz",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "big.npz").write_bytes(bytes(11 << 20))
@@ -156,7 +177,8 @@ def test_only_what_a_job_needs_travels_and_the_rest_is_told(study_file: Callable
     made = Submission.read(path, None, {"launcher": "ray"})
     plan = RaySubmitter(made.settings).plan(made)
     assert "\n".join(
-        f"  - {name}" for name in ("data.csv", "datasets/__init__.py", "net/layers.py", "study.yaml", "tasks.py")
+        f"  - {name}"
+        for name in ("data.csv", "datasets/__init__.py", "net/layers.py", "study.yaml", "tasks.py")
     ) in (plan.text)
     assert "not sent: .env, big.npz (11.0 MiB), data/, model.pt, old.db, results/" in plan.notes
 
@@ -164,20 +186,30 @@ def test_only_what_a_job_needs_travels_and_the_rest_is_told(study_file: Callable
 def test_a_task_outside_the_folder_is_refused(study_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path.parent / "tasks.py").write_text("x = 1")
     for task in ("../tasks.py:x", f"{tmp_path.parent}/tasks.py:x"):
-        made = Submission.read(study_file(task=task, storage="postgresql+psycopg://me@db/s"), None, {"launcher": "ray"})
+        made = Submission.read(
+            study_file(task=task, storage="postgresql+psycopg://me@db/s"), None, {"launcher": "ray"}
+        )
         with pytest.raises(StudyFileError, match=r"task: expected a path inside the study's folder"):
             RaySubmitter(made.settings).plan(made)
 
 
 def test_machines_that_are_asked_of_a_running_cluster_are_told(study_file: Callable[..., Path]) -> None:
-    made = Submission.read(study_file(submit={"nodes": 2, "hours": 8}), "postgresql+psycopg://me@db/s", {"launcher": "ray"})
+    made = Submission.read(
+        study_file(submit={"nodes": 2, "hours": 8}), "postgresql+psycopg://me@db/s", {"launcher": "ray"}
+    )
     notes = RaySubmitter(made.settings).plan(made).notes
     assert "ignored, because the cluster's machines are already running: submit.hours, submit.nodes" in notes
 
 
-def test_a_template_adds_what_ray_knows_and_nothing_else(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_template_adds_what_ray_knows_and_nothing_else(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     made = Submission.read(
-        study_file(storage="postgresql+psycopg://me@db/s", submit={"template": "job.yaml", "environment": ["HOME"]}), None, {}
+        study_file(
+            storage="postgresql+psycopg://me@db/s", submit={"template": "job.yaml", "environment": ["HOME"]}
+        ),
+        None,
+        {},
     )
     (tmp_path / "job.yaml").write_text(
         "entrypoint: nice {{ command }} --serial\nentrypoint_num_cpus: 2\nruntime_env: {pip: [einops], env_vars: {A: b}}\n"
@@ -205,7 +237,9 @@ def test_a_template_adds_what_ray_knows_and_nothing_else(study_file: Callable[..
 
 def test_a_password_is_not_printed(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hush")
-    made = Submission.read(study_file(submit={"environment": ["SECRET_KEY"]}), "postgresql+psycopg://me:hush@db/s", {})
+    made = Submission.read(
+        study_file(submit={"environment": ["SECRET_KEY"]}), "postgresql+psycopg://me:hush@db/s", {}
+    )
     plan = RaySubmitter(made.settings).plan(made)
     assert "SECRET_KEY" in plan.text
     assert "hush" not in plan.text

@@ -96,7 +96,9 @@ def test_a_trial_asks_the_database_as_often_after_many_trials_and_beside_many(
 ) -> None:
     # On busy cores the buffer's clock would cut in and make other transactions of the same statements.
     monkeypatch.setattr(write_buffer, "LATEST_S", 3600.0)
-    space = SearchSpace.of({"effective_batch": Range(low=1, high=1000, log=True), "rate": Range(low=0.01, high=1.0, log=True)})
+    space = SearchSpace.of(
+        {"effective_batch": Range(low=1, high=1000, log=True), "rate": Range(low=0.01, high=1.0, log=True)}
+    )
 
     def cost(finished: int, running: int) -> list[str]:
         tables = Tables(f"sqlite:///{tmp_path}/{finished}-{running}.db")
@@ -133,7 +135,9 @@ def test_ended_trials_are_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "batch": optuna.distributions.IntDistribution(3, 777, log=True),
         "rate": optuna.distributions.FloatDistribution(1e-4, 2.0, log=True),
     }
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=distributions))
+    study = optuna.create_study(
+        directions=["minimize", "maximize"], sampler=FrontSampler(space=distributions)
+    )
     rng = random.Random(0)
     for _ in range(2000):
         params = {"batch": rng.randint(3, 777), "rate": rng.uniform(1e-4, 2.0)}

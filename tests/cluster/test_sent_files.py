@@ -14,16 +14,53 @@ GITHUB = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"
 HUB = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEF12"
 SECRETS: dict[str, str | bytes] = {
     **dict.fromkeys(
-        ("id_rsa", "id_ed25519.old", "server.pem", "tls.key", "login.ppk", "app.p8", "a.p12", "b.pfx", "c.jks"), "x"
+        (
+            "id_rsa",
+            "id_ed25519.old",
+            "server.pem",
+            "tls.key",
+            "login.ppk",
+            "app.p8",
+            "a.p12",
+            "b.pfx",
+            "c.jks",
+        ),
+        "x",
     ),
     **dict.fromkeys(
-        ("vault.kdbx", "me.keytab", "kubeconfig.yaml", "my-service-account.json", "prod.env", "terraform.tfstate"), "x"
+        (
+            "vault.kdbx",
+            "me.keytab",
+            "kubeconfig.yaml",
+            "my-service-account.json",
+            "prod.env",
+            "terraform.tfstate",
+        ),
+        "x",
     ),
     **dict.fromkeys(
-        ("terraform.tfstate.backup", "prod.tfvars", "backup.gpg", "key.asc", "_netrc", "htpasswd", "pgpass.conf"), "x"
+        (
+            "terraform.tfstate.backup",
+            "prod.tfvars",
+            "backup.gpg",
+            "key.asc",
+            "_netrc",
+            "htpasswd",
+            "pgpass.conf",
+        ),
+        "x",
     ),
     **dict.fromkeys(
-        ("credentials.ini", "aws_credentials", "token", "hf_token.txt", "secret.json", "passwords.txt", "api_key.txt"), "x"
+        (
+            "credentials.ini",
+            "aws_credentials",
+            "token",
+            "hf_token.txt",
+            "secret.json",
+            "passwords.txt",
+            "api_key.txt",
+        ),
+        "x",
     ),
     **dict.fromkeys(("client_secret_1.json", "wandb-token.cfg", "work.ovpn"), "x"),
     "secrets.sh": "export PASSWORD=hunter2x\n",
@@ -60,7 +97,9 @@ def test_forty_secrets_stay_and_code_is_sent(tmp_path: Path) -> None:
     print("sent:", *found.kept, "\nnot sent:", *found.left_out, sep="\n  ")
 
 
-@pytest.mark.parametrize("code", [f"key = '{AWS}'\n", f"token = '{HUB}'\n", f"\nURL = 'https://{GITHUB}@github.com'\n"])
+@pytest.mark.parametrize(
+    "code", [f"key = '{AWS}'\n", f"token = '{HUB}'\n", f"\nURL = 'https://{GITHUB}@github.com'\n"]
+)
 def test_code_with_a_secret_is_refused_by_its_line(tmp_path: Path, code: str) -> None:
     (tmp_path / "tasks.py").write_text(code)
     with pytest.raises(StudyFileError, match=r"got tasks.py: .* in line \d.*allowlist"):

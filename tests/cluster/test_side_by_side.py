@@ -19,7 +19,9 @@ Driver = subprocess.Popen[str]
 Span = tuple[float, float]
 
 
-def started(study_file: Callable[..., Path], folder: Path, address: str, name: str, trials: int, **cluster: int) -> Driver:
+def started(
+    study_file: Callable[..., Path], folder: Path, address: str, name: str, trials: int, **cluster: int
+) -> Driver:
     times = folder / name
     times.mkdir()
     path = study_file(
@@ -33,7 +35,10 @@ def started(study_file: Callable[..., Path], folder: Path, address: str, name: s
     )
     environment = {**os.environ, "RAY_ADDRESS": address}
     return subprocess.Popen(
-        [BSEARCH, "run", path.rename(folder / f"{name}.yaml")], env=environment, stdout=subprocess.PIPE, text=True
+        [BSEARCH, "run", path.rename(folder / f"{name}.yaml")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 

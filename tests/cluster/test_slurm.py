@@ -33,7 +33,9 @@ def processes_of(folder: Path) -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             variables = (process / "environ").read_bytes().split(b"\0")
-            if f"FAKE_SLURM={folder}".encode() in variables and any(one.startswith(b"SLURM_JOB_ID=") for one in variables):
+            if f"FAKE_SLURM={folder}".encode() in variables and any(
+                one.startswith(b"SLURM_JOB_ID=") for one in variables
+            ):
                 found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
     return {number: command for number, command in found.items() if command}  # zombies have none
 
@@ -145,7 +147,9 @@ def test_the_script_is_as_it_was_agreed(
     (tmp_path / "head.sh").write_text(HEAD)
     made = submission(study_file, **settings)
     text = (
-        SlurmSubmitter(made.settings, programs=Path("/opt/venv/bin")).plan(made).text.replace(str(tmp_path), "/home/me/study")
+        SlurmSubmitter(made.settings, programs=Path("/opt/venv/bin"))
+        .plan(made)
+        .text.replace(str(tmp_path), "/home/me/study")
     )
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
         (GOLDEN / name).write_text(text)
@@ -157,16 +161,26 @@ def test_every_line_of_a_template_is_kept(study_file: Callable[..., Path], tmp_p
     (tmp_path / "head.sh").write_text(HEAD)
     made = submission(study_file, template="head.sh", nodes=3)
     script = SlurmSubmitter(made.settings).plan(made).text
-    ours = [line for line in script.splitlines() if line.startswith("#SBATCH --nodes") or line not in HEAD.splitlines()]
+    ours = [
+        line
+        for line in script.splitlines()
+        if line.startswith("#SBATCH --nodes") or line not in HEAD.splitlines()
+    ]
     kept = [line for line in script.splitlines() if line in HEAD.splitlines()]
-    assert [line for line in HEAD.splitlines() if line and "{{" not in line] == list(dict.fromkeys(filter(None, kept)))
+    assert [line for line in HEAD.splitlines() if line and "{{" not in line] == list(
+        dict.fromkeys(filter(None, kept))
+    )
     assert "#SBATCH --nodes=3" in ours
 
 
 @pytest.mark.parametrize(
     ("line", "number", "message"),
     [
-        ("#SBATCH --nodes=4", 3, "expected no --nodes, which bsearch adds itself; got one. Remove it, and write submit.nodes"),
+        (
+            "#SBATCH --nodes=4",
+            3,
+            "expected no --nodes, which bsearch adds itself; got one. Remove it, and write submit.nodes",
+        ),
         ("#SBATCH --mem=1G -N4", 3, "expected no --nodes"),
         ("#SBATCH -J mine", 3, "expected no --job-name, which bsearch adds itself; got one. Remove it"),
         ("true\n#SBATCH --mem=1G", 4, "expected --mem before the first command: sbatch ignores it here"),
@@ -188,7 +202,10 @@ def test_a_line_that_a_template_cannot_have_is_refused_by_name(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("#!/bin/bash\nbsearch run study.yaml\n", "head.sh: expected {{ command }} in the template, got none"),
+        (
+            "#!/bin/bash\nbsearch run study.yaml\n",
+            "head.sh: expected {{ command }} in the template, got none",
+        ),
         ("#!/bin/sh\n{{ command }}\n", "head.sh:1: expected #!/bin/bash"),
         ("", "head.sh:1: expected #!/bin/bash"),
         (None, "head.sh: cannot be read: No such file or directory"),
@@ -204,7 +221,9 @@ def test_a_template_without_what_it_needs_is_refused(
         SlurmSubmitter(made.settings).plan(made)
 
 
-def test_gpus_that_the_template_asks_for_are_not_asked_for_twice(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_gpus_that_the_template_asks_for_are_not_asked_for_twice(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "head.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:a100:{{ gpus }}\n{{ command }}\n")
     made = submission(study_file, template="head.sh", gpus_per_node=2)
     script = SlurmSubmitter(made.settings).plan(made).text
@@ -227,17 +246,25 @@ def test_paths_are_quoted(study_file: Callable[..., Path], tmp_path: Path) -> No
 
 def test_all_that_a_job_lacks_is_told_at_once(study_file: Callable[..., Path]) -> None:
     path = study_file(
-        task="nowhere.py:Mine", devices={"per_trial": [1, 2], "kind": "gpu", "cpus": 8}, submit={"gpus_per_node": 1}
+        task="nowhere.py:Mine",
+        devices={"per_trial": [1, 2], "kind": "gpu", "cpus": 8},
+        submit={"gpus_per_node": 1},
     )
     with pytest.raises(StudyFileError) as error:
         made = Submission.read(path, None, {"launcher": "slurm"})
         SlurmSubmitter(made.settings).plan(made)
-    assert [fault.key for fault in error.value.faults] == ["task", "submit.gpus_per_node", "submit.cpus_per_node"]
+    assert [fault.key for fault in error.value.faults] == [
+        "task",
+        "submit.gpus_per_node",
+        "submit.cpus_per_node",
+    ]
 
 
 def test_a_variable_that_is_not_set_is_told(study_file: Callable[..., Path], slurm: Path) -> None:
     made = submission(study_file, environment=["HOME", "NOT_SET_ANYWHERE"])
-    with pytest.raises(StudyFileError, match=r"submit.environment\[1\]: expected a variable that is set where you submit"):
+    with pytest.raises(
+        StudyFileError, match=r"submit.environment\[1\]: expected a variable that is set where you submit"
+    ):
         SlurmSubmitter(made.settings).submit(made)
     assert list(slurm.iterdir()) == []
 
@@ -250,7 +277,9 @@ def test_a_storage_with_a_password_stays_out_of_the_script(study_file: Callable[
     assert "hush" not in script
 
 
-def test_where_slurm_is_not_it_is_told(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_slurm_is_not_it_is_told(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     submitter = SlurmSubmitter(Submit())
     made = submission(study_file)
@@ -259,10 +288,13 @@ def test_where_slurm_is_not_it_is_told(study_file: Callable[..., Path], monkeypa
             act()
 
 
-def test_what_sbatch_refuses_is_told_in_its_words(study_file: Callable[..., Path], slurm: Path, tmp_path: Path) -> None:
+def test_what_sbatch_refuses_is_told_in_its_words(
+    study_file: Callable[..., Path], slurm: Path, tmp_path: Path
+) -> None:
     (tmp_path / "head.sh").write_text("#!/bin/bash\n#SBATCH --licenses=matlab\n{{ command }}\n")
     made = submission(study_file, template="head.sh")
     with pytest.raises(
-        ClusterError, match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'"
+        ClusterError,
+        match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'",
     ):
         SlurmSubmitter(made.settings).submit(made)

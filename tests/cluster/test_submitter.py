@@ -57,14 +57,19 @@ class Paper:
 @pytest.fixture
 def paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """The submit section of a study whose jobs are written on paper."""
-    points = [EntryPoint("paper", f"{__name__}:Paper", GROUP), EntryPoint("torn", "nowhere.at_all:Torn", GROUP)]
+    points = [
+        EntryPoint("paper", f"{__name__}:Paper", GROUP),
+        EntryPoint("torn", "nowhere.at_all:Torn", GROUP),
+    ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     monkeypatch.setattr(Paper, "drawer", {})
     (tmp_path / "sheet.txt").write_text("{{ study }} on {{ nodes }} sheets\n")
     return {"launcher": "paper", "template": "sheet.txt"}
 
 
-def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., Path], paper: dict[str, str]) -> None:
+def test_a_job_is_submitted_looked_after_and_stopped(
+    study_file: Callable[..., Path], paper: dict[str, str]
+) -> None:
     path = study_file(submit=paper)
     dry = bsearch("submit", path, "--set", "submit.nodes=3", "--dry-run")
     assert (dry.exit_code, dry.output) == (0, "small on 3 sheets\n")
@@ -85,7 +90,9 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     assert listed.items() <= one.items()
     assert set(listed) == {"id", "study", "launcher", "state", "submitted_at", "started_at", "progress"}
     assert listed["progress"] is None
-    assert bsearch("jobs", "status", 1, *where).output.startswith("job 1 of study small: running, submitted 2")
+    assert bsearch("jobs", "status", 1, *where).output.startswith(
+        "job 1 of study small: running, submitted 2"
+    )
     assert bsearch("jobs", "logs", 1, *where).output == "[1/4] trial 0 of job 1 complete\n"
     assert bsearch("jobs", "stop", 1, *where).output == "stopping job 1\n"
     gone = bsearch("jobs", "status", 1, *where)
@@ -124,7 +131,10 @@ def test_jobs_show_how_far_their_studies_are(
             ["jobs", "status"],
             "submit.launcher: expected one of ray, slurm; got none. Set it in the study file, or pass launcher",
         ),
-        (["jobs", "status", "--launcher", "slrum"], "expected one of ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
+        (
+            ["jobs", "status", "--launcher", "slrum"],
+            "expected one of ray, slurm; got 'slrum'. Did you mean 'slurm'?",
+        ),
         (["jobs", "status", "--launcher", "kuberay"], "expected one of ray, slurm; got 'kuberay'."),
         (
             ["jobs", "status", "--launcher", "ray@http://a; id"],
@@ -137,7 +147,9 @@ def test_jobs_show_how_far_their_studies_are(
         (["jobs", "status", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
     ],
 )
-def test_bad_input_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+def test_bad_input_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [])  # whatever is installed here
     result = bsearch(*arguments)
     assert result.exit_code == 2
@@ -156,7 +168,10 @@ def test_faults_bear_the_lines_of_the_study_file(study_file: Callable[..., Path]
 
 
 def test_where_a_study_runs_is_no_part_of_what_it_is(study_file: Callable[..., Path]) -> None:
-    plain, submitted = read_study(study_file()), read_study(study_file(submit={"launcher": "slurm", "nodes": 7}))
+    plain, submitted = (
+        read_study(study_file()),
+        read_study(study_file(submit={"launcher": "slurm", "nodes": 7})),
+    )
     assert plain.identity() == submitted.identity()
 
 
@@ -186,7 +201,9 @@ def test_the_package_declares_the_launchers_it_knows() -> None:
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_told(paper: dict[str, str]) -> None:
-    with pytest.raises(ClusterError, match=r"launcher torn: its plug-in nowhere.at_all:Torn cannot be loaded: No module"):
+    with pytest.raises(
+        ClusterError, match=r"launcher torn: its plug-in nowhere.at_all:Torn cannot be loaded: No module"
+    ):
         open_submitter(Submit(launcher="torn"))
 
 
@@ -195,7 +212,9 @@ def test_the_package_that_travels_is_the_wheel_unpacked(tmp_path: Path) -> None:
     sent = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
     tree = {"__init__.py", "__main__.py", "cli.py", "py.typed"}
     for name in ("spaces", "objectives", "search", "cluster", "commands", "extras"):
-        files = [path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        files = [
+            path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        ]
         tree |= {str(path.relative_to(ROOT)) for path in files}
     assert sent == tree
     assert metadata.name.endswith(".dist-info")

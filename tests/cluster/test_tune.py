@@ -48,7 +48,9 @@ class TestStudiesOverTune(StudyContract):
 
 class TestTuneRunner(RunnerContract):
     @pytest.mark.long
-    def test_short_trials_need_no_more_processes_than_slots(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_short_trials_need_no_more_processes_than_slots(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         remembered: list[int] = []
 
         def count(event: Event) -> None:
@@ -135,7 +137,9 @@ class TestTuneRunner(RunnerContract):
         assert all(trial.user_attrs["outcome"] in ("interrupted", "stopped") for trial in kept().trials)
 
     @pytest.mark.long
-    def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_a_killed_worker_costs_an_attempt_and_no_trial(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         go("KillsItsWorker", budget={"trials": 4})
         trials = kept().trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
@@ -145,7 +149,9 @@ class TestTuneRunner(RunnerContract):
         assert rows[0].setup["optimizer"] == rows[1].setup["optimizer"]
 
     @pytest.mark.long
-    def test_a_trial_that_always_kills_its_worker_is_an_error(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_a_trial_that_always_kills_its_worker_is_an_error(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         result = go("AlwaysKillsItsWorker", budget={"trials": 3})
         trials = kept().trials
         assert trials[1].state.name == "FAIL"
@@ -220,9 +226,14 @@ def test_a_run_whose_ray_is_gone_waits_for_no_process() -> None:
 
 def test_a_connection_to_another_cluster_is_left_alone(ray_address: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        for port, told in ((1, "refused"), (other.getsockname()[1], f"connected to another one already, at {ray_address}")):
+        for port, told in (
+            (1, "refused"),
+            (other.getsockname()[1], f"connected to another one already, at {ray_address}"),
+        ):
             with (
-                pytest.raises(ClusterError, match=rf"cluster.address 127.0.0.1:{port}: Ray could not be reached.*{told}"),
+                pytest.raises(
+                    ClusterError, match=rf"cluster.address 127.0.0.1:{port}: Ray could not be reached.*{told}"
+                ),
                 TuneRunner(Cluster(address=f"127.0.0.1:{port}"), Devices(), tmp_path / "ray.log"),
             ):
                 pass
@@ -240,7 +251,9 @@ def test_an_address_of_another_kind_is_told_what_to_do_instead(address: str, tmp
 
 def test_devices_that_are_not_there_are_told(ray_address: str, tmp_path: Path) -> None:
     with (
-        pytest.raises(StudyFileError, match=r"devices.kind: expected a GPU that trials can use; torch can use no GPU"),
+        pytest.raises(
+            StudyFileError, match=r"devices.kind: expected a GPU that trials can use; torch can use no GPU"
+        ),
         TuneRunner(Cluster(address=ray_address), Devices(kind="gpu"), tmp_path / "ray.log"),
     ):
         pass

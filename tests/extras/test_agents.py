@@ -47,7 +47,10 @@ def as_agent(folder: Path, work: Callable[[Any, Call], Awaitable[None]]) -> None
 
     async def connected() -> None:
         server = mcp.StdioServerParameters(
-            command=sys.executable, args=["-m", "bsearch", "mcp", str(folder)], env={**os.environ}, cwd=str(folder)
+            command=sys.executable,
+            args=["-m", "bsearch", "mcp", str(folder)],
+            env={**os.environ},
+            cwd=str(folder),
         )
         async with mcp.Client(server) as client:
 
@@ -89,7 +92,10 @@ def test_an_agent_checks_runs_stops_resumes_and_decides(tmp_path: Path) -> None:
         stopped = await call("stop", study="main.yaml")
         assert (stopped["running"], stopped["last_run"]["exit_code"]) == (None, 130)
         done = stopped["trials"]["complete"]
-        os.kill(int((await call("run", study="main.yaml", trials=400, serial=True))["running"]["process"]), signal.SIGKILL)
+        os.kill(
+            int((await call("run", study="main.yaml", trials=400, serial=True))["running"]["process"]),
+            signal.SIGKILL,
+        )
         killed = await until(call, lambda told: "last_run" in told and told["running"] is None, "main.yaml")
         assert killed["trials"]["complete"] >= done
         most = int(killed["budget"]["done"]) + 2
@@ -99,7 +105,10 @@ def test_an_agent_checks_runs_stops_resumes_and_decides(tmp_path: Path) -> None:
         assert (front["budget"]["done"], front["best"]) == (most, ended["best"])
         assert (await call("explain", study="main.yaml", trial=front["best"]))["outcome"] == "complete"
         assert "front" in (await call("ask", source="main.yaml"))["groups"][0]["verdicts"]
-        assert "learning_rate" in (await call("export", study="main.yaml", to="yaml", trial=front["best"]))["text"]
+        assert (
+            "learning_rate"
+            in (await call("export", study="main.yaml", to="yaml", trial=front["best"]))["text"]
+        )
         told = await call("compare", study="main.yaml", change="change.yaml", trials=12)
         while told["answer"] == "pending":
             told = await call("compare", study="main.yaml", change="change.yaml", trials=12)
@@ -134,8 +143,16 @@ def test_what_an_agent_may_not_is_refused_and_leaves_nothing(tmp_path: Path) -> 
             assert expected in told["error"]["message"], study[:40]
         unknown = await call("front", study="main.yaml", colour="red")
         assert (unknown["error"]["expected"], unknown["error"]["got"]) == ("study", "colour")
-        for setting in ("storage=sqlite:////x.db", "task=x.py:y", "budget.keep=/x", "training.schedule=../tasks.py:schedule"):
-            assert "expected a key of space" in (await call("check", study="main.yaml", settings=[setting]))["error"]["message"]
+        for setting in (
+            "storage=sqlite:////x.db",
+            "task=x.py:y",
+            "budget.keep=/x",
+            "training.schedule=../tasks.py:schedule",
+        ):
+            assert (
+                "expected a key of space"
+                in (await call("check", study="main.yaml", settings=[setting]))["error"]["message"]
+            )
         assert "study files" in (await call("check", study="main.yaml", settings=["space.epocs=3"]))["schema"]
         # A hundred at once are one question.
         started = time.monotonic()
@@ -196,7 +213,11 @@ def test_a_server_that_is_stopped_ends_with_what_it_asks(number: int, code: int,
     folder = folder_of(tmp_path)
     sleeps = "import os, pathlib, time\npathlib.Path(f'pid-{os.getpid()}').touch()\ntime.sleep(600)\n"
     (folder / "tasks.py").write_text(sleeps + (folder / "tasks.py").read_text())
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
     asked = {"name": "check", "arguments": {"study": "main.yaml"}}
     messages = [
         {"id": 1, "method": "initialize", "params": hello},
@@ -265,8 +286,15 @@ def test_a_text_to_paste_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long
 def test_what_a_task_prints_is_no_answer(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    said = [{"answer": name, "version": 1, "error": {"kind": "study", "message": "not ours"}} for name in ("show", "error")]
-    shouts = "".join(f"print({json.dumps(json.dumps(line))}, file=sys.{to})\n" for line in said for to in ("stdout", "stderr"))
+    said = [
+        {"answer": name, "version": 1, "error": {"kind": "study", "message": "not ours"}}
+        for name in ("show", "error")
+    ]
+    shouts = "".join(
+        f"print({json.dumps(json.dumps(line))}, file=sys.{to})\n"
+        for line in said
+        for to in ("stdout", "stderr")
+    )
     (folder / "tasks.py").write_text(TASKS.read_text(encoding="utf-8") + f"\nimport sys\n{shouts}")
 
     async def work(client: Any, call: Call) -> None:

@@ -34,7 +34,10 @@ def language(
     """A trial of a language model that lies in the folder `llama`, on lines of text.jsonl."""
     (folder / "llama").mkdir(exist_ok=True)
     (folder / "llama" / "config.json").write_text(json.dumps(LLAMA))
-    lines = [{"text": "word " * 40, "name": f"f{number}", "doc": "It does.", "code": "return 1"} for number in range(40)]
+    lines = [
+        {"text": "word " * 40, "name": f"f{number}", "doc": "It does.", "code": "return 1"}
+        for number in range(40)
+    ]
     (folder / "text.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = {"model": "llama", "text": "text.jsonl", "length": 64, **(parameters or {})}
     made = chosen(plan, facts={"optimizer": "AdamW"}, parameters=options, **training)
@@ -42,12 +45,20 @@ def language(
     return replace(made, task="bsearch.objectives.language:CausalLM", setup=setup)
 
 
-ASKED = {"prompt": "# {name}: {doc}\n", "completion": "{code}", "lora_rank": 8, "lora_targets": "q_proj, v_proj"}
+ASKED = {
+    "prompt": "# {name}: {doc}\n",
+    "completion": "{code}",
+    "lora_rank": 8,
+    "lora_targets": "q_proj, v_proj",
+}
 ASKED_OF_BYTES = {"prompt": "# {name}: {doc}\n", "completion": "{code}"}
 CASES: dict[str, dict[str, Any]] = {
     "scratch": {"parameters": {"from_scratch": True}, "schedule": "cosine", "warmup": 0.1, "clip_norm": 1.0},
     "lora": {"parameters": ASKED, "precision": "bf16", "plan": BatchPlan(24, 3, 2, "full")},
-    "whole": {"parameters": {"completion": "{doc} {code}", "validation_text": "other.jsonl"}, "schedule": "linear"},
+    "whole": {
+        "parameters": {"completion": "{doc} {code}", "validation_text": "other.jsonl"},
+        "schedule": "linear",
+    },
 }
 
 
@@ -67,13 +78,17 @@ def test_texts_are_as_they_were_agreed(framework: str, case: str, tmp_path: Path
 
 @pytest.mark.parametrize("framework", LANGUAGE)
 def test_other_tasks_are_refused(framework: str) -> None:
-    with pytest.raises(StudyFileError, match=f"--to {framework}: expected a study of bsearch.objectives.language:CausalLM"):
+    with pytest.raises(
+        StudyFileError, match=f"--to {framework}: expected a study of bsearch.objectives.language:CausalLM"
+    ):
         FRAMEWORKS[framework](chosen())
 
 
 def test_rows_are_as_long_as_the_task_makes_them(tmp_path: Path) -> None:
     settings = language(tmp_path)
-    settings = replace(settings, setup=replace(settings.setup, parameters={"model": "llama", "text": "text.jsonl"}))
+    settings = replace(
+        settings, setup=replace(settings.setup, parameters={"model": "llama", "text": "text.jsonl"})
+    )
     assert "max_length=1024," in FRAMEWORKS["trl"](settings).text
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
     assert "max_length=512," in FRAMEWORKS["trl"](settings).text
@@ -89,7 +104,10 @@ def test_trl_takes_its_settings(case: str, tmp_path: Path, monkeypatch: pytest.M
     names = program(replace(settings, setup=replace(settings.setup, device="cpu")), "trl")
     arguments = names["arguments"]
     assert arguments.learning_rate == settings.even_settings.learning_rate
-    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * settings.even.devices == 24
+    assert (
+        arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * settings.even.devices
+        == 24
+    )
     assert arguments.max_length == 64
     assert arguments.gradient_checkpointing == (settings.plan.activation_checkpointing == "full")
     if case == "lora":
@@ -108,10 +126,17 @@ def test_axolotl_takes_its_settings(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_llamafactory_takes_its_settings(devices: int, tmp_path: Path) -> None:
     parameters = {**ASKED, "quantize": "4bit", "lora_variant": "dora", "lora_trained": "lm_head"}
-    document = yaml.safe_load(FRAMEWORKS["llamafactory"](language(tmp_path, parameters, BatchPlan(24, 2, devices))).text)
+    document = yaml.safe_load(
+        FRAMEWORKS["llamafactory"](language(tmp_path, parameters, BatchPlan(24, 2, devices))).text
+    )
     assert document["per_device_train_batch_size"] * document["gradient_accumulation_steps"] * devices == 24
     adapted = {name: document[name] for name in ("lora_rank", "lora_target", "additional_target", "use_dora")}
-    assert adapted == {"lora_rank": 8, "lora_target": "q_proj,v_proj", "additional_target": "lm_head", "use_dora": True}
+    assert adapted == {
+        "lora_rank": 8,
+        "lora_target": "q_proj,v_proj",
+        "additional_target": "lm_head",
+        "use_dora": True,
+    }
     assert (document["finetuning_type"], document["quantization_bit"]) == ("lora", 4)
 
 
@@ -141,22 +166,32 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, text:
         labels = [label for one in written["train"] for label in one["labels"]]
         filled = framework == "trl" or packing
         ends = [train.tokens.shape[1] if filled else train.lengths[row] for row in order]
-        assert ids == [token for row, end in zip(order, ends, strict=True) for token in train.tokens[row, :end].tolist()]
+        assert ids == [
+            token for row, end in zip(order, ends, strict=True) for token in train.tokens[row, :end].tolist()
+        ]
         # Each label stands at the token that it is, where ours stands at the one before.
         expected = [
-            label for row, end in zip(order, ends, strict=True) for label in [-100, *train.labels[row, : end - 1].tolist()]
+            label
+            for row, end in zip(order, ends, strict=True)
+            for label in [-100, *train.labels[row, : end - 1].tolist()]
         ]
         assert labels == expected
         assert all(label in (-100, token) for label, token in zip(labels, ids, strict=True))
         if framework == "llamafactory" and packing:
             assert [one["attention_mask"] for one in written["train"]] == (train.segments[order] + 1).tolist()
-        if framework == "axolotl" and packing:  # each record is a document, the last of a row with what fills it
-            assert len(written["train"]) == sum(int(train.segments[row, train.lengths[row] - 1]) + 1 for row in order)
+        if (
+            framework == "axolotl" and packing
+        ):  # each record is a document, the last of a row with what fills it
+            assert len(written["train"]) == sum(
+                int(train.segments[row, train.lengths[row] - 1]) + 1 for row in order
+            )
 
 
 def test_what_the_libraries_loss_takes_more_is_said(tmp_path: Path) -> None:
     settings = language(tmp_path, {"tokenizer": "bytes"}, plan=BatchPlan(24, 2))
-    (tmp_path / "llama" / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 128_000, "attention_dropout": 0.1}))
+    (tmp_path / "llama" / "config.json").write_text(
+        json.dumps({**LLAMA, "vocab_size": 128_000, "attention_dropout": 0.1})
+    )
     for framework in LANGUAGE:
         notes = "\n".join(FRAMEWORKS[framework](settings).notes)
         assert "take about 750 MiB more" in notes  # 8 bytes x 12 rows x 64 tokens x 128,000

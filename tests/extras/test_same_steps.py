@@ -35,13 +35,18 @@ pytestmark = [
 STEPS, BATCH = 20, 6
 
 
-def settings_of(folder: Path, parameters: dict[str, Any], accumulation: int = 3, **training: Any) -> ChosenSettings:
+def settings_of(
+    folder: Path, parameters: dict[str, Any], accumulation: int = 3, **training: Any
+) -> ChosenSettings:
     """A trial of twenty steps and half a one, of more than one epoch, on conversations."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     options = {"text": "chat.jsonl", "length": 128, **parameters}
     made = language(
-        folder, options, BatchPlan(BATCH, accumulation), **{"schedule": "constant", "warmup": 0, "seed": 11, **training}
+        folder,
+        options,
+        BatchPlan(BATCH, accumulation),
+        **{"schedule": "constant", "warmup": 0, "seed": 11, **training},
     )
     torch.manual_seed(1)
     LlamaForCausalLM(LlamaConfig(**LLAMA, initializer_range=0.2)).save_pretrained(folder / "llama")
@@ -92,7 +97,10 @@ CASES: dict[str, dict[str, Any]] = {
 OURS: dict[str, dict[str, Any]] = {
     **CASES,
     "lora": {"parameters": {"lora_rank": 4}, "schedule": "cosine", "warmup": 0.2, "clip_norm": 0.5},
-    "dora": {"parameters": {"lora_rank": 4, "lora_variant": "dora", "lora_trained": "lm_head"}, "schedule": "linear"},
+    "dora": {
+        "parameters": {"lora_rank": 4, "lora_variant": "dora", "lora_trained": "lm_head"},
+        "schedule": "linear",
+    },
     "scratch": {"parameters": {"from_scratch": True}, "schedule": "wsd", "warmup": 0.1},
 }
 
@@ -128,18 +136,28 @@ def command(variable: str) -> str:
 # Axolotl averages the means of micro-batches, which its text notes: without accumulation there is one.
 @pytest.mark.parametrize(("framework", "accumulation"), [("axolotl", 1), ("llamafactory", 3)])
 @pytest.mark.parametrize("case", CASES)
-def test_other_libraries_take_the_steps_of_the_trial(framework: str, accumulation: int, case: str, tmp_path: Path) -> None:
+def test_other_libraries_take_the_steps_of_the_trial(
+    framework: str, accumulation: int, case: str, tmp_path: Path
+) -> None:
     line = command(f"BSEARCH_{framework.upper()}")
     settings = settings_of(tmp_path, accumulation=accumulation, **CASES[case])
     expected = losses(settings)
     logs = {"axolotl": f"save_steps: {STEPS}\nuse_tensorboard: false\n", "llamafactory": ""}[framework]
-    (tmp_path / "config.yaml").write_text(f"{exported(settings, framework, tmp_path)}\nlogging_steps: 1\n{logs}")
+    (tmp_path / "config.yaml").write_text(
+        f"{exported(settings, framework, tmp_path)}\nlogging_steps: 1\n{logs}"
+    )
     ran(tmp_path, line, "train", "config.yaml")
     assert told(tmp_path / "output")[:STEPS] == pytest.approx(expected[:STEPS], abs=1e-4)
 
 
 def ran(folder: Path, *line: str) -> None:
     path = f"{Path(line[0]).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "AXOLOTL_DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]

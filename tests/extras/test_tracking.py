@@ -34,13 +34,16 @@ FACTS = TrialFacts(effective_batch=8, betas=(0.9, 0.99), samples_budget=100, see
 def rows(*points: tuple[int, float]) -> tuple[MeasurementRow, ...]:
     row = {"number": 3, "attempt": 0, "train_loss": None, "scores": '{"val_loss": null}'}
     return tuple(
-        MeasurementRow.of({**row, "samples_seen": at, "elapsed_s": at / 100, "accuracy": value}) for at, value in points
+        MeasurementRow.of({**row, "samples_seen": at, "elapsed_s": at / 100, "accuracy": value})
+        for at, value in points
     )
 
 
 def test_a_curve_that_was_measured_twice_is_told_once() -> None:
     record = TrialRecord(3, "complete", {"width": 7, "effective_batch": 8}, FACTS, 1.5, 0.9)
-    trial = TrackedTrial(record, "accuracy", rows((10, 0.1), (20, 0.2), (10, 0.1), (20, 0.2), (30, 0.3)), True)
+    trial = TrackedTrial(
+        record, "accuracy", rows((10, 0.1), (20, 0.2), (10, 0.1), (20, 0.2), (30, 0.3)), True
+    )
     assert [at for at, _ in trial.points()] == [10, 20, 30]
     assert list(trial.points(20)) == [(30, {"elapsed_s": 0.3, "accuracy": 0.3})]
     derived = replace(record, parameters={"weight_decay": 0.1}, facts=TrialFacts(weight_decay=0.4))
@@ -58,7 +61,13 @@ def test_a_curve_that_was_measured_twice_is_told_once() -> None:
 
 @pytest.mark.parametrize(
     ("tracking", "message"),
-    [("mlfow", "tracking: expected one of mlflow, wandb, tensorboard; got 'mlfow'. Did you mean 'mlflow'?"), (3, "got 3")],
+    [
+        (
+            "mlfow",
+            "tracking: expected one of mlflow, wandb, tensorboard; got 'mlfow'. Did you mean 'mlflow'?",
+        ),
+        (3, "got 3"),
+    ],
 )
 def test_an_unknown_tracker_is_told(tracking: Any, message: str) -> None:
     with pytest.raises(StudyFileError) as told:
@@ -67,7 +76,9 @@ def test_an_unknown_tracker_is_told(tracking: Any, message: str) -> None:
     assert study_from_dict(small_study(tracking="wandb")).tracking == ("wandb",)
 
 
-def test_one_that_is_not_installed_is_told(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_not_installed_is_told(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 1, "profile_s": 0})
     assert bsearch("run", path, "--serial").exit_code == 0
     monkeypatch.setitem(sys.modules, "mlflow", None)
@@ -86,9 +97,16 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StoredStudy:
     import yaml
 
     folder = tmp_path_factory.mktemp("tracked")
-    space = {"effective_batch": {"low": 8, "high": 300}, "reference_rate": {"low": 0.001, "high": 0.5}, "epochs": 2}
+    space = {
+        "effective_batch": {"low": 8, "high": 300},
+        "reference_rate": {"low": 0.001, "high": 0.5},
+        "epochs": 2,
+    }
     made = small_study(
-        task=f"{TASKS}:ManyFates", space=space, budget={"trials": 8, "profile_s": 0}, training={"evaluations": 3}
+        task=f"{TASKS}:ManyFates",
+        space=space,
+        budget={"trials": 8, "profile_s": 0},
+        training={"evaluations": 3},
     )
     (folder / "study.yaml").write_text(yaml.safe_dump(made))
     assert bsearch("run", folder / "study.yaml", "--serial").exit_code == 0
@@ -143,7 +161,9 @@ def test_what_one_trial_is_called_and_what_a_stranger_has_stay_apart(
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     other = client.create_experiment(study.name)
     for number in range(3):
-        client.create_run(other, tags={"bsearch.trial": str(number), "bsearch.study": "0123", "bsearch.outcome": "complete"})
+        client.create_run(
+            other, tags={"bsearch.trial": str(number), "bsearch.study": "0123", "bsearch.outcome": "complete"}
+        )
     monkeypatch.setattr(TrackedTrial, "results", {"recall@5": 1.0})
     (told,) = tell(study, ["mlflow"], tmp_path)
     assert (told.trials, told.left, told.error) == (len(study.records), 0, "")
@@ -173,7 +193,9 @@ def test_tensorboard_and_wandb_have_every_trial_once(study: StoredStudy, tmp_pat
 
 
 @pytest.mark.long
-def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(study_file: Callable[..., Path]) -> None:
+def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
+    study_file: Callable[..., Path],
+) -> None:
     pytest.importorskip("mlflow")
     path = study_file(
         task=f"{TASKS}:Slow",
@@ -182,7 +204,9 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
         training={"evaluations": 5},
         tracking=["mlflow"],
     )
-    process = subprocess.Popen([BSEARCH, "run", path, "--serial"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [BSEARCH, "run", path, "--serial"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     database = path.parent / "results" / "small" / "mlflow.db"
     limit = time.monotonic() + 200
     while not _finished(database):
@@ -194,7 +218,9 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
     done = sum(record.has_ended for record in StoredStudy.open(str(path)).records)
     path.write_text(path.read_text().replace("trials: 400", f"trials: {done + 2}"))
     environment = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    ran = subprocess.run([BSEARCH, "run", path, "--serial"], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [BSEARCH, "run", path, "--serial"], env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stdout
     assert "trials not sent (MlflowException" in ran.stdout
     # Later everything is there, each trial once.
@@ -207,8 +233,12 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
 def _finished(database: Path) -> bool:
     """Whether a run is finished, by a look that changes nothing: MLflow's own client would create the tables it misses."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5)) as connection:
-            return bool(connection.execute("select count(*) from runs where status = 'FINISHED'").fetchone()[0])
+        with contextlib.closing(
+            sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5)
+        ) as connection:
+            return bool(
+                connection.execute("select count(*) from runs where status = 'FINISHED'").fetchone()[0]
+            )
     except sqlite3.Error:
         return False  # it is being created
 
@@ -225,10 +255,25 @@ def test_a_person_finds_the_trials_in_mlflow(study: StoredStudy, tmp_path: Path)
     tell(study, ["mlflow"], tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     store = ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
     server = subprocess.Popen(
-        [*command, *store], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [*command, *store],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         limit = time.monotonic() + 200
@@ -245,7 +290,9 @@ def test_a_person_finds_the_trials_in_mlflow(study: StoredStudy, tmp_path: Path)
             experiment = mlflow_runs(tmp_path)[0].info.experiment_id
             page.goto(f"http://127.0.0.1:{port}/#/experiments/{experiment}/runs")
             for record in study.records[:3]:
-                playwright.expect(page.get_by_text(f"trial {record.number}", exact=True).first).to_be_visible(timeout=120_000)
+                playwright.expect(page.get_by_text(f"trial {record.number}", exact=True).first).to_be_visible(
+                    timeout=120_000
+                )
             page.screenshot(path=tmp_path / "mlflow.png")
             browser.close()
     finally:

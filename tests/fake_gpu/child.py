@@ -28,7 +28,9 @@ def environment(cards: Any, **variables: str) -> dict[str, str]:
     }
 
 
-def in_child(function: Callable[..., Mapping[str, Any]], cards: Any = None, *args: Any, **variables: str) -> dict[str, Any]:
+def in_child(
+    function: Callable[..., Mapping[str, Any]], cards: Any = None, *args: Any, **variables: str
+) -> dict[str, Any]:
     """What `function(*args)` returns in a process with these cards; as JSON, in which tuples are lists.
 
     Raises:
@@ -41,7 +43,9 @@ def in_child(function: Callable[..., Mapping[str, Any]], cards: Any = None, *arg
     return returned(function, environment(cards, **variables), *args)
 
 
-def returned(function: Callable[..., Mapping[str, Any]], variables: Mapping[str, str], *args: Any) -> dict[str, Any]:
+def returned(
+    function: Callable[..., Mapping[str, Any]], variables: Mapping[str, str], *args: Any
+) -> dict[str, Any]:
     """The same in a process with this environment."""
     with tempfile.TemporaryDirectory(prefix="fake-gpu-") as folder:
         out = Path(folder) / "out.json"
@@ -55,7 +59,9 @@ def returned(function: Callable[..., Mapping[str, Any]], variables: Mapping[str,
             timeout=300,
             check=False,
         )
-        assert done.returncode == 0, f"{told[0]} ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"{told[0]} ended with code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 

@@ -111,7 +111,9 @@ class Card:
         if self._allocator is None:
             from bsearch.objectives.profiling.memory.allocator import CachingAllocator
 
-            settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+            settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get(
+                "PYTORCH_CUDA_ALLOC_CONF", ""
+            )
             self._allocator = CachingAllocator(expandable="expandable_segments:true" in settings.lower())
         return self._allocator
 
@@ -271,7 +273,9 @@ class CudaTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first."
+            )
         return self.detach().cpu().numpy()
 
     def tolist(self) -> Any:
@@ -344,7 +348,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
     if result_on is None or name == "_local_scalar_dense":
         return result
-    wrapped = tree_map_only(Tensor, lambda one: CudaTensor(one, result_on) if type(one) is Tensor else one, result)
+    wrapped = tree_map_only(
+        Tensor, lambda one: CudaTensor(one, result_on) if type(one) is Tensor else one, result
+    )
     return return_and_correct_aliasing(func, args, kwargs, wrapped) if here is not None else wrapped
 
 
@@ -370,7 +376,9 @@ def _check_devices(name: str, args: Any, leaves: list[Tensor]) -> None:
     if name in _ACROSS:
         return
     on_cards = {leaf._card.index for leaf in leaves if isinstance(leaf, CudaTensor)}
-    on_cpu = [leaf for leaf in leaves if not isinstance(leaf, CudaTensor) and leaf.device == _CPU and leaf.dim()]
+    on_cpu = [
+        leaf for leaf in leaves if not isinstance(leaf, CudaTensor) and leaf.device == _CPU and leaf.dim()
+    ]
     if name in _INDEXES and isinstance(args[0], CudaTensor) and len(on_cards) == 1:
         for index in on_cpu:
             args[0]._card.wait("index on the CPU" if index.numel() else "")
@@ -385,13 +393,19 @@ def _check_devices(name: str, args: Any, leaves: list[Tensor]) -> None:
 
 def _reads_mask(indices: Any) -> bool:
     """Whether an index is a mask, whose true elements have to be counted."""
-    return any(isinstance(index, CudaTensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    return any(
+        isinstance(index, CudaTensor) and index.dtype in (torch.bool, torch.uint8) for index in indices
+    )
 
 
 def _count_copy(name: str, args: Any, kwargs: dict[str, Any], here: Card | None, there: Card | None) -> None:
     """Count a copy between devices, if it is one; from memory that is not page-locked, or to it, the host waits."""
     if name == "_to_copy":
-        source, on_cpu, non_blocking = args[0], kwargs.get("device") is not None and there is None, kwargs.get("non_blocking")
+        source, on_cpu, non_blocking = (
+            args[0],
+            kwargs.get("device") is not None and there is None,
+            kwargs.get("non_blocking"),
+        )
         target_card, target = (None, None) if on_cpu else (there or here, None)
     else:
         target, source = args[:2]
@@ -437,7 +451,9 @@ class _Operations(TorchDispatchMode):
         return _run(func, args, kwargs or {})
 
 
-_FUSED = {getattr(torch, name) for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")}
+_FUSED = {
+    getattr(torch, name) for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
+}
 
 
 class _Functions(TorchFunctionMode):
@@ -464,7 +480,12 @@ def _indexed(device: Any) -> Any:
 
 def _properties(of: Card) -> SimpleNamespace:
     return SimpleNamespace(
-        name="Fake GPU", total_memory=of.total_bytes, multi_processor_count=4, uuid=f"GPU-{of.index}", major=9, minor=0
+        name="Fake GPU",
+        total_memory=of.total_bytes,
+        multi_processor_count=4,
+        uuid=f"GPU-{of.index}",
+        major=9,
+        minor=0,
     )
 
 
@@ -487,7 +508,11 @@ def _snapshot() -> list[dict[str, Any]]:
             total = sum(block["size"] for block in blocks)
             kind = "small" if total <= 2 * MIB else "large"
             if blocks:
-                about = {"device": each.index, "segment_type": kind, "is_expandable": each.allocator.expandable}
+                about = {
+                    "device": each.index,
+                    "segment_type": kind,
+                    "is_expandable": each.allocator.expandable,
+                }
                 found.append({**about, "total_size": total, "blocks": blocks})
     return found
 
@@ -599,7 +624,9 @@ def install(of: Cards | None = None) -> None:
     as_cuda.attention = attention
     torch.backends.cudnn.enabled = False  # BatchNorm would take kernels that the CPU does not have
     torch._C._ensureCUDADeviceGuardSet()  # one that does nothing, as fake tensors have it
-    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device="cuda")`: made on the CPU, then moved
+    torch._C._set_only_lift_cpu_tensors(
+        True
+    )  # `torch.tensor(..., device="cuda")`: made on the CPU, then moved
     optimizer._foreach_supported_types.append(CudaTensor)  # as parameters on a GPU are
     nn.Module._apply = _keeping_parameters(nn.Module._apply)  # type: ignore[method-assign]
     Tensor.pin_memory, Tensor.is_pinned = _pin_memory, _is_pinned  # type: ignore[method-assign,assignment]

@@ -82,7 +82,10 @@ def classifier(setup: TrialSetup) -> Iterator[Measurement]:
         if step.evaluates:
             with torch.no_grad():
                 outputs = model(pixels)
-            yield loop.measure(accuracy=(outputs.argmax(1) == labels).float().mean(), val_loss=F.cross_entropy(outputs, labels))
+            yield loop.measure(
+                accuracy=(outputs.argmax(1) == labels).float().mean(),
+                val_loss=F.cross_entropy(outputs, labels),
+            )
 
 
 class Faulty(ConvNet):
@@ -93,7 +96,12 @@ class Faulty(ConvNet):
 
     def data(self, setup: TrialSetup) -> Data:
         data = images()
-        return Data(*(TensorDataset(*(tensor[:100] for tensor in part.tensors)) for part in (data.train, data.validation)))  # type: ignore[attr-defined]
+        return Data(
+            *(
+                TensorDataset(*(tensor[:100] for tensor in part.tensors))
+                for part in (data.train, data.validation)
+            )
+        )  # type: ignore[attr-defined]
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         inputs, labels = batch

@@ -70,7 +70,11 @@ def asked() -> dict[str, Any]:
         "peaks": accelerator.peak_bytes(),
         "memory": [*accelerator.memory_info(), accelerator.reserved_bytes(), accelerator.total_bytes(device)],
         "pins": accelerator.pins(device),
-        "gpu": [accelerator.is_gpu(device), accelerator.is_gpu(torch.device("cpu")), accelerator.is_gpu(torch.device("meta"))],
+        "gpu": [
+            accelerator.is_gpu(device),
+            accelerator.is_gpu(torch.device("cpu")),
+            accelerator.is_gpu(torch.device("meta")),
+        ],
         "uuid": accelerator.device_uuid(),
     }
 

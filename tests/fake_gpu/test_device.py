@@ -37,9 +37,14 @@ def tensors() -> dict[str, Any]:
     ones = torch.ones(5, 3, device="cuda")
     found["device"] = [str(ones.device), ones.is_cuda, str(torch.ones(2, device="cuda:1").device)]
     with torch.cuda.device(1):
-        found["device inside"] = [str(torch.ones(2, device="cuda").device), str(torch.ones(2).to("cuda").device)]
+        found["device inside"] = [
+            str(torch.ones(2, device="cuda").device),
+            str(torch.ones(2).to("cuda").device),
+        ]
     found["device after"] = torch.cuda.current_device()
-    found["mixed"] = [error_of(partial(torch.add, ones, other)) for other in (torch.ones(3), torch.ones(3, device="cuda:1"))]
+    found["mixed"] = [
+        error_of(partial(torch.add, ones, other)) for other in (torch.ones(3), torch.ones(3, device="cuda:1"))
+    ]
     found["number"] = error_of(lambda: ones + torch.tensor(2.0))
     found["numpy"] = error_of(ones.numpy)
     found["beyond the last card"] = error_of(lambda: torch.ones(2, device="cuda:2"))
@@ -52,12 +57,18 @@ def tensors() -> dict[str, Any]:
     on_card = [parameter.grad.cpu() for parameter in net.parameters()]  # type: ignore[union-attr]
     net.zero_grad()
     net.cpu()
-    found["same parameters back"] = [one is other for one, other in zip(before, net.parameters(), strict=True)]
+    found["same parameters back"] = [
+        one is other for one, other in zip(before, net.parameters(), strict=True)
+    ]
     net(ones.cpu()).square().sum().backward()
-    found["same gradients"] = [torch.equal(one, other.grad) for one, other in zip(on_card, net.parameters(), strict=True)]
+    found["same gradients"] = [
+        torch.equal(one, other.grad) for one, other in zip(on_card, net.parameters(), strict=True)
+    ]
 
     in_thread: list[str] = []
-    thread = threading.Thread(target=lambda: in_thread.append(str((torch.ones(3, device="cuda") + 1).to("cuda").device)))
+    thread = threading.Thread(
+        target=lambda: in_thread.append(str((torch.ones(3, device="cuda") + 1).to("cuda").device))
+    )
     thread.start()
     thread.join()
     found["in a thread"] = in_thread
@@ -122,7 +133,13 @@ def test_a_model_that_moves_keeps_its_parameters_and_has_the_cpus_gradients(foun
 
 def test_waits_are_counted(found: dict[str, Any]) -> None:
     waits = found["waits"]
-    assert {name for name, count in waits.items() if count} == {"item", "float", "to the CPU", "mask", "blocking copy"}
+    assert {name for name, count in waits.items() if count} == {
+        "item",
+        "float",
+        "to the CPU",
+        "mask",
+        "blocking copy",
+    }
 
 
 def test_a_card_has_random_numbers_of_its_own(found: dict[str, Any]) -> None:
@@ -153,7 +170,11 @@ def memory() -> dict[str, Any]:
     found["a view holds it"] = torch.cuda.memory_allocated() // MIB
     del view
     torch.cuda.empty_cache()
-    found["none"] = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated() // MIB]
+    found["none"] = [
+        torch.cuda.memory_allocated(),
+        torch.cuda.memory_reserved(),
+        torch.cuda.max_memory_allocated() // MIB,
+    ]
     found["too much"] = error_of(lambda: floats(90))
     torch.cuda.set_per_process_memory_fraction(0.5)
     found["half"] = [error_of(partial(floats, mebibytes)) for mebibytes in (40, 60)]
@@ -163,8 +184,15 @@ def memory() -> dict[str, Any]:
     found["beside a neighbour"] = [torch.cuda.mem_get_info()[0] // MIB, error_of(lambda: floats(60))]
     card.neighbour_bytes = 0
     labels = torch.tensor([0, 9], device="cuda")
-    found["asserted"] = error_of(lambda: nn.functional.cross_entropy(torch.zeros(2, 3, device="cuda"), labels))
-    uses = (lambda: torch.ones(2, device="cuda"), torch.cuda.synchronize, torch.cuda.empty_cache, torch.cuda.mem_get_info)
+    found["asserted"] = error_of(
+        lambda: nn.functional.cross_entropy(torch.zeros(2, 3, device="cuda"), labels)
+    )
+    uses = (
+        lambda: torch.ones(2, device="cuda"),
+        torch.cuda.synchronize,
+        torch.cuda.empty_cache,
+        torch.cuda.mem_get_info,
+    )
     found["after it"] = [error_of(use) for use in uses]
     return found
 

@@ -66,7 +66,9 @@ def test_memory_that_ends_is_known_in_every_librarys_words(text: str, kind: type
 
 
 @pytest.mark.parametrize("text", AMBIGUOUS)
-def test_what_may_be_said_of_memory_is_of_memory_where_little_is_free(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_be_said_of_memory_is_of_memory_where_little_is_free(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not is_out_of_memory(RuntimeError(text))
     monkeypatch.setattr("bsearch.objectives.machine.device_memory.memory_is_short", lambda: True)
     assert is_out_of_memory(RuntimeError(text))
@@ -141,7 +143,9 @@ def test_an_ambiguous_error_is_of_memory_where_little_is_free(found: dict[str, A
 
 
 @pytest.mark.long
-def test_a_neighbour_that_takes_memory_ends_a_trial_but_not_a_smaller_micro_batch(found: dict[str, Any]) -> None:
+def test_a_neighbour_that_takes_memory_ends_a_trial_but_not_a_smaller_micro_batch(
+    found: dict[str, Any],
+) -> None:
     kind, message, micro_batch = found["neighbour"]
     assert (kind, micro_batch) == ("out_of_memory", 400)
     assert message.startswith("CUDA out of memory. Tried to allocate")
@@ -168,7 +172,10 @@ def study(name: str, **changes: Any) -> dict[str, Any]:
     folder = Path.cwd() / name
     folder.mkdir()
     os.chdir(folder)
-    space = {"effective_batch": {"low": 40, "high": 60}, "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64}}
+    space = {
+        "effective_batch": {"low": 40, "high": 60},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+    }
     values = {
         "study": name,
         "task": FAULTY,
@@ -195,7 +202,10 @@ def study(name: str, **changes: Any) -> dict[str, Any]:
 
 def studies() -> dict[str, Any]:
     found = {
-        "well": study("well", space={"fault": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"})
+        "well": study(
+            "well",
+            space={"fault": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"},
+        )
     }
     found["assert"] = study("assert", space={"fault": "assert"})
     # For the profile's process; this one's card is already broken.
@@ -216,14 +226,18 @@ def test_a_study_whose_second_trial_never_fits_goes_on(of_studies: dict[str, Any
     assert found["code"] == 0
     assert [outcome for outcome, _, _ in found["trials"]] == ["complete", "error", "complete"]
     assert found["trials"][0][2] > 0
-    assert found["trials"][1][1].startswith("a micro-batch of one sample does not fit: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+    assert found["trials"][1][1].startswith(
+        "a micro-batch of one sample does not fit: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"
+    )
     assert found["attempts"][1] >= 5
     assert "Front of well" in found["printed"]
 
 
 @pytest.mark.long
 @pytest.mark.long
-def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
+def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(
+    of_studies: dict[str, Any],
+) -> None:
     found = of_studies["assert"]
     assert "internal error" not in found["printed"]
     assert found["trials"][1][0] == "error"
@@ -239,7 +253,9 @@ def test_what_was_finished_before_the_card_broke_is_kept(of_studies: dict[str, A
 
 @pytest.mark.long
 @pytest.mark.long
-def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
+def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user(
+    of_studies: dict[str, Any],
+) -> None:
     found = of_studies["broken"]
     assert found["code"] != 0
     assert "internal error" not in found["printed"]
@@ -279,5 +295,9 @@ def test_over_ray_a_trial_that_breaks_its_card_costs_no_other(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     trials = {one.number: one for one in StoredStudy.open(str(tmp_path / "study.yaml")).records}
     assert "device-side assert triggered" in trials[1].message
-    assert [one.outcome for number, one in sorted(trials.items()) if number != 1] == ["complete"] * (len(trials) - 1)
-    assert len(trials) == 5 and all(one.facts.peak_reserved_bytes for number, one in trials.items() if number != 1)
+    assert [one.outcome for number, one in sorted(trials.items()) if number != 1] == ["complete"] * (
+        len(trials) - 1
+    )
+    assert len(trials) == 5 and all(
+        one.facts.peak_reserved_bytes for number, one in trials.items() if number != 1
+    )

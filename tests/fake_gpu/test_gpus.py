@@ -31,7 +31,10 @@ GPUS = {
     (0, 2): "Trials run on the CPU: Ray counts 2 GPUs, but torch can use none.",
     (1, 0): "Trials run on the CPU: torch can use 1 GPU, but Ray counts none. Start Ray with --num-gpus 1.",
     (1, 1): "Trials run on 1 GPU.",
-    (1, 2): "expected as many GPUs as Ray promises; it counts 2, torch can use 1. Start Ray with --num-gpus 1, without "
+    (
+        1,
+        2,
+    ): "expected as many GPUs as Ray promises; it counts 2, torch can use 1. Start Ray with --num-gpus 1, without "
     "RAY_OVERRIDE_RESOURCES; or write kind: cpu.",
     (2, 0): "Trials run on the CPU: torch can use 2 GPUs, but Ray counts none. Start Ray with --num-gpus 2.",
     (2, 1): "Trials run on 1 GPU, of 2 that torch can use.",
@@ -45,7 +48,9 @@ GPUS = {
 @pytest.mark.parametrize("kind", ["auto", "cpu", "gpu"])
 @pytest.mark.parametrize("of_ray", [0, 1, 2])
 @pytest.mark.parametrize("torch", [0, 1, 2, "broken"])
-def test_every_combination_of_counts_is_a_sentence(torch: Any, of_ray: int, kind: Literal["auto", "cpu", "gpu"]) -> None:
+def test_every_combination_of_counts_is_a_sentence(
+    torch: Any, of_ray: int, kind: Literal["auto", "cpu", "gpu"]
+) -> None:
     count, reason = (0, BROKEN) if torch == "broken" else (torch, "")
     expected = GPUS[torch, of_ray]
     try:
@@ -91,7 +96,10 @@ def test_torch_is_asked_what_it_can_really_use() -> None:
     assert found["set up"] in ("", "expandable_segments:True")
     broken = in_child(asked, Cards(broken="CUDA error: uncorrectable ECC error encountered"))
     assert broken["count"] == 0
-    assert "GPU 0 (Fake GPU): a tensor failed: CUDA error: uncorrectable ECC error encountered" in broken["reason"]
+    assert (
+        "GPU 0 (Fake GPU): a tensor failed: CUDA error: uncorrectable ECC error encountered"
+        in broken["reason"]
+    )
 
 
 @pytest.mark.slow
@@ -100,7 +108,9 @@ def test_where_segments_cannot_grow_the_allocator_is_set_up_without() -> None:
     found = in_child(asked, Cards(maps=False))
     assert (found["count"], found["reason"]) == (1, "")
     assert found["set up"] == "expandable_segments:False"
-    users = in_child(asked, Cards(maps=False), PYTORCH_ALLOC_CONF="expandable_segments:True,max_split_size_mb:64")
+    users = in_child(
+        asked, Cards(maps=False), PYTORCH_ALLOC_CONF="expandable_segments:True,max_split_size_mb:64"
+    )
     assert users["count"] == 0
     assert "a tensor failed: CUDA driver error: operation not supported" in users["reason"]
 
@@ -121,9 +131,13 @@ def test_a_clone_that_is_not_installed_asks_torch_too(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     packages = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     # Folders of PYTHONPATH are searched without their .pth files: an installed bsearch is not found there.
-    program = "from bsearch.objectives.machine import gpus; print(gpus.__file__); print(gpus._answer(False).reason)"
+    program = (
+        "from bsearch.objectives.machine import gpus; print(gpus.__file__); print(gpus._answer(False).reason)"
+    )
     command = [tmp_path / "bare" / "bin" / "python", "-c", program]
-    asked = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": packages}, capture_output=True, text=True)
+    asked = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": packages}, capture_output=True, text=True
+    )
     file, reason = asked.stdout.splitlines()
     assert file.startswith(str(tmp_path))
     assert reason.startswith("torch "), reason
@@ -138,7 +152,9 @@ def test_graphics_that_do_not_compute_are_no_gpu(monkeypatch: pytest.MonkeyPatch
     assert gpus._may_have_one()
 
 
-def test_an_accelerator_that_does_not_tell_its_memory_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_that_does_not_tell_its_memory_is_refused_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("bsearch.objectives.machine.accelerator.memory_info", lambda device=None: (0, 0))
     monkeypatch.setattr("bsearch.objectives.machine.accelerator.device_name", lambda device=None: "Card")
     with pytest.raises(ProfilingError, match="torch does not tell how much memory Card has"):
@@ -147,9 +163,14 @@ def test_an_accelerator_that_does_not_tell_its_memory_is_refused_as_such(monkeyp
 
 @pytest.mark.parametrize(
     ("printed", "reason"),
-    [("", "asking torch failed: exit code 3"), ("Segmentation fault", "asking torch failed: Segmentation fault")],
+    [
+        ("", "asking torch failed: exit code 3"),
+        ("Segmentation fault", "asking torch failed: Segmentation fault"),
+    ],
 )
-def test_a_driver_that_crashes_is_a_reason(printed: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_crashes_is_a_reason(
+    printed: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crashed = [sys.executable, "-c", f"import sys; sys.stderr.write({printed!r}); sys.exit(3)"]
     honest = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda _, **options: honest(crashed, **options))
@@ -201,7 +222,12 @@ def written(folder: Path, **changes: Any) -> Path:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["run", "--serial"], pytest.param(["check"], marks=pytest.mark.long), ["check", "--machine", "--serial"]]
+    "command",
+    [
+        ["run", "--serial"],
+        pytest.param(["check"], marks=pytest.mark.long),
+        ["check", "--machine", "--serial"],
+    ],
 )
 def test_commands_work_without_what_linux_alone_has(command: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
@@ -221,7 +247,13 @@ def bound_to_one_core(arguments: list[str], folder: Path) -> subprocess.Complete
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
     return subprocess.run(  # this process has no threads that fork
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False, preexec_fn=bind
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=bind,
     )
 
 
@@ -243,9 +275,14 @@ def test_a_gpu_that_only_ray_counts_ends_no_run(tmp_path: Path) -> None:
     """Beside a torch without CUDA, an old driver, another maker's card."""
     command = [sys.executable, "-m", "bsearch", "run", "--json", str(written(tmp_path))]
     variables = {**os.environ, "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": 1})}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert "Trials run on the CPU: Ray counts 1 GPU, but torch can use none: no driver for one was found." in done.stderr
+    assert (
+        "Trials run on the CPU: Ray counts 1 GPU, but torch can use none: no driver for one was found."
+        in done.stderr
+    )
     assert len(json.loads(done.stdout)["front"]) >= 1
 
 

@@ -32,7 +32,9 @@ CONVNET, LOOP, PAIRS = "fake_gpu.tasks:ConvNet", "fake_gpu.tasks:classifier", "e
 WIDE = {"width": 64}
 
 
-def profiled(reference: str, memory: Memory | None = None, *, highest: int = 400, timing_s: float = 0.0, **options: Any) -> Any:
+def profiled(
+    reference: str, memory: Memory | None = None, *, highest: int = 400, timing_s: float = 0.0, **options: Any
+) -> Any:
     """What a profile says, as JSON can hold it; the error's text where there is none."""
     share = options.pop("share", 1.0)
     request = ProfileRequest(
@@ -110,7 +112,12 @@ def test_a_profile_is_of_the_card(found: dict[str, Any]) -> None:
     profile = found["convnet"]
     assert (profile["kind"], profile["device"]) == ("gpu", "Fake GPU")
     assert profile["device_bytes"] == 512 * MIB - CONTEXT_BYTES
-    assert (profile["largest"], profile["source"], profile["exact"], profile["note"]) == (400, "traced", "exact", "")
+    assert (profile["largest"], profile["source"], profile["exact"], profile["note"]) == (
+        400,
+        "traced",
+        "exact",
+        "",
+    )
     assert profile["left"] == 0
 
 
@@ -184,7 +191,9 @@ def test_shares_beside_a_neighbour_are_fair(share: float) -> None:
     """(usable + context) × share − context, for a card of 8 GiB beside a desktop."""
     total, context, desktop = 8192 * MIB, 410 * MIB, 1536 * MIB
     usable = total - context - desktop
-    assert usable_bytes(total, usable, share, context) == pytest.approx((usable + context) * share - context, rel=0.01)
+    assert usable_bytes(total, usable, share, context) == pytest.approx(
+        (usable + context) * share - context, rel=0.01
+    )
 
 
 @pytest.mark.long

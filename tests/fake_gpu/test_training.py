@@ -11,7 +11,18 @@ import pytest
 import torch
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.trial import Measurement
-from device_trainings import CONVNET, CONVOLVED, COPIED, LOOP, SAME, SIMILAR, check_similar, curve, flat, resumed
+from device_trainings import (
+    CONVNET,
+    CONVOLVED,
+    COPIED,
+    LOOP,
+    SAME,
+    SIMILAR,
+    check_similar,
+    curve,
+    flat,
+    resumed,
+)
 from helpers import setup
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -31,7 +42,10 @@ def trainings() -> dict[str, Any]:
         found[group][name] = [on_cpu, curve(reference, device="gpu", **options)]
         found["reserved"][name] = [fake.card().allocator.live_bytes, fake.card().allocator.reserved_bytes]
     found["resumed"] = {"convnet": resumed(CONVNET), "own loop": resumed(LOOP)}
-    found["steps"] = {name: steps(reference) for name, reference in (("resident", CONVNET), ("copied", COPIED), ("loop", LOOP))}
+    found["steps"] = {
+        name: steps(reference)
+        for name, reference in (("resident", CONVNET), ("copied", COPIED), ("loop", LOOP))
+    }
     found["steps"]["fp16"] = steps(CONVNET, training={"precision": "fp16"})
     found["facts"] = facts()
     found["cap"] = cap()
@@ -76,7 +90,12 @@ def cap() -> dict[str, Any]:
     large: dict[str, Any] = {"device": "gpu", "batch": 400, "budget": 800, "parameters": {"width": 64}}
     capped = curve(CONVNET, **large, memory_limit_bytes=25 * MIB)
     between = [fake.card().allocator.live_bytes, fake.card().allocator.reserved_bytes]
-    return {"capped": capped, "between": between, "then": curve(CONVNET, **large), "limit": fake.card().limit_bytes}
+    return {
+        "capped": capped,
+        "between": between,
+        "then": curve(CONVNET, **large),
+        "limit": fake.card().limit_bytes,
+    }
 
 
 def second_card() -> dict[str, Any]:
@@ -112,7 +131,9 @@ def test_losses_and_scores_are_the_cpus_to_the_last_bit(found: dict[str, Any], n
 
 
 @pytest.mark.parametrize("name", SIMILAR)
-def test_losses_in_other_precisions_and_kernels_are_close_to_the_cpus(found: dict[str, Any], name: str) -> None:
+def test_losses_in_other_precisions_and_kernels_are_close_to_the_cpus(
+    found: dict[str, Any], name: str
+) -> None:
     check_similar(*found["similar"][name], SIMILAR[name][2])
 
 
@@ -130,7 +151,9 @@ def test_a_training_resumes_from_its_checkpoint_to_the_same_bits(found: dict[str
 
 
 @pytest.mark.parametrize("name", ["resident", "copied", "loop"])
-def test_an_ordinary_step_neither_waits_nor_copies_from_pageable_memory(found: dict[str, Any], name: str) -> None:
+def test_an_ordinary_step_neither_waits_nor_copies_from_pageable_memory(
+    found: dict[str, Any], name: str
+) -> None:
     steps = found["steps"][name]
     assert len(steps) == 20
     # The loss is read after steps 1, 2, 4, 8 and 16, and a size's first step is timed by itself.
@@ -140,7 +163,10 @@ def test_an_ordinary_step_neither_waits_nor_copies_from_pageable_memory(found: d
 
 
 def test_a_loss_scaler_waits_once_a_step(found: dict[str, Any]) -> None:
-    waits = [sum(count for what, count in step.items() if what.startswith("wait")) for step in found["steps"]["fp16"]]
+    waits = [
+        sum(count for what, count in step.items() if what.startswith("wait"))
+        for step in found["steps"]["fp16"]
+    ]
     assert [waits[number] for number in (3, 5, 6, 7, 9, 10)] == [1] * 6
 
 

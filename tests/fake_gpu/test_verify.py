@@ -54,7 +54,9 @@ def test_a_card_that_works_is_told_so() -> None:
     ("cards", "why"),
     [
         (Cards(broken=ECC), f"GPUs: GPU 0 (Fake GPU): a tensor failed: {ECC}"),
-        pytest.param(Cards(caps=False), "memory cap: 128 MiB were allocated under a cap of 64", marks=pytest.mark.long),
+        pytest.param(
+            Cards(caps=False), "memory cap: 128 MiB were allocated under a cap of 64", marks=pytest.mark.long
+        ),
     ],
     ids=["broken", "no cap"],
 )
@@ -120,7 +122,11 @@ def limits() -> dict[str, Any]:
 
     memory._profile = profile  # type: ignore[assignment]
     found = list(memory.largest(Stage("gpu", 60)))
-    return {"asked": asked, "told": [one.value for one in found if isinstance(one, Fact)], "count": len(found)}
+    return {
+        "asked": asked,
+        "told": [one.value for one in found if isinstance(one, Fact)],
+        "count": len(found),
+    }
 
 
 @pytest.mark.long

@@ -22,8 +22,31 @@ from typing import Any
 
 PROGRAMS = ("sbatch", "srun", "squeue", "sacct", "scancel", "scontrol")
 OPTIONS = frozenset(
-    {"job-name", "chdir", "output", "open-mode", "export", "partition", "account", "qos", "constraint", "nodes", "gres", "mem"}
-    | {"ntasks-per-node", "cpus-per-task", "gpus-per-node", "time", "array", "requeue", "no-requeue", "signal", "exclude"}
+    {
+        "job-name",
+        "chdir",
+        "output",
+        "open-mode",
+        "export",
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "nodes",
+        "gres",
+        "mem",
+    }
+    | {
+        "ntasks-per-node",
+        "cpus-per-task",
+        "gpus-per-node",
+        "time",
+        "array",
+        "requeue",
+        "no-requeue",
+        "signal",
+        "exclude",
+    }
 )
 ROOT = Path(os.environ.get("FAKE_SLURM", "/nowhere"))
 
@@ -33,7 +56,9 @@ def programs(folder: Path) -> Path:
     folder.mkdir()
     for name in PROGRAMS:
         command = folder / name
-        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} {name} "$@"\n')
+        command.write_text(
+            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} {name} "$@"\n'
+        )
         command.chmod(0o755)
     return folder
 
@@ -92,7 +117,11 @@ def supervise(arguments: list[str]) -> None:
             return
         restarts = read(id)["restarts"]
         environment = {
-            **{name: os.environ[name] for name in ("HOME", "USER", "LANG", "FAKE_SLURM") if name in os.environ},
+            **{
+                name: os.environ[name]
+                for name in ("HOME", "USER", "LANG", "FAKE_SLURM")
+                if name in os.environ
+            },
             **job["environment"],
             "PATH": os.environ["PATH"],
             "OMP_NUM_THREADS": "1",
@@ -130,7 +159,16 @@ def srun(arguments: list[str]) -> None:
     while arguments and arguments[0].startswith("--"):
         name, _, value = arguments.pop(0).removeprefix("--").partition("=")
         asked[name] = value
-    known = {"nodes", "ntasks", "ntasks-per-node", "overlap", "export", "kill-on-bad-exit", "cpus-per-task", "gpus-per-node"}
+    known = {
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "overlap",
+        "export",
+        "kill-on-bad-exit",
+        "cpus-per-task",
+        "gpus-per-node",
+    }
     assert set(asked) <= known, asked
     assert asked["export"] == "ALL"
     tasks = [

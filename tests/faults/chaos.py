@@ -39,7 +39,11 @@ def study(trials: int, seed: int = 0) -> dict[str, Any]:
     """A study whose trials are all named beforehand, so that no kill may change what any of them comes to."""
     rng = random.Random(seed)
     settings = [
-        {"effective_batch": batch, "reference_rate": round(rng.uniform(0.01, 0.1), 4), "devices": 1 + index % 2}
+        {
+            "effective_batch": batch,
+            "reference_rate": round(rng.uniform(0.01, 0.1), 4),
+            "devices": 1 + index % 2,
+        }
         for index, batch in enumerate(rng.sample(range(8, 65), trials))
     ]
     return {
@@ -133,7 +137,10 @@ class Chaos:
 
     def _listens(self) -> bool:
         listed = subprocess.run(
-            ["ip", "netns", "exec", self.head.name, "ss", "-ltnH", "sport = :6379"], capture_output=True, text=True, check=True
+            ["ip", "netns", "exec", self.head.name, "ss", "-ltnH", "sport = :6379"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return bool(listed.stdout.strip())
 
@@ -149,7 +156,9 @@ class Chaos:
 
     def kill_rank(self) -> None:
         actors = set(self._actors())
-        ranks = [pid for machine in (self.head, self.member) for pid in machine.pids() if _parent(pid) in actors]
+        ranks = [
+            pid for machine in (self.head, self.member) for pid in machine.pids() if _parent(pid) in actors
+        ]
         random.shuffle(ranks)
         self._kill(ranks[:1])
 
@@ -319,11 +328,19 @@ class Chaos:
 
         def more() -> bool:
             now = finished(self.folder)
-            lost = {number for number, values in self.seen.items() if now.get(number, values) != values or number not in now}
+            lost = {
+                number
+                for number, values in self.seen.items()
+                if now.get(number, values) != values or number not in now
+            }
             if lost:
                 self.violations.append(f"finished trials changed or went: {sorted(lost)}")
             self.seen = now
-            return len(now) > before or len(now) >= self.trials or (self.driver is not None and self.driver.poll() is not None)
+            return (
+                len(now) > before
+                or len(now) >= self.trials
+                or (self.driver is not None and self.driver.poll() is not None)
+            )
 
         self._wait(more, "no trial finished")
         time.sleep(then_s)
@@ -332,8 +349,14 @@ class Chaos:
         until = time.monotonic() + PATIENCE_S
         while not ready():
             if time.monotonic() > until:
-                log = (self.folder / "driver.log").read_text()[-3000:] if (self.folder / "driver.log").exists() else ""
-                raise AssertionError(f"{complaint} within {PATIENCE_S:.0f} s; the driver's last words:\n{log}")
+                log = (
+                    (self.folder / "driver.log").read_text()[-3000:]
+                    if (self.folder / "driver.log").exists()
+                    else ""
+                )
+                raise AssertionError(
+                    f"{complaint} within {PATIENCE_S:.0f} s; the driver's last words:\n{log}"
+                )
             time.sleep(0.1)
 
     def _member_again(self) -> None:
@@ -357,7 +380,9 @@ class Chaos:
             self.violations.append(f"{number.name} did not end the driver within a minute")
 
     def _actors(self) -> list[int]:
-        found = [pid for machine in (self.head, self.member) for pid in self._of(machine, "ray::AttemptTrainable")]
+        found = [
+            pid for machine in (self.head, self.member) for pid in self._of(machine, "ray::AttemptTrainable")
+        ]
         random.shuffle(found)
         return found
 
@@ -400,16 +425,23 @@ def main() -> None:
         folder = Path(text)
         reference = undisturbed(options.trials, folder / "undisturbed")
         begun = time.monotonic()
-        while sum(map(len, took.values())) < options.kills and time.monotonic() - begun < 60 * options.minutes:
+        while (
+            sum(map(len, took.values())) < options.kills and time.monotonic() - begun < 60 * options.minutes
+        ):
             studies += 1
             with network() as made:
                 chaos = Chaos(made, folder / f"study-{studies}", options.trials)
                 names = [options.only] if options.only else list(chaos.faults)
                 left = options.kills - sum(map(len, took.values()))
-                for name, seconds in chaos.run([rng.choice(names) for _ in range(min(left, options.trials - 4))], rng):
+                for name, seconds in chaos.run(
+                    [rng.choice(names) for _ in range(min(left, options.trials - 4))], rng
+                ):
                     took[name].append(seconds)
                 broken += (found := chaos.broken(reference))
-            print(f"study {studies}: {sum(map(len, took.values()))} faults so far; broken: {found or 'nothing'}", flush=True)
+            print(
+                f"study {studies}: {sum(map(len, took.values()))} faults so far; broken: {found or 'nothing'}",
+                flush=True,
+            )
     print(f"\n{'fault':<22} {'times':>5}  {'next trial after, median s':>26}  {'longest':>7}")
     for name, seconds in sorted(took.items()):
         print(f"{name:<22} {len(seconds):>5}  {statistics.median(seconds):>26.1f}  {max(seconds):>7.1f}")

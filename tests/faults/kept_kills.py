@@ -59,14 +59,24 @@ class Killed:
         self.folder, self.log = folder, folder / "log.txt"
         self._command = [sys.executable, "-m", "bsearch", "run", "s.yaml", *(() if ray else ("--serial",))]
         # A stack of every thread is written at SIGABRT.
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONFAULTHANDLER": "1"}
+        self._environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONFAULTHANDLER": "1",
+        }
         self._slower = 3 if ray else 1
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as log:
             command = [*self._command, *options]
             return subprocess.Popen(
-                command, cwd=self.folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def kill(self, dice: random.Random, at_replacement: bool) -> None:
@@ -100,7 +110,11 @@ class Killed:
         finally:
             end_session(process.pid, signal.SIGKILL)
         model = [] if (self.folder / "model").exists() else ["no model at the end"]
-        return [*([f"exit code {code}: {self.log.read_text()[-1500:]}"] if code else []), *model, *self.faults()]
+        return [
+            *([f"exit code {code}: {self.log.read_text()[-1500:]}"] if code else []),
+            *model,
+            *self.faults(),
+        ]
 
 
 def end_session(pid: int, number: signal.Signals) -> None:
@@ -112,7 +126,13 @@ def end_session(pid: int, number: signal.Signals) -> None:
 
 
 def main(minutes: float, seed: int, ray: bool) -> None:
-    dice, until, kills, replaced, broken = random.Random(seed), time.monotonic() + 60 * minutes, 0, 0, list[str]()
+    dice, until, kills, replaced, broken = (
+        random.Random(seed),
+        time.monotonic() + 60 * minutes,
+        0,
+        0,
+        list[str](),
+    )
     while time.monotonic() < until:
         with tempfile.TemporaryDirectory() as text:
             study = Killed(Path(text), ray)
@@ -122,7 +142,9 @@ def main(minutes: float, seed: int, ray: bool) -> None:
                 kills, replaced = kills + 1, replaced + at_replacement
                 broken += [f"kill {kills}: {fault}" for fault in study.faults()]
             broken += [f"after kill {kills}: {fault}" for fault in study.finish(900)]
-        print(f"{kills} kills, {replaced} of them at a replacement; broken: {broken or 'nothing'}", flush=True)
+        print(
+            f"{kills} kills, {replaced} of them at a replacement; broken: {broken or 'nothing'}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,11 @@ class Machine:
         Args:
             lacks: a folder of other machines that it does not see: what is theirs alone is not to be leant on.
         """
-        alone = [] if lacks is None else ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(lacks)]
+        alone = (
+            []
+            if lacks is None
+            else ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(lacks)]
+        )
         with log.open("ab") as file:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *alone, *map(str, command)],
@@ -76,9 +80,21 @@ class Machine:
         self, folder: Path, *, head: Machine | None = None, cpus: int = 1, lacks: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start Ray here: the head of a cluster, or a member of `head`'s."""
-        place = [f"--address={head.address}:6379"] if head else ["--head", "--port=6379", "--include-dashboard=false"]
+        place = (
+            [f"--address={head.address}:6379"]
+            if head
+            else ["--head", "--port=6379", "--include-dashboard=false"]
+        )
         temp = [] if head else [f"--temp-dir={self._network.ray_folder.name}"]
-        command = [BIN / "ray", "start", *place, *temp, f"--node-ip-address={self.address}", f"--num-cpus={cpus}", "--block"]
+        command = [
+            BIN / "ray",
+            "start",
+            *place,
+            *temp,
+            f"--node-ip-address={self.address}",
+            f"--num-cpus={cpus}",
+            "--block",
+        ]
         return self.start(command, folder / f"{self.name}.log", lacks=lacks)
 
     def cut_off(self) -> None:
@@ -89,7 +105,9 @@ class Machine:
         _ip("-n", self.name, "link", "set", "eth0", "up")
 
     def pids(self) -> list[int]:
-        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
+        )
         return [int(pid) for pid in listed.stdout.split()]
 
     def kill(self) -> None:

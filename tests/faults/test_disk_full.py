@@ -24,7 +24,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of eight megabytes."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, text=True, check=False
+    )
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
     try:
@@ -44,9 +46,13 @@ def fill(file: Path) -> None:
                 continue
 
 
-def test_a_full_disk_stops_the_study_and_with_room_again_it_goes_on(study_file: Callable[..., Path], small_disk: Path) -> None:
+def test_a_full_disk_stops_the_study_and_with_room_again_it_goes_on(
+    study_file: Callable[..., Path], small_disk: Path
+) -> None:
     database = small_disk / "study.db"
-    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 5}, storage=f"sqlite:///{database}")
+    path = study_file(
+        task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 5}, storage=f"sqlite:///{database}"
+    )
     command = [BSEARCH, "run", path, "--serial"]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -64,7 +70,10 @@ def test_a_full_disk_stops_the_study_and_with_room_again_it_goes_on(study_file: 
         driver.kill()
         output, _ = driver.communicate()
     assert driver.returncode == 1, output
-    assert f"storage sqlite:///{database}: the database refused: database or disk is full. Free space on its disk" in output
+    assert (
+        f"storage sqlite:///{database}: the database refused: database or disk is full. Free space on its disk"
+        in output
+    )
     assert "Traceback" not in output
     (small_disk / "filled").unlink()
     before = finished(database)

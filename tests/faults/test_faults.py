@@ -37,7 +37,9 @@ def test_whatever_dies_the_study_ends_as_if_nothing_had(tmp_path: Path) -> None:
 
 def started_by(driver: int, program: str = "") -> list[int]:
     """The processes that a driver has started, and those that they have, by the end of their program's name."""
-    parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    parents = {
+        int(path.name): _parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()
+    }
     found = []
     for pid in parents:
         above = parents[pid]
@@ -56,7 +58,10 @@ def test_a_ray_of_our_own_that_loses_a_part_is_started_again(tmp_path: Path) -> 
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
     with (folder / "driver.log").open("w") as log:
         driver = subprocess.Popen(
-            [BIN / "bsearch", "run", folder / "study.yaml"], env={**os.environ, "ENDURES_S": "2"}, stdout=log, stderr=log
+            [BIN / "bsearch", "run", folder / "study.yaml"],
+            env={**os.environ, "ENDURES_S": "2"},
+            stdout=log,
+            stderr=log,
         )
 
     def words() -> str:
@@ -154,11 +159,15 @@ def test_of_two_drivers_started_at_once_one_runs_the_study_and_the_other_says_wh
     assert len(finished(folder)) == 4
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the clock that jumps; there is none")
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="a C compiler makes the clock that jumps; there is none"
+)
 @pytest.mark.parametrize("days", [2, -2])
 def test_a_clock_that_jumps_neither_loses_trials_nor_the_lock(tmp_path: Path, days: int) -> None:
     library, clock = tmp_path / "clock.so", tmp_path / "jump"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).parent / "clock.c"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).parent / "clock.c"], check=True
+    )
     clock.write_text("0")
     folder = begun(tmp_path / "study", 6)
     driver = serial(folder, LD_PRELOAD=str(library), CLOCK_JUMP=str(clock))

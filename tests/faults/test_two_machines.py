@@ -67,7 +67,10 @@ def test_a_trial_over_two_machines_goes_on_with_one_and_with_both_again(tmp_path
     content = yaml.safe_load(alone.read_text()) | {"devices": {"per_trial": 1, "kind": "cpu"}}
     alone.write_text(yaml.safe_dump(content))
     subprocess.run(
-        [BIN / "bsearch", "run", "--serial", alone], check=True, capture_output=True, env={**os.environ, "ENDURES_S": "0"}
+        [BIN / "bsearch", "run", "--serial", alone],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "ENDURES_S": "0"},
     )
     path = written(tmp_path / "study")
     with network() as made:
@@ -82,16 +85,19 @@ def test_a_trial_over_two_machines_goes_on_with_one_and_with_both_again(tmp_path
         until(lambda: len(curve(path).get(0, [])) >= 3)
         # The ranks hear one another on the interface between the machines, and nowhere else.
         ranks = [pid for pid in head.pids() if "multiprocessing.forkserver" in _command(pid)]
-        assert {place.removeprefix("[::ffff:").strip("[]") for place in listening(head, *(f"pid={pid}," for pid in ranks))} == {
-            head.address
-        }
+        assert {
+            place.removeprefix("[::ffff:").strip("[]")
+            for place in listening(head, *(f"pid={pid}," for pid in ranks))
+        } == {head.address}
         assert "over 2 machines" in log.read_text()
         began = time.monotonic()
         member.cut_off()
         until(lambda: "continues on 2 of its 4 devices" in log.read_text())
         planned, cut = time.monotonic(), len(curve(path)[0])
         until(lambda: len(curve(path)[0]) > cut)
-        print(f"cut off: planned anew after {planned - began:.1f} s, next evaluation after {time.monotonic() - began:.1f} s")
+        print(
+            f"cut off: planned anew after {planned - began:.1f} s, next evaluation after {time.monotonic() - began:.1f} s"
+        )
         member.plug_in()
         member.kill()
         member.ray(path.parent, head=head, cpus=2)
@@ -130,7 +136,9 @@ def joined(made: Network, head: Machine) -> int:
 
 def read_alone(study: Path) -> dict[tuple[Any, ...], float]:
     return {
-        tuple(sorted((name, value) for name, value in trial.parameters.items() if name != "devices")): trial.accuracy
+        tuple(
+            sorted((name, value) for name, value in trial.parameters.items() if name != "devices")
+        ): trial.accuracy
         for trial in read(study).records
         if trial.accuracy is not None
     }

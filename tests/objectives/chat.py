@@ -35,15 +35,21 @@ def tokenizer(template: str | None = CHATML, *, begins: bool = False) -> PreTrai
     made.decoder = decoders.ByteLevel()
     special = ["<|end|>", "<|im_start|>", "<|im_end|>", "<s>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     said = (message["content"] for conversation in conversations(40) for message in conversation["messages"])
     made.train_from_iterator(said, trainer)
     if begins:
         from tokenizers.processors import TemplateProcessing
 
-        made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))])
-    whole = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", bos_token="<s>", pad_token="<|end|>")  # noqa: S106
+        made.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
+        )
+    special = {"eos_token": "<|end|>", "bos_token": "<s>", "pad_token": "<|end|>"}
+    whole = PreTrainedTokenizerFast(tokenizer_object=made, **special)
     whole.chat_template = template
     return whole
 

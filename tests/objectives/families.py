@@ -28,30 +28,72 @@ _LARGEST = 20_000_000
 # Sizes by the names that families have for them; where a configuration has none of a name, it is left out.
 _SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width", "embedding_size"), 32),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width", "embedding_size"), 32
+    ),
     **dict.fromkeys(("mamba_d_ssm", "attention_hidden_size"), 32),
     **dict.fromkeys(
-        ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dim_ff", "d_ff", "mlp_ffn_hidden_size"), 48
+        (
+            "intermediate_size",
+            "n_inner",
+            "ffn_dim",
+            "ffn_hidden_size",
+            "dim_ff",
+            "d_ff",
+            "mlp_ffn_hidden_size",
+        ),
+        48,
     ),
     **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 48),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2
+    ),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "mamba_n_heads", "mamba_num_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(
+        ("encoder_attention_heads", "mamba_n_heads", "mamba_num_heads", "linear_num_value_heads"), 4
+    ),
     **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads"), 2),
-    **dict.fromkeys(("head_dim", "v_head_dim", "d_kv", "head_size", "global_head_dim", "linear_key_head_dim"), 8),
+    **dict.fromkeys(
+        ("head_dim", "v_head_dim", "d_kv", "head_size", "global_head_dim", "linear_key_head_dim"), 8
+    ),
     **dict.fromkeys(("linear_value_head_dim", "state_size", "ssm_state_size", "mamba_d_state"), 8),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size"), 128),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16
+    ),
     **dict.fromkeys(("sliding_window", "attention_chunk_size", "local_window", "window_size"), WINDOW),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "mamba_d_head", "mamba_head_dim"), 16),
-    **dict.fromkeys(("rotary_dim", "qk_rope_head_dim", "qk_nope_head_dim", "time_step_rank", "conv_kernel", "adapter_size"), 4),
+    **dict.fromkeys(
+        (
+            "rotary_dim",
+            "qk_rope_head_dim",
+            "qk_nope_head_dim",
+            "time_step_rank",
+            "conv_kernel",
+            "adapter_size",
+        ),
+        4,
+    ),
     **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
-    **dict.fromkeys(("mamba_n_groups", "n_groups", "n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
+    **dict.fromkeys(
+        ("mamba_n_groups", "n_groups", "n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"),
+        1,
+    ),
     **dict.fromkeys(("num_global_layers", "num_mem_blocks", "num_memory_blocks"), 1),
-    **dict.fromkeys(("hidden_dropout", "attention_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    **dict.fromkeys(("activation_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop"), 0.0),
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "qk_head_dim": 8, "hidden_size_per_layer_input": 8},
+    **dict.fromkeys(
+        ("hidden_dropout", "attention_dropout", "dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0
+    ),
+    **dict.fromkeys(
+        ("activation_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop"), 0.0
+    ),
+    **{
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "qk_head_dim": 8,
+        "hidden_size_per_layer_input": 8,
+    },
 }
 # Where these are not set by default, they stay so.
 _OPTIONAL = ("head_dim", "sliding_window", "attention_chunk_size", "n_inner", "q_lora_rank")
@@ -89,13 +131,19 @@ def tiny(kind: str) -> Any:
     """A small configuration, of the part that makes text."""
     config = CONFIG_MAPPING[kind]().get_text_config(decoder=True)
     config.allow_global_per_layer_attribute_access = True
-    names = set(inspect.signature(type(config).__init__).parameters) | set(vars(config)) | set(type(config).attribute_map)
+    names = (
+        set(inspect.signature(type(config).__init__).parameters)
+        | set(vars(config))
+        | set(type(config).attribute_map)
+    )
     sizes = {
         name: size
         for name, size in _SMALL.items()
         if name in names and not (name in _OPTIONAL and getattr(config, name, None) is None)
     }
-    if "qk_rope_head_dim" in names:  # latent attention: rotary positions turn a part of each head, and none share keys
+    if (
+        "qk_rope_head_dim" in names
+    ):  # latent attention: rotary positions turn a part of each head, and none share keys
         sizes |= {"num_key_value_heads": sizes["num_attention_heads"], "head_dim": sizes["qk_rope_head_dim"]}
     return type(config)(**{**sizes, **_ALSO.get(kind, {})})
 
@@ -127,7 +175,9 @@ def rows(*, alone: bool) -> Rows:
     generator = torch.Generator().manual_seed(0)
     lengths = (13, 20, 9)
     return pack(
-        [Document(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()) for n in lengths], LENGTH, alone=alone
+        [Document(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()) for n in lengths],
+        LENGTH,
+        alone=alone,
     )
 
 
@@ -149,7 +199,9 @@ def tried(kind: str, *, packed: bool | None = None) -> Tried:
     try:
         config = tiny(kind)
         with torch.device("meta"):
-            weights = sum(one.numel() for one in transformers.AutoModelForCausalLM.from_config(config).parameters())
+            weights = sum(
+                one.numel() for one in transformers.AutoModelForCausalLM.from_config(config).parameters()
+            )
         if weights > _LARGEST:
             return Tried(kind, why=f"the smallest has {weights / 1e6:.0f} M weights")
         family = family_of(transformers, config)
@@ -189,7 +241,9 @@ if __name__ == "__main__":
     everything = list(all_tried())
     for one in everything:
         if one.verdict != "packed":
-            print(f"{one.kind:<28}{one.verdict:<20}{one.off:<9.1g}{one.ahead:<9.1g}{one.why}", file=sys.stderr)
+            print(
+                f"{one.kind:<28}{one.verdict:<20}{one.off:<9.1g}{one.ahead:<9.1g}{one.why}", file=sys.stderr
+            )
     page = Path(__file__).parents[2] / "docs" / "finetuning.md"
     begin, end = "<!-- families -->\n", "<!-- /families -->\n"
     before, _, rest = page.read_text().partition(begin)

@@ -74,7 +74,10 @@ def test_memory_is_traced_as_it_is_used(mode: ActivationCheckpointing, precision
 @pytest.mark.slow
 @pytest.mark.parametrize("like_gpu", [False, True])
 def test_more_checkpointing_takes_less_memory(like_gpu: bool) -> None:
-    peaks = [MemoryProbe(Words(), with_mode(setup(8), mode), like_gpu=like_gpu).train_peak(64).live for mode in MODES]
+    peaks = [
+        MemoryProbe(Words(), with_mode(setup(8), mode), like_gpu=like_gpu).train_peak(64).live
+        for mode in MODES
+    ]
     assert peaks[0] > 1.2 * peaks[1] > 1.2 * 1.2 * peaks[2]
 
 
@@ -110,9 +113,13 @@ def study(**memory: Any) -> StudySpec:
     return parse_study(json.dumps(document))
 
 
-def law(mode: ActivationCheckpointing, per_sample_s: float, per_pass_s: float, largest: int, devices: int = 1) -> StepTime:
+def law(
+    mode: ActivationCheckpointing, per_sample_s: float, per_pass_s: float, largest: int, devices: int = 1
+) -> StepTime:
     points = ((1, per_pass_s + per_sample_s), (largest, per_pass_s + largest * per_sample_s))
-    return StepTime(points[: 1 if largest == 1 else 2], 0.0, devices, interval=0.0, activation_checkpointing=mode)
+    return StepTime(
+        points[: 1 if largest == 1 else 2], 0.0, devices, interval=0.0, activation_checkpointing=mode
+    )
 
 
 def profile(caps: Sequence[int], sample_s: Sequence[float], pass_s: float) -> DeviceProfile:
@@ -171,13 +178,22 @@ def test_without_times_the_least_checkpointing_that_fits_is_taken() -> None:
 
 def test_a_trial_keeps_its_mode_to_its_last_step_and_is_timed_with_it() -> None:
     known = profile((1, 1, 32), (0.001, 0.001, 0.0012), 0.05)
-    values = {"effective_batch": 32, "reference_rate": 0.1, "rule": "sqrt", "epochs": 1, "devices": 1, "weight_decay": 0.0}
+    values = {
+        "effective_batch": 32,
+        "reference_rate": 0.1,
+        "rule": "sqrt",
+        "epochs": 1,
+        "devices": 1,
+        "weight_decay": 0.0,
+    }
     one = trial_setup(study(), "s", Suggestion(0, values), known, "gpu")
     assert (one.plan.activation_checkpointing, one.largest_micro_batch) == ("full", 32)
     assert one.limits["activation_checkpointing"] == "full"
     assert TrialSetup.from_dict(one.to_dict()) == one
     full = 1000 // 32
-    assert known_train_s(known, one) == pytest.approx(full * (0.05 + 32 * 0.0012) + 0.05 + (1000 - 32 * full) * 0.0012)
+    assert known_train_s(known, one) == pytest.approx(
+        full * (0.05 + 32 * 0.0012) + 0.05 + (1000 - 32 * full) * 0.0012
+    )
 
 
 def test_a_profile_keeps_its_alternatives_and_tells_them_apart() -> None:
@@ -189,11 +205,15 @@ def test_a_profile_keeps_its_alternatives_and_tells_them_apart() -> None:
     assert [one.largest_micro_batch for one in smaller.each] == [2, 8, 15]
     assert known.updated(replace(known, largest_micro_batch=1)).each[1:] == known.each[1:]
     with pytest.raises(InfeasiblePlanError):
-        planned(study(), replace(known.updated(replace(known, smallest_micro_batch=200)), alternatives=()), 100, 1)
+        planned(
+            study(), replace(known.updated(replace(known, smallest_micro_batch=200)), alternatives=()), 100, 1
+        )
 
 
 def request(limit: int, *modes: str, **changes: Any) -> ProfileRequest:
-    memory = Memory.model_validate({"limit": limit, **({"activation_checkpointing": list(modes)} if modes else {})})
+    memory = Memory.model_validate(
+        {"limit": limit, **({"activation_checkpointing": list(modes)} if modes else {})}
+    )
     return ProfileRequest(setup(1, **changes), memory, highest=64)
 
 
@@ -215,7 +235,9 @@ def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None
     assert caps[2] > 2 * caps[0]
     least = MemoryProbe(Words(), setup(1)).train_peak(1).total
     full = profile_task(f"{TASKS}:Words", request(int(least * 1.03)))
-    assert full.activation_checkpointing != "none"  # with less, not even one sample fits the limit minus headroom
+    assert (
+        full.activation_checkpointing != "none"
+    )  # with less, not even one sample fits the limit minus headroom
     one = profile_task(f"{TASKS}:Words", request(12 * 2**20, "full"))
     assert [each.activation_checkpointing for each in one.each] == ["full"]
 
@@ -249,7 +271,11 @@ def test_a_model_that_cannot_be_computed_again_trains_without(monkeypatch: pytes
     known = profile_task(f"{__file__}:Breaks", request(12 * 2**20))
     assert [one.activation_checkpointing for one in known.each] == ["none"]
     assert known.memory is not None
-    for said in ("full activation checkpointing failed: ValueError: a second time", "selective activation", "not confirmed on"):
+    for said in (
+        "full activation checkpointing failed: ValueError: a second time",
+        "selective activation",
+        "not confirmed on",
+    ):
         assert said in known.memory.note
 
 
@@ -272,9 +298,14 @@ def test_what_is_no_checkpointing_is_told(written: Any) -> None:
 
 
 def test_one_or_several_may_be_written_in_any_order() -> None:
-    assert study(activation_checkpointing=["full", "none"]).memory.activation_checkpointing == ("none", "full")
+    assert study(activation_checkpointing=["full", "none"]).memory.activation_checkpointing == (
+        "none",
+        "full",
+    )
     assert study(activation_checkpointing="selective").memory.activation_checkpointing == ("selective",)
-    assert "memory" not in study().identity() or "activation_checkpointing" not in study().identity()["memory"]
+    assert (
+        "memory" not in study().identity() or "activation_checkpointing" not in study().identity()["memory"]
+    )
 
 
 @pytest.mark.slow

@@ -45,7 +45,14 @@ def test_a_teacher_in_the_model_is_resumed_with_it(tmp_path: Path) -> None:
         def after_step(self, model: nn.Module, setup: TrialSetup) -> None:
             model.teacher.weight.lerp_(model.student[0].weight, 0.25)
 
-    made = setup(33, 2, budget=300, checkpoint=str(tmp_path / "0.pt"), checkpoint_every_s=0.0, training={"evaluations": 3})
+    made = setup(
+        33,
+        2,
+        budget=300,
+        checkpoint=str(tmp_path / "0.pt"),
+        checkpoint_every_s=0.0,
+        training={"evaluations": 3},
+    )
     whole = TrainingRun(Taught(), replace(made, checkpoint=None))
     expected = [one.scores for one in whole.measurements()]
     attempt = TrainingRun(Taught(), made).measurements()
@@ -77,7 +84,11 @@ def test_its_memory_is_a_part_of_the_step_that_is_traced() -> None:
     probe = MemoryProbe(Heavy(), made)
     peak = probe.train_peak(4)
     assert probe.source == "traced"
-    assert peak.total == probe.counted("train", 4).total > MemoryProbe(WideNet(), made).train_peak(4).total + 40_000_000
+    assert (
+        peak.total
+        == probe.counted("train", 4).total
+        > MemoryProbe(WideNet(), made).train_peak(4).total + 40_000_000
+    )
 
 
 def test_with_fsdp2_it_is_refused_by_name() -> None:
@@ -90,7 +101,9 @@ def test_two_devices_do_the_same_as_one(ranks: RankProcesses) -> None:
     made = setup(41, budget=300, training={"ema": 0.9}, reference_batch=16)
     alone = TrainingRun(Clipped(), made)
     measured = [one.scores["val_loss"] for one in alone.measurements()]
-    ((losses, *every),) = ranks.run(averaged, f"{JOBS}:Clipped", replace(made, plan=BatchPlan(41, 2, 2)).to_dict())
+    ((losses, *every),) = ranks.run(
+        averaged, f"{JOBS}:Clipped", replace(made, plan=BatchPlan(41, 2, 2)).to_dict()
+    )
     assert losses == pytest.approx(measured, rel=1e-6)
     assert all(map(torch.equal, *every))
     for ours, theirs in zip(every[0], alone.averages, strict=True):

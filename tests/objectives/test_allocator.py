@@ -7,7 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from bsearch.objectives.profiling.memory.allocator import BLOCK, MIB, AllocatorFullError, CachingAllocator, Event
+from bsearch.objectives.profiling.memory.allocator import (
+    BLOCK,
+    MIB,
+    AllocatorFullError,
+    CachingAllocator,
+    Event,
+)
 from fake_gpu.device import segments_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +52,9 @@ def check(allocator: CachingAllocator, live: dict[Any, int]) -> None:
             assert address >= end, "blocks overlap"
             if place:
                 assert address == end, "a gap inside a segment"
-                assert {state, blocks[place - 1][2]} != {state} or state == "used", "neighbours that should be one block"
+                assert {state, blocks[place - 1][2]} != {state} or state == "used", (
+                    "neighbours that should be one block"
+                )
             end = address + size
             used += size * (state == "used")
             free += size * (state == "free")
@@ -84,7 +92,9 @@ def test_blocks_never_overlap_and_reserved_bytes_never_exceed_the_cap(
     check(allocator, live)
     assert allocator.live_bytes == 0
     for blocks in segments_of(allocator):  # pages that were given back may lie between free ones
-        assert all("free" not in (one, other) or one != other for (_, _, one), (_, _, other) in pairwise(blocks))
+        assert all(
+            "free" not in (one, other) or one != other for (_, _, one), (_, _, other) in pairwise(blocks)
+        )
 
 
 class Twin:
@@ -151,7 +161,14 @@ def test_segments_are_those_of_a_plainer_twin(events: list[Event]) -> None:
 
 
 def test_requests_get_the_segments_that_the_rules_name() -> None:
-    for size, segment in ((1, 2), (MIB, 2), (MIB + 1, 20), (10 * MIB - 512, 20), (10 * MIB, 10), (11 * MIB, 12)):
+    for size, segment in (
+        (1, 2),
+        (MIB, 2),
+        (MIB + 1, 20),
+        (10 * MIB - 512, 20),
+        (10 * MIB, 10),
+        (11 * MIB, 12),
+    ):
         allocator = CachingAllocator(expandable=False)
         allocator.allocate("one", size)
         assert allocator.reserved_bytes == segment * MIB

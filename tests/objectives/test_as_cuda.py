@@ -116,7 +116,9 @@ def test_the_walk_of_the_graph_is_the_engines(name: str) -> None:
         return [parameter.grad for parameter in model.parameters()], counter.peak_bytes
 
     if name == "odd" and Version(torch.__version__).release < (2, 13):
-        with pytest.raises(ProfilingError, match=r"expected torch 2\.13 or newer to trace Doubled, an autograd\.Function"):
+        with pytest.raises(
+            ProfilingError, match=r"expected torch 2\.13 or newer to trace Doubled, an autograd\.Function"
+        ):
             trained(True)
         return
     (expected, peak), (walked, walked_peak) = trained(False), trained(True)
@@ -127,13 +129,19 @@ def test_the_walk_of_the_graph_is_the_engines(name: str) -> None:
 
 
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
-@pytest.mark.parametrize(("size", "dtype"), [(16, torch.float32), (12, torch.bfloat16), (300, torch.bfloat16)])
-def test_attention_is_taken_by_the_kernel_that_cuda_would_choose(mask: str | None, size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(16, torch.float32), (12, torch.bfloat16), (300, torch.bfloat16)]
+)
+def test_attention_is_taken_by_the_kernel_that_cuda_would_choose(
+    mask: str | None, size: int, dtype: torch.dtype
+) -> None:
     from bsearch.objectives.profiling.memory.as_cuda import as_cuda
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), as_cuda():
-        query, key, value = (torch.empty(2, 4, 24, size, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3))
+        query, key, value = (
+            torch.empty(2, 4, 24, size, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3)
+        )
         masks = {None: None, "bool": torch.ones(24, 24, dtype=torch.bool, device="cuda")}
         masks["float"] = torch.zeros(24, 24, dtype=dtype, device="cuda")
         outcome = attention(query, key, value, masks[mask])
@@ -183,7 +191,9 @@ class Images(Task):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("precision", "live_mib"), [("fp32", 5477), ("bf16", 2831)])
-def test_the_peak_of_a_known_model_on_cuda(precision: str, live_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_a_known_model_on_cuda(
+    precision: str, live_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """mobilenet_v3_large at 224 pixels, 128 samples: figures of another implementation of the same trace and replay."""
     task = Images(lambda: models.mobilenet_v3_large(num_classes=10))
     unused = {}
@@ -204,7 +214,11 @@ def test_the_peak_of_a_known_model_on_cuda(precision: str, live_mib: int, monkey
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "adam", "samples", "fp32", "bf16"),
-    [("resnet50", False, 64, 5562, 3022), ("vit_b_16", True, 32, 5202, 3555), ("convnext_tiny", False, 32, 3681, 2253)],
+    [
+        ("resnet50", False, 64, 5562, 3022),
+        ("vit_b_16", True, 32, 5202, 3555),
+        ("convnext_tiny", False, 32, 3681, 2253),
+    ],
 )
 def test_the_peaks_of_known_models_on_cuda(name: str, adam: bool, samples: int, fp32: int, bf16: int) -> None:
     """Figures of another implementation of the same trace; it does not tell that of convnext_tiny in fp32."""
@@ -232,7 +246,12 @@ def test_attention_inside_a_layer_of_torch_takes_the_kernel_of_a_gpu() -> None:
         def model(self, setup: TrialSetup) -> nn.Module:
             layer = nn.TransformerEncoderLayer(48, 4, 96, dropout=0.1, batch_first=True)
             return nn.Sequential(
-                nn.Conv2d(3, 48, 16, 16), nn.Flatten(2), Swap(), nn.TransformerEncoder(layer, 3), Swap(), Mean()
+                nn.Conv2d(3, 48, 16, 16),
+                nn.Flatten(2),
+                Swap(),
+                nn.TransformerEncoder(layer, 3),
+                Swap(),
+                Mean(),
             )
 
     task, made = Layers(nn.Identity), setup(batch=4, budget=16)

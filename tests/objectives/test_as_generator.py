@@ -94,7 +94,9 @@ def test_a_trainer_that_swallows_the_stop_is_told_again_at_its_next_step() -> No
     assert steps == ["swallowed"]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("too large"), ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("too large"), ValueError("mine"), KeyboardInterrupt(), SystemExit(3)]
+)
 def test_what_a_trainer_raises_is_raised_as_itself_with_its_own_lines(error: BaseException) -> None:
     def users_own_line() -> None:
         raise error

@@ -51,11 +51,25 @@ def norm(tensors: Any) -> list[float]:
 # Lightning. `configure_gradient_clipping` and its like are refused.
 
 _MODULES = [
-    *(name for name in dir(lightning.LightningModule) if name.startswith("on_") and callable(getattr(Module, name))),
-    *("setup", "teardown", "configure_model", "prepare_data", "backward", "optimizer_zero_grad", "configure_optimizers"),
+    *(
+        name
+        for name in dir(lightning.LightningModule)
+        if name.startswith("on_") and callable(getattr(Module, name))
+    ),
+    *(
+        "setup",
+        "teardown",
+        "configure_model",
+        "prepare_data",
+        "backward",
+        "optimizer_zero_grad",
+        "configure_optimizers",
+    ),
     *("training_step", "validation_step", "transfer_batch_to_device", "configure_callbacks"),
 ]
-_CALLBACKS = [name for name in dir(lightning.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
+_CALLBACKS = [
+    name for name in dir(lightning.Callback) if name.startswith("on_") or name in ("setup", "teardown")
+]
 
 
 def recorded(kind: Any, names: list[str]) -> Any:
@@ -66,12 +80,20 @@ def recorded(kind: Any, names: list[str]) -> Any:
         def hook(self: Any, *args: Any, **others: Any) -> Any:
             module = self if isinstance(self, nn.Module) else args[1] if len(args) > 1 else None
             trainer = None if module is None else module._trainer
-            state: list[Any] = [kind.__name__, name, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+            state: list[Any] = [
+                kind.__name__,
+                name,
+                torch.is_grad_enabled(),
+                torch.is_autocast_enabled("cpu"),
+            ]
             if trainer is not None:
                 optimizers = trainer.optimizers
                 state += [trainer.global_step, trainer.current_epoch, module.training]
                 state += [[group["lr"] for one in optimizers for group in one.param_groups]]
-                state += [norm(module.parameters()), norm(one.grad for one in module.parameters() if one.grad is not None)]
+                state += [
+                    norm(module.parameters()),
+                    norm(one.grad for one in module.parameters() if one.grad is not None),
+                ]
                 if name == "on_before_backward":
                     state.append(float(args[-1].detach()))
                 if name == "on_train_batch_end":
@@ -104,7 +126,12 @@ def test_lightning_runs_a_module_as_it_is_written(training: dict[str, Any]) -> N
     made = constant(**training)
     seed_everything(made.seed)
     trainer = lightning.Trainer(
-        **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+        **{
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        },
         **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0},
         precision={"fp32": "32-true", "bf16": "bf16-mixed"}[made.training.precision],
         gradient_clip_val=made.training.clip_norm,
@@ -118,7 +145,9 @@ def test_lightning_runs_a_module_as_it_is_written(training: dict[str, Any]) -> N
     SEEN.clear()
     seed_everything(made.seed)
     module = RecordingModule(made, dtype=torch.float32)
-    [last] = adapter.train_with(made, module, data=loaders(made, shuffle=True), callbacks=[RecordingCallback()])
+    [last] = adapter.train_with(
+        made, module, data=loaders(made, shuffle=True), callbacks=[RecordingCallback()]
+    )
     assert expected == SEEN
     assert all(map(torch.equal, module.parameters(), weights))
     assert last.scores["accuracy"] == float(trainer.callback_metrics["accuracy"])
@@ -141,14 +170,20 @@ def test_what_training_logs_is_of_the_interval_that_is_measured() -> None:
 @pytest.mark.parametrize("kind", [Slow, torch.optim.LBFGS])
 def test_an_optimizer_whose_step_a_library_would_take_wrongly_is_refused(kind: Any) -> None:
     made = constant()
-    module = Module(made, lambda net, setup: kind(net.parameters(), lr=setup.learning_rate), dtype=torch.float32)
+    module = Module(
+        made, lambda net, setup: kind(net.parameters(), lr=setup.learning_rate), dtype=torch.float32
+    )
     net = Plain()
     with pytest.raises(TaskError, match="expected an optimizer "):
         if kind is torch.optim.LBFGS:
             list(adapter.train_with(made, module, data=loaders(made)))
         else:  # Accelerate loads its state, which gives it groups of its own
-            optimizer = type("Detached", (Slow,), {"load_state_dict": torch.optim.Optimizer.load_state_dict})(net, made)
-            list(huggingface.train_with(made, model=net, train_dataset=Points(), optimizers=(optimizer, None)))
+            optimizer = type("Detached", (Slow,), {"load_state_dict": torch.optim.Optimizer.load_state_dict})(
+                net, made
+            )
+            list(
+                huggingface.train_with(made, model=net, train_dataset=Points(), optimizers=(optimizer, None))
+            )
 
 
 class Keeping(Module):
@@ -182,11 +217,15 @@ _EVENTS = [name for name in dir(transformers.TrainerCallback) if name.startswith
 
 
 def _event(name: str) -> Any:
-    def event(self: Any, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **more: Any) -> None:
+    def event(
+        self: Any, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **more: Any
+    ) -> None:
         counts = state.global_step, state.epoch, state.max_steps, state.num_train_epochs
         rates = [] if optimizer is None else [group["lr"] for group in optimizer.param_groups]
         gradients = [one.grad for one in model.parameters() if one.grad is not None]
-        SEEN.append((name, *counts, rates, torch.is_grad_enabled(), norm(model.parameters()), norm(gradients)))
+        SEEN.append(
+            (name, *counts, rates, torch.is_grad_enabled(), norm(model.parameters()), norm(gradients))
+        )
         if name == "on_pre_optimizer_step":  # where users change gradients
             gradients[0].mul_(3)
 
@@ -208,7 +247,9 @@ class Recorded(transformers.Trainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
         loss = super().training_step(model, inputs, *args, **more)
-        SEEN.append(("training_step", sorted(inputs), float(loss), [str(one.dtype) for one in inputs.values()]))
+        SEEN.append(
+            ("training_step", sorted(inputs), float(loss), [str(one.dtype) for one in inputs.values()])
+        )
         return loss
 
     def create_optimizer(self, *args: Any) -> Any:
@@ -224,7 +265,11 @@ class Recorded(transformers.Trainer):
 def test_transformers_runs_a_trainer_as_it_is_written(training: dict[str, Any], tmp_path: Path) -> None:
     made = constant(**training)
     data = {"train_dataset": Points(dtype=torch.float32), "eval_dataset": Points(100, dtype=torch.float32)}
-    given = huggingface._arguments(made, {}, 4) | {"eval_strategy": "steps", "eval_steps": 4, "lr_scheduler_type": "constant"}
+    given = huggingface._arguments(made, {}, 4) | {
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "lr_scheduler_type": "constant",
+    }
     seed_everything(made.seed)
     args = transformers.TrainingArguments(output_dir=str(tmp_path), **given)
     net = Plain(torch.float32)
@@ -274,7 +319,9 @@ def test_a_trainer_of_sequences_is_trained_and_generates(generates: bool) -> Non
     torch.manual_seed(0)
     small = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
     model = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=12, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **small)
+        transformers.T5Config(
+            vocab_size=12, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **small
+        )
     )
     dimensions: list[int] = []
 

@@ -152,7 +152,12 @@ class Rarely(Dataset[Any]):
         return index, float(self.drawing.get(index, lambda: 0.0)())
 
 
-_DRAWS: list[Callable[[], Any]] = [random.random, np.random.rand, lambda: torch.rand(()), lambda: random.gauss(0, 1)]
+_DRAWS: list[Callable[[], Any]] = [
+    random.random,
+    np.random.rand,
+    lambda: torch.rand(()),
+    lambda: random.gauss(0, 1),
+]
 
 
 @given(
@@ -225,7 +230,9 @@ def test_data_is_read_in_order_once_for_evaluation() -> None:
     width=st.sampled_from([1, 3, 5000]),
     chosen=st.booleans(),
 )
-def test_micro_batches_indexed_together_are_those_indexed_one_by_one(sizes: list[int], width: int, chosen: bool) -> None:
+def test_micro_batches_indexed_together_are_those_indexed_one_by_one(
+    sizes: list[int], width: int, chosen: bool
+) -> None:
     """Also where one exceeds what is indexed at once (600 kB in 30 samples of the widest), and in a subset."""
     tensors = TensorDataset(torch.arange(31.0 * width).reshape(31, width), torch.arange(31))
     dataset: Dataset[Any] = Subset(tensors, list(range(30, -1, -1))) if chosen else tensors
@@ -241,7 +248,10 @@ def test_micro_batches_indexed_together_are_those_indexed_one_by_one(sizes: list
 
 @given(st.lists(st.integers(1, 30), max_size=25), st.integers(1, 60))
 def test_groups_of_micro_batches_are_as_large_as_they_may_be(sizes: list[int], most: int) -> None:
-    groups = [[len(keys) for keys in group] for group in _grouped((in_order(size, size, 0)[0] for size in sizes), most)]
+    groups = [
+        [len(keys) for keys in group]
+        for group in _grouped((in_order(size, size, 0)[0] for size in sizes), most)
+    ]
     assert [size for group in groups for size in group] == sizes
     assert all(sum(group) <= most or len(group) == 1 for group in groups)
     assert all(sum(group) + following[0] > most for group, following in pairwise(groups))
@@ -250,7 +260,9 @@ def test_groups_of_micro_batches_are_as_large_as_they_may_be(sizes: list[int], m
 def test_a_batch_may_be_changed_in_place() -> None:
     """With what has a graph too: batches that are indexed together share no version and no graph."""
     weight = torch.tensor(2.0, requires_grad=True)
-    for values, labels in Fetcher(TensorDataset(torch.ones(12, 2), torch.arange(12))).fetch_each(in_order(12, 4, 0)):
+    for values, labels in Fetcher(TensorDataset(torch.ones(12, 2), torch.arange(12))).fetch_each(
+        in_order(12, 4, 0)
+    ):
         values *= weight
         values.sum().backward()
         labels.add_(1)
@@ -260,7 +272,9 @@ def test_a_batch_may_be_changed_in_place() -> None:
 
 def test_a_collate_function_of_ones_own_gets_its_samples_one_by_one() -> None:
     data = TensorDataset(torch.arange(10.0))
-    fetched = Fetcher(data, collate=lambda samples: {"x": torch.stack([x for (x,) in samples])}).fetch(in_order(10, 4, 0)[1])
+    fetched = Fetcher(data, collate=lambda samples: {"x": torch.stack([x for (x,) in samples])}).fetch(
+        in_order(10, 4, 0)[1]
+    )
     assert fetched["x"].tolist() == [4.0, 5.0, 6.0, 7.0]
 
 
@@ -284,8 +298,13 @@ def test_a_named_tuple_stays_one_and_tensors_keep_their_layout() -> None:
     assert moved.names[0].is_contiguous()
 
 
-@given(st.lists(st.integers(0, 29), min_size=1, max_size=40), st.lists(st.integers(0, 19), min_size=1, max_size=20))
-def test_a_subset_of_tensors_is_indexed_as_it_would_be_read_one_by_one(inner: list[int], outer: list[int]) -> None:
+@given(
+    st.lists(st.integers(0, 29), min_size=1, max_size=40),
+    st.lists(st.integers(0, 19), min_size=1, max_size=20),
+)
+def test_a_subset_of_tensors_is_indexed_as_it_would_be_read_one_by_one(
+    inner: list[int], outer: list[int]
+) -> None:
     """Indices of indices, repeated and in any order: the same batch as sample by sample."""
     tensors = TensorDataset(torch.arange(60.0).reshape(30, 2), torch.arange(30))
     subset: Subset[Any] = Subset(Subset(tensors, inner), [place % len(inner) for place in outer])
@@ -297,7 +316,9 @@ def test_a_subset_of_tensors_is_indexed_as_it_would_be_read_one_by_one(inner: li
     assert torch.equal(values, torch.stack([value for value, _ in one_by_one]))
     assert labels.tolist() == [int(label) for _, label in one_by_one]
     # Indices of one byte are places too, though to torch they would be a mask.
-    small = Fetcher(Subset(tensors, np.array(inner, dtype=np.uint8))).fetch(in_order(len(inner), len(inner), 0)[0])  # type: ignore[arg-type]
+    small = Fetcher(Subset(tensors, np.array(inner, dtype=np.uint8))).fetch(
+        in_order(len(inner), len(inner), 0)[0]
+    )  # type: ignore[arg-type]
     assert small[1].tolist() == inner
 
 
@@ -390,7 +411,9 @@ def test_what_is_made_ahead_is_little_and_ends_with_its_reader() -> None:
     time.sleep(0.3)
     assert len(made) <= 6
     values.close()  # type: ignore[attr-defined]  # a generator
-    assert "bsearch-batches" not in {thread.name for thread in threading.enumerate()}  # it has waited for what makes them
+    assert "bsearch-batches" not in {
+        thread.name for thread in threading.enumerate()
+    }  # it has waited for what makes them
 
 
 def test_an_error_made_ahead_is_raised_after_what_came_before_it() -> None:

@@ -30,7 +30,12 @@ from tasks_for_tests import Noisy, own_loop_with_checkpoints
 def noisy(folder: Path | str, evaluations: int = 5, **changes: Any) -> TrialSetup:
     """A short training that writes a checkpoint at every evaluation."""
     url = f"{folder}/{uuid.uuid4().hex}.pt"
-    given = {"training": {"evaluations": evaluations}, "checkpoint": url, "checkpoint_every_s": 0.0, "budget": 400}
+    given = {
+        "training": {"evaluations": evaluations},
+        "checkpoint": url,
+        "checkpoint_every_s": 0.0,
+        "budget": 400,
+    }
     return setup(**(given | changes))
 
 
@@ -96,7 +101,9 @@ def test_cut_off_anywhere_and_gone_on_with_is_bit_for_bit_the_same(
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 9, 13, 24])
-def test_between_evaluations_too_nothing_is_trained_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+def test_between_evaluations_too_nothing_is_trained_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
     """A checkpoint after every step: an attempt that was killed in the next one takes exactly the steps that are left."""
     monkeypatch.setattr(checkpoint, "_SAVING", 0)
     training = {"evaluations": 3, "schedule": "wsd"}
@@ -174,7 +181,9 @@ def test_with_more_or_fewer_devices_the_same_training_goes_on(tmp_path: Path, be
             (_,) = cut_off(reference, alone.to_dict(), 2)
             (again,) = ranks.run(cut_off, reference, replace(shared, attempt=1).to_dict(), 99)
         else:
-            (left,) = ranks.run(cut_off_in_step, reference, replace(shared, training=alone.training).to_dict(), 8)
+            (left,) = ranks.run(
+                cut_off_in_step, reference, replace(shared, training=alone.training).to_dict(), 8
+            )
             (again,) = cut_off(reference, replace(alone, attempt=1).to_dict(), 99)
             assert left == 8
     assert [seen for seen, *_ in again[0]] == [seen for seen, *_ in uninterrupted[0]]
@@ -185,7 +194,9 @@ def test_with_more_or_fewer_devices_the_same_training_goes_on(tmp_path: Path, be
 @pytest.mark.slow
 def test_ranks_that_are_asked_to_leave_wait_until_the_checkpoint_is_written(tmp_path: Path) -> None:
     training = {"evaluations": 1}
-    made = noisy(tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=60.0)
+    made = noisy(
+        tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=60.0
+    )
     with closing(RankProcesses(2, "cpu", 1)) as ranks:
         (outcome,) = ranks.run(left_while_saving_takes_long, f"{TASKS}:Noisy", made.to_dict())
         assert (outcome.kind, outcome.message) == ("interrupted", LEFT)
@@ -198,8 +209,12 @@ def test_ranks_that_are_asked_to_leave_wait_until_the_checkpoint_is_written(tmp_
     assert again[-1].facts["resumed_at"] == 160  # after the 16th step, at which ranks agree
 
 
-def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = noisy(tmp_path, batch=4, training={"evaluations": 1}, smallest_micro_batch=2, checkpoint_every_s=0.01)
+def test_a_slow_checkpoint_is_not_written_after_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = noisy(
+        tmp_path, batch=4, training={"evaluations": 1}, smallest_micro_batch=2, checkpoint_every_s=0.01
+    )
     saves = []
 
     def slowly(path: Path, *parts: object) -> None:
@@ -213,7 +228,9 @@ def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monke
     assert len(saves) <= 2 + taken / 0.5  # each takes 0.05 s, and ten times as long is trained between two
 
 
-def test_what_checkpoints_take_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_checkpoints_take_is_no_time_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saves = []
 
     def slowly(path: Path, *parts: object) -> None:
@@ -251,7 +268,9 @@ def test_a_first_step_that_takes_long_does_not_count_because_a_checkpoint_follow
 @pytest.mark.slow
 def test_two_ranks_agree_on_a_checkpoint_between_evaluations(tmp_path: Path) -> None:
     training = {"evaluations": 1}
-    made = noisy(tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=1e-9)
+    made = noisy(
+        tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=1e-9
+    )
     with closing(RankProcesses(2, "cpu", 1)) as ranks:
         reference = f"{TASKS}:Noisy"
         (uninterrupted,) = ranks.run(cut_off, reference, replace(made, checkpoint=None).to_dict(), 99)
@@ -261,7 +280,9 @@ def test_two_ranks_agree_on_a_checkpoint_between_evaluations(tmp_path: Path) -> 
         (again,) = ranks.run(cut_off, reference, replace(made, attempt=2).to_dict(), 99)
     # Running statistics were averaged once more, which rounds.
     assert again[0][-1][0] == uninterrupted[0][-1][0] == 400
-    assert all(torch.allclose(one, other, rtol=1e-5) for one, other in zip(again[1], uninterrupted[1], strict=True))
+    assert all(
+        torch.allclose(one, other, rtol=1e-5) for one, other in zip(again[1], uninterrupted[1], strict=True)
+    )
 
 
 def test_a_smaller_pass_after_running_out_of_memory_goes_on_at_the_same_batch(tmp_path: Path) -> None:
@@ -276,7 +297,13 @@ def test_a_smaller_pass_after_running_out_of_memory_goes_on_at_the_same_batch(tm
 
 @pytest.mark.parametrize(
     "change",
-    [{"batch": 31}, {"budget": 399}, {"rate": 0.2}, {"parameters": {"width": 3}}, {"training": {"evaluations": 5, "seed": 1}}],
+    [
+        {"batch": 31},
+        {"budget": 399},
+        {"rate": 0.2},
+        {"parameters": {"width": 3}},
+        {"training": {"evaluations": 5, "seed": 1}},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_a_checkpoint_of_another_experiment_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -315,7 +342,9 @@ def test_a_checkpoint_without_a_digest_is_read(tmp_path: Path) -> None:
     assert Checkpoint.of(made).load() is not None
 
 
-def test_a_checkpoint_of_a_version_that_measured_noise_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_version_that_measured_noise_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, save = noisy(tmp_path), Checkpoint.save
     uninterrupted = whole(replace(made, checkpoint=None))
     monkeypatch.setattr(Checkpoint, "save", lambda self, state: save(self, {**state, "noise": [[2.0, 0.5]]}))
@@ -393,5 +422,11 @@ def test_a_loop_of_ones_own_goes_on_too(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(own_loop_with_checkpoints(made))
     reports = list(start_attempt(f"{TASKS}:own_loop_with_checkpoints", replace(made, attempt=1)))
-    assert [report.samples_seen for report in reports if isinstance(report, Measurement)] == [20, 40, 60, 80, 100]
+    assert [report.samples_seen for report in reports if isinstance(report, Measurement)] == [
+        20,
+        40,
+        60,
+        80,
+        100,
+    ]
     assert reports[-1] == Outcome("complete")

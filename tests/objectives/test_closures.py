@@ -25,7 +25,10 @@ class Asserts(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        *((kind, f"got {kind.__name__} with a closure, which computes it again") for kind in (torch.optim.LBFGS, SAM, Asserts)),
+        *(
+            (kind, f"got {kind.__name__} with a closure, which computes it again")
+            for kind in (torch.optim.LBFGS, SAM, Asserts)
+        ),
         (OwnGroups, "whose base has its own. Write self.param_groups = self.base.param_groups"),
     ],
 )
@@ -41,6 +44,10 @@ def test_a_task_whose_optimizer_cannot_be_driven_is_refused(optimizer: Any, word
 def test_only_optimizers_that_say_so_need_a_closure() -> None:
     weights = [nn.Parameter(torch.zeros(2, 2))]
     for name, kind in vars(torch.optim).items():
-        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+        if (
+            inspect.isclass(kind)
+            and issubclass(kind, torch.optim.Optimizer)
+            and kind is not torch.optim.Optimizer
+        ):
             assert needs_closure(kind(weights)) == (name == "LBFGS"), name
     assert needs_closure(Asserts(weights, lr=0.1)) and needs_closure(SAM(weights, lr=0.1))

@@ -97,7 +97,9 @@ def ended(reports: Iterator[Measurement | Outcome]) -> tuple[list[Measurement], 
     return measurements, outcome  # type: ignore[return-value]
 
 
-def attempt(name: str, devices: int = 2, batch: int = 50, budget: int = 400, **changes: Any) -> Iterator[Measurement | Outcome]:
+def attempt(
+    name: str, devices: int = 2, batch: int = 50, budget: int = 400, **changes: Any
+) -> Iterator[Measurement | Outcome]:
     made = setup(batch, budget=budget, **({"plan": BatchPlan(batch, 1, devices)} | changes))
     return start_attempt(f"{TASKS}:{name}", made)
 
@@ -177,7 +179,9 @@ def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Pat
         "        print(*processes.map(profiled, names), flush=True)\n"
     )
     jobs = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, str(script), str(jobs)], capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), str(jobs)], capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.stdout.split() == ["2", "2"], done.stderr
 
 
@@ -194,7 +198,9 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     script = tmp_path / "starts_ranks.py"
     script.write_text(code)
     tests = str(Path(__file__).parent.parent)
-    driver = subprocess.Popen([sys.executable, str(script), tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert driver.stdout is not None
     pids = list(map(int, driver.stdout.readline().split()))
     driver.kill()
@@ -206,7 +212,11 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 
 def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, Tables]:
-    space = {"effective_batch": {"low": 3, "high": 101}, "reference_rate": {"low": 0.05, "high": 0.5}, "epochs": 2}
+    space = {
+        "effective_batch": {"low": 3, "high": 101},
+        "reference_rate": {"low": 0.05, "high": 0.5},
+        "epochs": 2,
+    }
     path = study_file(**({"space": space, "devices": {"per_trial": 2, "kind": "cpu"}} | changes))
     spec = read_study(path)
     assert spec.storage is not None
@@ -218,7 +228,9 @@ def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file:
     assert [record.outcome for record in result.study.records] == ["complete"] * 4
     assert [record.facts.attempts for record in result.study.records] == [1, 2, 1, 1]
     assert [row.outcome for row in tables.attempts("small", 1)] == ["interrupted", "complete"]
-    assert all(record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records)
+    assert all(
+        record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records
+    )
 
 
 def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Callable[..., Path]) -> None:

@@ -93,10 +93,20 @@ def test_a_quotient_of_nothing_is_not_a_number_and_named() -> None:
     assert math.isfinite(last.scores["accuracy"])
 
 
-@pytest.mark.parametrize("of", [math.exp, lambda mean: math.inf if mean > 709 else mean, lambda mean: mean * 1e98])
-def test_a_function_of_a_finite_mean_that_overflows_is_the_largest_number(of: Callable[[float], float]) -> None:
+@pytest.mark.parametrize(
+    "of", [math.exp, lambda mean: math.inf if mean > 709 else mean, lambda mean: mean * 1e98]
+)
+def test_a_function_of_a_finite_mean_that_overflows_is_the_largest_number(
+    of: Callable[[float], float],
+) -> None:
     evaluation = Evaluation(Points())
-    evaluation.add({"perplexity": Score(7100.0, 10, of=of), "worse": Score(math.inf, 10, of=of), "fine": Score(7.1, 10, of=of)})
+    evaluation.add(
+        {
+            "perplexity": Score(7100.0, 10, of=of),
+            "worse": Score(math.inf, 10, of=of),
+            "fine": Score(7.1, 10, of=of),
+        }
+    )
     values = evaluation.values()
     assert values["perplexity"] == LARGEST
     assert values["worse"] == math.inf
@@ -116,7 +126,11 @@ def test_half_precisions_come_to_a_function_as_single() -> None:
     evaluation = Evaluation(Points())
     for count in (2, 3):
         evaluation.add(
-            {"m": WholeSet(lambda x, names: seen.append(x) or len(names), torch.ones(count).bfloat16(), ["a"] * count)}
+            {
+                "m": WholeSet(
+                    lambda x, names: seen.append(x) or len(names), torch.ones(count).bfloat16(), ["a"] * count
+                )
+            }
         )
     assert evaluation.values() == {"m": 5.0}
     assert seen[0].dtype == torch.float32 and seen[0].shape == (5,)
@@ -125,9 +139,18 @@ def test_half_precisions_come_to_a_function_as_single() -> None:
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        ({"m": WholeSet(3, torch.ones(2))}, "m: expected WholeSet.* with a torchmetrics.Metric or a function, got int"),
-        ({"m": WholeSet(lambda x: x, torch.ones(2))}, r"m: expected a metric that is one number, got a Tensor of shape \(4,\)"),
-        (0.5, r"expected Score\(total, denominator\), WholeSet\(metric, outputs, targets\) or a dict of them, got float"),
+        (
+            {"m": WholeSet(3, torch.ones(2))},
+            "m: expected WholeSet.* with a torchmetrics.Metric or a function, got int",
+        ),
+        (
+            {"m": WholeSet(lambda x: x, torch.ones(2))},
+            r"m: expected a metric that is one number, got a Tensor of shape \(4,\)",
+        ),
+        (
+            0.5,
+            r"expected Score\(total, denominator\), WholeSet\(metric, outputs, targets\) or a dict of them, got float",
+        ),
     ],
 )
 def test_what_is_no_metric_is_told(scores: Any, message: str) -> None:
@@ -142,7 +165,9 @@ def test_arguments_that_cannot_be_concatenated_are_told_with_their_shapes() -> N
     evaluation = Evaluation(Points())
     for width in (2, 3):
         evaluation.add({"m": WholeSet(float, torch.ones(4, width))})
-    with pytest.raises(TaskError, match=r"m: expected arguments .* can be concatenated, got shapes \(4, 2\) and \(4, 3\)"):
+    with pytest.raises(
+        TaskError, match=r"m: expected arguments .* can be concatenated, got shapes \(4, 2\) and \(4, 3\)"
+    ):
         evaluation.values()
 
 

@@ -54,7 +54,9 @@ def examination(task: Task, **changes: Any) -> Examination:
 
 
 @given(st.integers(2, 60), st.integers(1, 4), st.integers(0, 1000))
-def test_uneven_parts_hold_every_sample_once_and_none_is_too_small(samples: int, smallest: int, seed: int) -> None:
+def test_uneven_parts_hold_every_sample_once_and_none_is_too_small(
+    samples: int, smallest: int, seed: int
+) -> None:
     if samples < 2 * smallest:
         return
     parts = uneven_parts(samples, smallest, seed)
@@ -90,7 +92,9 @@ def test_fixed_draws_do_not_depend_on_the_place_in_the_batch(name: str, noise: A
 VALUES = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
 HEADS = nn.MultiheadAttention(4, 2, batch_first=True)
 SWITCHED = {
-    "causal, by position": lambda p: nn.functional.scaled_dot_product_attention(VALUES, VALUES, VALUES, None, p, True),
+    "causal, by position": lambda p: nn.functional.scaled_dot_product_attention(
+        VALUES, VALUES, VALUES, None, p, True
+    ),
     "causal, by name": lambda p: nn.functional.scaled_dot_product_attention(
         VALUES, VALUES, VALUES, dropout_p=p, is_causal=True
     ),
@@ -152,7 +156,9 @@ class Attention(Base):
 
     def model(self, setup: TrialSetup) -> nn.Module:
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        return nn.Sequential(nn.Unflatten(1, (1, 8)), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(8, 3))
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 8)), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(8, 3)
+        )
 
 
 class FromMemory(Base):
@@ -257,7 +263,9 @@ class MixesRandomly(Base):
         return Data(Lists(), Lists(), collate=noisy)
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
-        return Loss(nn.functional.cross_entropy(model(torch.stack(batch[0])), torch.stack(batch[1])), len(batch[1]))
+        return Loss(
+            nn.functional.cross_entropy(model(torch.stack(batch[0])), torch.stack(batch[1])), len(batch[1])
+        )
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
         return Score((model(torch.stack(batch[0])).argmax(-1) == torch.stack(batch[1])).sum(), len(batch[1]))
@@ -289,7 +297,10 @@ class WeightedMeanOverCount(RarelyWeighted):
 class Penalised(Base):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         made = super().loss(model, batch, setup)
-        return Loss(made.total + 0.05 * sum(parameter.square().sum() for parameter in model.parameters()), made.denominator)
+        return Loss(
+            made.total + 0.05 * sum(parameter.square().sum() for parameter in model.parameters()),
+            made.denominator,
+        )
 
 
 class TwoMeans(Base):
@@ -339,7 +350,9 @@ def test_what_cannot_be_compared_is_said_to_be_so() -> None:
 def test_a_loss_of_another_model_is_refused() -> None:
     found = examination(UsesAnotherModel())
     assert "does not use its `model`" in found.note
-    assert [finding.kind for finding in found.refusals] == ["beside"] and "self.net.weight" in found.refusals[0].message
+    assert [finding.kind for finding in found.refusals] == ["beside"] and "self.net.weight" in found.refusals[
+        0
+    ].message
 
 
 @pytest.mark.parametrize("task", [Base, Attention, FromMemory, Smoothed, ClipsInHooks])

@@ -19,7 +19,18 @@ from objectives.families import WINDOW, model_of, rows, tiny, tried
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # With sliding windows, chunks, latent attention, experts, and plain.
-PACKED = ["llama", "gpt2", "mistral", "qwen2", "gemma3_text", "olmo3", "phi3", "llama4_text", "deepseek_v3", "gemma3n_text"]
+PACKED = [
+    "llama",
+    "gpt2",
+    "mistral",
+    "qwen2",
+    "gemma3_text",
+    "olmo3",
+    "phi3",
+    "llama4_text",
+    "deepseek_v3",
+    "gemma3n_text",
+]
 # With convolutions, recurrence, caps, sinks, ALiBi, and positions over the row.
 ALONE = ["lfm2", "qwen3_next", "mamba", "gemma2", "gpt_oss", "bloom", "falcon", "bart"]
 
@@ -77,7 +88,9 @@ def test_a_window_is_kept_within_documents(kind: str) -> None:
             begins = [0, *(segments.diff().nonzero().flatten() + 1).tolist(), len(segments)]
             assert max(end - begin for begin, end in pairwise(begins)) > WINDOW
             for begin, end in pairwise(begins):
-                alone += loss_of(model(input_ids=tokens[None, begin:end].long()).logits, labels[None, begin:end])
+                alone += loss_of(
+                    model(input_ids=tokens[None, begin:end].long()).logits, labels[None, begin:end]
+                )
     assert packed == pytest.approx(alone, rel=1e-6)
     assert abs(dropped / alone - 1) > 1e-3
 
@@ -87,7 +100,9 @@ def without_windows(config: Any) -> Any:
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    return float(F.cross_entropy(logits.flatten(0, 1), labels.flatten().long(), ignore_index=IGNORED, reduction="sum"))
+    return float(
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten().long(), ignore_index=IGNORED, reduction="sum")
+    )
 
 
 @pytest.mark.long
@@ -112,6 +127,10 @@ def test_masks_do_not_depend_on_what_is_in_the_rows() -> None:
     for create, undivided in ((create_causal_mask, None), (create_sliding_window_causal_mask, 2)):
         for segments in (made.segments, torch.zeros_like(made.segments)):
             with documents(segments):
-                assert create(config, embedded, None, None).shape == (len(segments), 1, *made.tokens.shape[1:] * 2)
+                assert create(config, embedded, None, None).shape == (
+                    len(segments),
+                    1,
+                    *made.tokens.shape[1:] * 2,
+                )
         mask = create(config, embedded, None, None)
         assert (None if mask is None else mask.dim() // 2) == undivided

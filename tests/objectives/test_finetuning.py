@@ -25,7 +25,9 @@ pytest.importorskip("peft", reason=".[language] is not installed")
 from bsearch.objectives.language import CausalLM, token_loss
 from objectives.chat import CHATML, conversations, tokenizer, write_jsonl
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft reads there
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning"
+)  # of transformers, about what peft reads there
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +43,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         LlamaForCausalLM(config).save_pretrained(made / name)
         tokenizer().save_pretrained(made / name)
     write_jsonl(made / "chats.jsonl", conversations(60))
-    write_jsonl(made / "words.jsonl", [{"text": f"{'word ' * (number % 9)}ends {number}."} for number in range(200)])
+    write_jsonl(
+        made / "words.jsonl", [{"text": f"{'word ' * (number % 9)}ends {number}."} for number in range(200)]
+    )
     return made
 
 
-def of(folder: Path, model: str = "apart", batch: int = 8, accumulation: int = 1, **parameters: Any) -> TrialSetup:
+def of(
+    folder: Path, model: str = "apart", batch: int = 8, accumulation: int = 1, **parameters: Any
+) -> TrialSetup:
     options = {"model": str(folder / model), "text": str(folder / "chats.jsonl"), "length": 128, **parameters}
     return setup(batch, accumulation, 3 * batch, 3e-3, parameters=options)
 
@@ -61,7 +67,9 @@ def of(folder: Path, model: str = "apart", batch: int = 8, accumulation: int = 1
     st.integers(1, 4000),
     st.integers(0, 100),
 )
-def test_the_loss_in_chunks_is_torchs(tokens: int, words: int, dtype: torch.dtype, chunk: int, seed: int) -> None:
+def test_the_loss_in_chunks_is_torchs(
+    tokens: int, words: int, dtype: torch.dtype, chunk: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     logits = (3 * torch.randn(tokens, words)).to(dtype).requires_grad_()
     labels = torch.where(torch.rand(tokens) < 0.3, IGNORED, torch.randint(words, (tokens,)))
@@ -84,8 +92,12 @@ def test_a_gradient_that_is_scaled_later_keeps_small_probabilities() -> None:
     labels = torch.randint(50_000, (8,))
     scale = 2.0**14
     expected = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
-    (wanted,), (slope,) = (torch.autograd.grad(scale * one, logits) for one in (expected, summed_cross_entropy(logits, labels)))
-    assert float(wanted.float().abs().median()) < scale * 6e-5  # in float16 these would be subnormal before they are scaled
+    (wanted,), (slope,) = (
+        torch.autograd.grad(scale * one, logits) for one in (expected, summed_cross_entropy(logits, labels))
+    )
+    assert (
+        float(wanted.float().abs().median()) < scale * 6e-5
+    )  # in float16 these would be subnormal before they are scaled
     torch.testing.assert_close(slope, wanted, rtol=2e-3, atol=0)
 
 
@@ -182,7 +194,9 @@ def grown(folder: Path, into: Path) -> Path:
     return into / "grown"
 
 
-def test_tokens_that_the_model_does_not_have_get_embeddings_of_their_own(folder: Path, tmp_path: Path) -> None:
+def test_tokens_that_the_model_does_not_have_get_embeddings_of_their_own(
+    folder: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     made = of(folder, tokenizer=str(grown(folder, tmp_path)))
@@ -234,9 +248,15 @@ def test_no_source_for_validation_is_trained_on(folder: Path, tmp_path: Path) ->
 def test_rows_of_several_sources_are_drawn_by_their_weights(folder: Path) -> None:
     both = f"{folder / 'chats.jsonl'}@3, {folder / 'words.jsonl'}@1"
     corpus = corpus_of(of(folder, text=both))
-    each = [len(corpus_of(of(folder, text=str(folder / name))).train.tokens) for name in ("chats.jsonl", "words.jsonl")]
+    each = [
+        len(corpus_of(of(folder, text=str(folder / name))).train.tokens)
+        for name in ("chats.jsonl", "words.jsonl")
+    ]
     assert corpus.weights is not None
-    assert "rows are drawn by weight, with replacement: 75% from chats.jsonl, 25% from words.jsonl" in corpus.sentence
+    assert (
+        "rows are drawn by weight, with replacement: 75% from chats.jsonl, 25% from words.jsonl"
+        in corpus.sentence
+    )
     assert len(corpus.train.tokens) == sum(each) == len(corpus.weights)
     assert sum(corpus.weights[: each[0]]) == pytest.approx(3)
     assert sum(corpus.weights[each[0] :]) == pytest.approx(1)
@@ -256,7 +276,10 @@ def test_rows_of_several_sources_are_drawn_by_their_weights(folder: Path) -> Non
         ("{folder}/chats.jsonl@0, {folder}/words.jsonl@1", "expected a weight > 0 after @, got '0'"),
         ("{folder}/chats.jsonl@x", "expected a weight > 0 after @, got 'x'"),
         ("{folder}/chats.jsonl, {folder}/missing.jsonl", "missing.jsonl, which does not exist"),
-        ("nobody/chats#train_sft", "or a data set's name on a hub that can be reached, got 'nobody/chats#train_sft'"),
+        (
+            "nobody/chats#train_sft",
+            "or a data set's name on a hub that can be reached, got 'nobody/chats#train_sft'",
+        ),
     ],
 )
 def test_sources_that_are_not_understood_are_refused(text: str, message: str, folder: Path) -> None:
@@ -296,7 +319,9 @@ def test_the_systems_message_stays_where_a_prompt_is_cut(folder: Path) -> None:
 
 
 @given(st.integers(0, 6), st.integers(1, 20), st.integers(1, 6), st.integers(4, 20))
-def test_cutting_a_prompt_keeps_its_head_and_its_answer(head: int, prompt: int, answer: int, length: int) -> None:
+def test_cutting_a_prompt_keeps_its_head_and_its_answer(
+    head: int, prompt: int, answer: int, length: int
+) -> None:
     whole = Document(range(head + prompt + answer), [False] * (head + prompt) + [True] * answer, head)
     made, fate = fitted([whole], length, "cut_prompt")
     if head + answer + (head == 0) <= length:

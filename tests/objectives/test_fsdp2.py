@@ -52,7 +52,9 @@ def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize(("batch", "micro_batches"), [(33, 3), (51, 2), (5, 3), (2, 1)])
 @pytest.mark.parametrize("kind", ["Blocks", "IgnoredBlocks", "WeighedBlocks"])
-def test_five_steps_are_those_of_one_device(ranks: RankProcesses, kind: str, batch: int, micro_batches: int) -> None:
+def test_five_steps_are_those_of_one_device(
+    ranks: RankProcesses, kind: str, batch: int, micro_batches: int
+) -> None:
     task = f"{TASKS}:{kind}"
     (sharded,) = ranks.run(optimizer_states, task, on(2, "fsdp2", batch, micro_batches), 5)
     (alone,) = optimizer_states(task, on(1, "ddp", batch, micro_batches), 5)
@@ -84,7 +86,11 @@ def test_a_state_goes_on_with_any_sharding_and_number_of_devices(ranks: RankProc
 
 @pytest.mark.long
 def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(ranks: RankProcesses, tmp_path: Path) -> None:
-    made = replace(setup(33, budget=600, rate=0.003, training={"evaluations": 4}), sharding="fsdp2", plan=BatchPlan(33, 3, 2))
+    made = replace(
+        setup(33, budget=600, rate=0.003, training={"evaluations": 4}),
+        sharding="fsdp2",
+        plan=BatchPlan(33, 3, 2),
+    )
     (through,) = ranks.run(cut_off, BLOCKS, made.to_dict(), 4)
     made = replace(made, checkpoint=f"file://{tmp_path}/c.pt", checkpoint_every_s=0.0)
     (first,) = ranks.run(cut_off, BLOCKS, made.to_dict(), 3)
@@ -121,7 +127,9 @@ def test_the_memory_of_a_rank_is_known_without_the_others(
     task = f"{TASKS}:{'FrozenBlocks' if frozen else 'Blocks'}"
     for size in (1, 64, 300):
         made = replace(
-            setup(1, training={"clip_norm": 0.5}), sharding="fsdp2", plan=BatchPlan(1, activation_checkpointing=mode)
+            setup(1, training={"clip_norm": 0.5}),
+            sharding="fsdp2",
+            plan=BatchPlan(1, activation_checkpointing=mode),
         )
         probe = MemoryProbe(load_task(task), made, ranks=2)  # type: ignore[arg-type]
         traced = probe.train_peak(size).total
@@ -144,13 +152,17 @@ def test_more_devices_leave_less_on_each_and_a_gpu_that_is_not_here_is_traced() 
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[3] < 0.4 * peaks[0]
     on_gpu = MemoryProbe(task, made, 1e9, like_gpu=True, ranks=2)
-    assert on_gpu.train_peak(300).live == pytest.approx(MemoryProbe(task, made, ranks=2).train_peak(300).total, rel=0.02)
+    assert on_gpu.train_peak(300).live == pytest.approx(
+        MemoryProbe(task, made, ranks=2).train_peak(300).total, rel=0.02
+    )
     assert not on_gpu.note
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_model_too_large_for_one_device_is_searched_and_trained(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_model_too_large_for_one_device_is_searched_and_trained(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     changes: dict[str, Any] = {
         "task": BLOCKS,
         "space": {"effective_batch": {"low": 3, "high": 101}, "reference_rate": 0.01, "epochs": 1},
@@ -170,12 +182,18 @@ def test_a_model_too_large_for_one_device_is_searched_and_trained(study_file: Ca
 
 
 def test_what_does_not_go_together_is_told() -> None:
-    with pytest.raises(StudyFileError, match=r"training\.compile: expected false with devices\.sharding: fsdp2, got true"):
-        study_from_dict(small_study(devices={"sharding": "fsdp2", "per_trial": 2}, training={"compile": True}))
+    with pytest.raises(
+        StudyFileError, match=r"training\.compile: expected false with devices\.sharding: fsdp2, got true"
+    ):
+        study_from_dict(
+            small_study(devices={"sharding": "fsdp2", "per_trial": 2}, training={"compile": True})
+        )
 
 
 def test_several_numbers_of_devices_are_refused() -> None:
-    with pytest.raises(StudyFileError, match=r"devices\.per_trial: expected one number with fsdp2, .* got 2, 4"):
+    with pytest.raises(
+        StudyFileError, match=r"devices\.per_trial: expected one number with fsdp2, .* got 2, 4"
+    ):
         study_from_dict(small_study(devices={"sharding": "fsdp2", "per_trial": [2, 4]}))
 
 
@@ -210,7 +228,8 @@ def test_sharding_is_no_other_experiment() -> None:
 def test_a_loop_of_its_own_has_its_own_optimizer() -> None:
     made = replace(setup(1), sharding="fsdp2")
     with pytest.raises(
-        StudyFileError, match=r"devices\.sharding: expected ddp, since the task's training loop creates the optimizer itself"
+        StudyFileError,
+        match=r"devices\.sharding: expected ddp, since the task's training loop creates the optimizer itself",
     ):
         profile_task(f"{LOOPS}:own_loop", ProfileRequest(made, Memory(), highest=64, devices=(2,)))
 

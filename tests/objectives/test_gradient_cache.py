@@ -64,7 +64,9 @@ def started(task: Task, **changes: Any) -> TrainingRun:
 
 def assert_equal(found: list[Tensor | None], expected: list[Tensor | None], tolerance: float = 1e-12) -> None:
     assert [one is None for one in found] == [other is None for other in expected]
-    one, other = (torch.cat([value.flatten() for value in values if value is not None]) for values in (found, expected))
+    one, other = (
+        torch.cat([value.flatten() for value in values if value is not None]) for values in (found, expected)
+    )
     assert float((one - other).norm()) <= tolerance * float(other.norm())
 
 
@@ -113,7 +115,9 @@ def test_fp16_scales_the_gradients_back() -> None:
     keys = [run.stream.take(0, 7), run.stream.take(7, 12)]
 
     def batch(one: Any) -> Any:
-        return [value.float() if value.is_floating_point() else value for value in run.train_fetcher.fetch(one)]
+        return [
+            value.float() if value.is_floating_point() else value for value in run.train_fetcher.fetch(one)
+        ]
 
     run.accumulate([(len(one), batch(one)) for one in keys], 19)
     scaled = [parameter.grad.clone() for parameter in run.parameters if parameter.grad is not None]
@@ -132,7 +136,9 @@ def test_fp16_scales_the_gradients_back() -> None:
 def test_two_ranks_equal_one_process(ranks: RankProcesses, name: str, batch: int, accumulation: int) -> None:
     reference = f"{FILE}:{name}"
     (alone,) = gradient(reference, setup(batch).to_dict(), 4)
-    (shared,) = ranks.run(gradient, reference, setup(batch, plan=BatchPlan(batch, accumulation, 2)).to_dict(), 4)
+    (shared,) = ranks.run(
+        gradient, reference, setup(batch, plan=BatchPlan(batch, accumulation, 2)).to_dict(), 4
+    )
     # After four steps: of two samples, Barlow Twins' standardised ones are ill-conditioned.
     assert_equal([value.double() for value in shared], [value.double() for value in alone], 1e-11)
 
@@ -145,7 +151,11 @@ def test_samples_that_wait_for_another_pass_are_held_once() -> None:
 
 
 def test_it_resumes_to_the_same_bits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: dict[str, Any] = {"plan": BatchPlan(57, 4), "samples_budget": 400, "training": {"evaluations": 4}}
+    changes: dict[str, Any] = {
+        "plan": BatchPlan(57, 4),
+        "samples_budget": 400,
+        "training": {"evaluations": 4},
+    }
     uninterrupted = list(TrainingRun(TASKS["CLIPWithDropout"](), setup(**changes)).measurements())
     changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
     first = TrainingRun(TASKS["CLIPWithDropout"](), setup(**changes)).measurements()
@@ -182,14 +192,20 @@ class Wrong(Pairs):
             r"expected one row for each of 8 samples, got shape \(16, 8\)",
         ),
         (Wrong(lambda model, batch: model(batch[0]).mean()), r"got shape \(\)"),
-        (Wrong(lambda model, batch: model(batch[0]).detach()), "expected embeddings that depend on the model's parameters"),
+        (
+            Wrong(lambda model, batch: model(batch[0]).detach()),
+            "expected embeddings that depend on the model's parameters",
+        ),
         (
             Wrong(batch_loss=lambda rows: rows.square().mean(1)),
             r"expected the whole batch's loss, a scalar tensor, got shape \(8,\)",
         ),
         (Wrong(batch_loss=lambda rows: 1.0), "got float"),
         (Wrong(batch_loss=lambda rows: rows.detach().mean()), "without a graph"),
-        (Wrong(batch_loss=lambda rows: (rows * torch.rand(8)).mean()), "expected a loss without random numbers"),
+        (
+            Wrong(batch_loss=lambda rows: (rows * torch.rand(8)).mean()),
+            "expected a loss without random numbers",
+        ),
     ],
 )
 def test_what_embed_and_batch_loss_return_is_checked(task: Task, message: str) -> None:
@@ -250,7 +266,9 @@ def test_the_examination_finds_an_embedding_that_depends_on_its_micro_batch() ->
 )
 def test_its_memory_is_traced(name: str, like_gpu: bool) -> None:
     """A large batch holds no more than its embeddings' gradients beside a micro-batch, and the loss over it."""
-    probe = MemoryProbe(TASKS[name](), setup(1, smallest_micro_batch=1), like_gpu=like_gpu, embedding="cached")
+    probe = MemoryProbe(
+        TASKS[name](), setup(1, smallest_micro_batch=1), like_gpu=like_gpu, embedding="cached"
+    )
     peaks = [probe.train_peak(size).total for size in (1, 32, 64)]
     assert not probe.note
     assert peaks == sorted(peaks)
@@ -315,7 +333,9 @@ def test_a_whole_batch_that_runs_out_of_memory_is_tried_again_in_parts(tmp_path:
     path.write_text(yaml.safe_dump(values))
     result = run_study_at(path)
     assert not result.failure
-    found = {trial.facts.effective_batch: trial for trial in result.study.records if trial.outcome == "complete"}
+    found = {
+        trial.facts.effective_batch: trial for trial in result.study.records if trial.outcome == "complete"
+    }
     assert set(found) == {90, 157}
     assert (found[90].facts.accumulation, found[90].facts.micro_batch) == (2, 45)
     assert found[157].facts.micro_batch <= 50

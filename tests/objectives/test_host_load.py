@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 # Linux 6.18 in a virtual machine, one with guests of its own, Linux before 2.6.11, and a sandbox that counts nothing.
 STATS = {
-    "cpu  10465472 436511 1193603 4395781 51088 0 16624 7313 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n": (121122.10, 73.13),
+    "cpu  10465472 436511 1193603 4395781 51088 0 16624 7313 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n": (
+        121122.10,
+        73.13,
+    ),
     "cpu  1000 0 500 9000 0 0 0 200 800 0\nctxt 5\n": (15.0, 2.0),
     "cpu 100 200 300 400 500 600 700\n": (19.0, None),
     "cpu  0 0 0 0 0 0 0 0 0 0\n": (0.0, 0.0),
@@ -39,7 +42,8 @@ def test_the_machines_counters_are_read(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "cpu", "cpu 1 2 3", "cpu a b c d e f g h", "cpu 1 2 3 4 5 6 -7 8", "intr 1 2 3 4 5 6 7"]
+    "text",
+    ["", "\n", "cpu", "cpu 1 2 3", "cpu a b c d e f g h", "cpu 1 2 3 4 5 6 -7 8", "intr 1 2 3 4 5 6 7"],
 )
 def test_what_is_no_counter_is_not_known(text: str) -> None:
     assert busy_and_stolen_s(text) == (None, None)
@@ -120,7 +124,9 @@ shares = st.floats(0.0, 0.9)
 
 @pytest.mark.slow
 @given(shares, shares, shares, st.lists(st.floats(0.8, 1.3), min_size=4, max_size=8))
-def test_no_interval_narrows_when_more_is_stolen(others: float, less: float, more: float, factors: list[float]) -> None:
+def test_no_interval_narrows_when_more_is_stolen(
+    others: float, less: float, more: float, factors: list[float]
+) -> None:
     law = with_uncertainty(fitted([a_round(None)] + [a_round(None, factor) for factor in factors], PLANS))
     less, more = sorted((less, more))
     narrow, wide = disturbed(law, others, less).interval, disturbed(law, others, more).interval

@@ -59,7 +59,10 @@ class TestHuggingFace(TrainerContract):
     def test_parameters_that_no_model_holds_are_refused_since_they_would_be_lost(self) -> None:
         outcome = self.ending("learning_loss", setup(50, budget=100))
         assert outcome.kind == "error" and not LOG.steps
-        assert "expected parameters of the model alone, which are saved and resumed; got 1 of something else" in outcome.message
+        assert (
+            "expected parameters of the model alone, which are saved and resumed; got 1 of something else"
+            in outcome.message
+        )
 
     def test_a_librarys_own_arguments_and_batch_sampler_are_taken(self) -> None:
         self.trained("train", setup(50, 2, budget=150))
@@ -86,7 +89,9 @@ class TestHuggingFace(TrainerContract):
         torch.manual_seed(made.seed)
         model, data = language_model(), Texts()
         model(
-            **torch.utils.data.default_collate([data[i] for i in SampleStream(600, made.seed).take(0, 60).index])
+            **torch.utils.data.default_collate(
+                [data[i] for i in SampleStream(600, made.seed).take(0, 60).index]
+            )
         ).loss.backward()
         expected = torch.cat([one.grad.flatten() for one in model.parameters()])
         assert relative(LOG.gradients[0], expected) < 1e-6
@@ -110,14 +115,24 @@ class TestHuggingFace(TrainerContract):
     def test_the_loss_of_the_validation_data_is_their_mean_whatever_the_batch(self, kind: str) -> None:
         from huggingface_tasks import Texts, language_model
 
-        made = setup(50, 2, budget=50, rate=1e-12, metric="loss", parameters={"kind": kind}, training={"evaluations": 1})
+        made = setup(
+            50,
+            2,
+            budget=50,
+            rate=1e-12,
+            metric="loss",
+            parameters={"kind": kind},
+            training={"evaluations": 1},
+        )
         torch.manual_seed(made.seed)
         if kind.endswith("words"):
             model, data = language_model(), Texts()
             expected = model(**torch.utils.data.default_collate([data[index] for index in range(50)])).loss
         else:
             points, loss = Points(100, ignores=True, silent=8), nn.functional.cross_entropy
-            expected = (weighted_cross_entropy if kind == "weighted" else loss)(Net().layers(points.x), points.labels)
+            expected = (weighted_cross_entropy if kind == "weighted" else loss)(
+                Net().layers(points.x), points.labels
+            )
         for size in (4, 16, 64, 512):
             sized = replace(made, parameters={"kind": kind, "per_device_eval_batch_size": size})
             [measurement] = self.trained(kind if kind.endswith("words") else "evaluated", sized)
@@ -125,9 +140,19 @@ class TestHuggingFace(TrainerContract):
 
     def test_the_evaluation_batch_never_follows_the_micro_batch(self) -> None:
         def sizes(micro_batches: int, **changes: object) -> list[int]:
-            made = setup(60, micro_batches, budget=60, metric="loss", training={"evaluations": 1}, parameters={"kind": "plain"})
+            made = setup(
+                60,
+                micro_batches,
+                budget=60,
+                metric="loss",
+                training={"evaluations": 1},
+                parameters={"kind": "plain"},
+            )
             self.trained(
-                "evaluated", replace(made, **{**changes, "parameters": {"kind": "plain", **changes.get("parameters", {})}})
+                "evaluated",
+                replace(
+                    made, **{**changes, "parameters": {"kind": "plain", **changes.get("parameters", {})}}
+                ),
             )
             return list(LOG.read)
 
@@ -139,7 +164,9 @@ class TestHuggingFace(TrainerContract):
 
     def test_metrics_of_the_users_own_stay_as_they_are(self) -> None:
         def last(kind: str) -> dict[str, float]:
-            return dict(self.trained("own_evaluation", setup(50, budget=50, parameters={"kind": kind}))[-1].scores)
+            return dict(
+                self.trained("own_evaluation", setup(50, budget=50, parameters={"kind": kind}))[-1].scores
+            )
 
         assert last("loss") == {"accuracy": 0.5, "loss": 7.0}
         batches, losses = last("batches"), last("losses")
@@ -153,7 +180,9 @@ class TestHuggingFace(TrainerContract):
             assert examined is not None and examined.verdict == "exact"
             return [(one.kind, one.message.partition(":")[0]) for one in examined.findings]
 
-        assert said("squared") == [("averaged", "squared depends on how many samples are evaluated at a time")]
+        assert said("squared") == [
+            ("averaged", "squared depends on how many samples are evaluated at a time")
+        ]
         assert said("accuracy") == said("loss") == []
 
     @pytest.mark.parametrize("kind", ["user", "tokenizer"])
@@ -163,7 +192,9 @@ class TestHuggingFace(TrainerContract):
         made = setup(500, 3, budget=500, parameters=parameters)
         self.trained("encoded", made)
         points = Points(ignores=True, silent=167, seed=made.seed)
-        assert relative(LOG.gradients[0], one_large_batch(made, points, nn.functional.cross_entropy)[1]) < 1e-12
+        assert (
+            relative(LOG.gradients[0], one_large_batch(made, points, nn.functional.cross_entropy)[1]) < 1e-12
+        )
 
     @pytest.mark.parametrize("sampling", ["weighted", "replacement", "random"])
     def test_a_sampler_of_the_trainers_class_is_honoured(self, sampling: str) -> None:
@@ -185,7 +216,9 @@ class TestHuggingFace(TrainerContract):
             "train_with: optimizers",
             "train_with: callbacks",
         ]
-        assert "expected no EarlyStoppingCallback, since the study stops trials; write `stopping:`" in lines[2]
+        assert (
+            "expected no EarlyStoppingCallback, since the study stops trials; write `stopping:`" in lines[2]
+        )
 
     def test_tokens_are_counted(self) -> None:
         made = setup(50, 2, budget=230, metric="loss", training={"evaluations": 2})

@@ -44,12 +44,16 @@ documents = st.lists(
 
 
 @given(documents, st.integers(2, 24))
-def test_every_token_is_once_in_a_row_and_predicted_from_its_own_document(docs: list[Document], length: int) -> None:
+def test_every_token_is_once_in_a_row_and_predicted_from_its_own_document(
+    docs: list[Document], length: int
+) -> None:
     rows = pack(docs, length)
     assert rows.tokens.shape == rows.labels.shape == rows.segments.shape
     assert rows.tokens.shape[1] == length
     predicted: Counter[tuple[int, int]] = Counter()
-    for tokens, labels, segments, used in zip(rows.tokens, rows.labels, rows.segments, rows.lengths, strict=True):
+    for tokens, labels, segments, used in zip(
+        rows.tokens, rows.labels, rows.segments, rows.lengths, strict=True
+    ):
         assert (labels[used:] == IGNORED).all()
         for place in (labels != IGNORED).nonzero().flatten().tolist():
             assert segments[place] == segments[place + 1]
@@ -93,9 +97,14 @@ def test_positions_begin_anew_with_each_document() -> None:
 @given(documents, st.integers(2, 24))
 def test_alone_every_row_begins_with_its_only_document(docs: list[Document], length: int) -> None:
     packed, alone = pack(docs, length), pack(docs, length, alone=True)
-    assert all(len(set(segments[:used].tolist())) == 1 for segments, used in zip(alone.segments, alone.lengths, strict=True))
+    assert all(
+        len(set(segments[:used].tolist())) == 1
+        for segments, used in zip(alone.segments, alone.lengths, strict=True)
+    )
     assert sum(alone.lengths) == sum(packed.lengths)
-    assert sorted(alone.labels[alone.labels != IGNORED].tolist()) == sorted(packed.labels[packed.labels != IGNORED].tolist())
+    assert sorted(alone.labels[alone.labels != IGNORED].tolist()) == sorted(
+        packed.labels[packed.labels != IGNORED].tolist()
+    )
 
 
 @pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.long)])
@@ -119,12 +128,21 @@ def language(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             max_position_embeddings=128,
         )
         LlamaForCausalLM(config).save_pretrained(folder / "model")
-    lines = (json.dumps({"question": f"What is {number}?", "text": text}) for number, text in enumerate(SENTENCES))
+    lines = (
+        json.dumps({"question": f"What is {number}?", "text": text}) for number, text in enumerate(SENTENCES)
+    )
     (folder / "text.jsonl").write_text("\n".join(lines))
-    return {"model": str(folder / "model"), "tokenizer": "bytes", "text": str(folder / "text.jsonl"), "length": 96}
+    return {
+        "model": str(folder / "model"),
+        "tokenizer": "bytes",
+        "text": str(folder / "text.jsonl"),
+        "length": 96,
+    }
 
 
-def language_setup(language: dict[str, Any], batch: int = 8, accumulation: int = 1, **parameters: Any) -> TrialSetup:
+def language_setup(
+    language: dict[str, Any], batch: int = 8, accumulation: int = 1, **parameters: Any
+) -> TrialSetup:
     return setup(batch, accumulation, 200, 1e-3, parameters={**language, **parameters})
 
 
@@ -146,7 +164,9 @@ def test_packed_rows_cost_what_each_document_costs_alone(language: dict[str, Any
                 chosen = segments[row] == segment
                 ids, wanted = tokens[row][chosen], labels[row][chosen]
                 logits = run.model(input_ids=ids[None].long()).logits[0]
-                alone += float(nn.functional.cross_entropy(logits, wanted.long(), ignore_index=IGNORED, reduction="sum"))
+                alone += float(
+                    nn.functional.cross_entropy(logits, wanted.long(), ignore_index=IGNORED, reduction="sum")
+                )
                 count += int((wanted != IGNORED).sum())
     assert int(packed.denominator) == count
     assert float(packed.total) == pytest.approx(alone, rel=1e-6)
@@ -170,7 +190,9 @@ def test_uneven_micro_batches_add_up_to_the_batch(language: dict[str, Any], chan
         run.model.double()
         for parameter in run.parameters:  # LoRA begins with zeros, behind which every gradient is zero
             with torch.no_grad():
-                parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+                parameter.add_(
+                    0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+                )
         sizes, at = BatchPlan(7, accumulation).micro_batches(), 0
         batches = []
         whole = rows_of(run, 7)
@@ -194,16 +216,22 @@ def test_adapters_train_and_the_model_stays(language: dict[str, Any]) -> None:
     assert all("lora_" in name for name, one in run.model.named_parameters() if one.requires_grad)
     assert all(torch.equal(one, frozen[name]) for name, one in run.model.named_parameters() if name in frozen)
     assert all(one.grad is None for one in run.model.parameters() if not one.requires_grad)
-    assert {id(one) for group in run.optimizer.param_groups for one in group["params"]} == set(map(id, run.parameters))
+    assert {id(one) for group in run.optimizer.param_groups for one in group["params"]} == set(
+        map(id, run.parameters)
+    )
     assert len(run.optimizer.state) == len(run.parameters)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}])
-def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_activation_checkpointing_changes_memory_and_no_gradient(
+    language: dict[str, Any], changes: dict[str, Any]
+) -> None:
     gradients, peaks = [], []
     for mode in get_args(ActivationCheckpointing):
-        one = replace(language_setup(language, 8, **changes), plan=BatchPlan(8, activation_checkpointing=mode))
+        one = replace(
+            language_setup(language, 8, **changes), plan=BatchPlan(8, activation_checkpointing=mode)
+        )
         run = TrainingRun(CausalLM(), one)
         run.model.train()
         CausalLM().loss(run.model, rows_of(run, 8), one).total.backward()
@@ -240,7 +268,9 @@ class OwnModel(CausalLM):
 def test_a_models_cache_is_not_filled_twice(language: dict[str, Any], mode: ActivationCheckpointing) -> None:
     gradients = []
     for one in ("none", mode):
-        made = replace(language_setup(language, 4, attention="rows"), plan=BatchPlan(4, activation_checkpointing=one))  # type: ignore[arg-type]
+        made = replace(
+            language_setup(language, 4, attention="rows"), plan=BatchPlan(4, activation_checkpointing=one)
+        )  # type: ignore[arg-type]
         run = TrainingRun(OwnModel(), made)
         run.model.train()
         OwnModel().loss(run.model, rows_of(run, 4), made).total.backward()
@@ -252,9 +282,16 @@ def test_a_models_cache_is_not_filled_twice(language: dict[str, Any], mode: Acti
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "mode"),
-    [({}, "none"), ({"lora_rank": 4}, "none"), ({"attention": "rows"}, "selective"), ({"lora_rank": 4}, "full")],
+    [
+        ({}, "none"),
+        ({"lora_rank": 4}, "none"),
+        ({"attention": "rows"}, "selective"),
+        ({"lora_rank": 4}, "full"),
+    ],
 )
-def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str, Any], mode: ActivationCheckpointing) -> None:
+def test_memory_is_known_beforehand(
+    language: dict[str, Any], changes: dict[str, Any], mode: ActivationCheckpointing
+) -> None:
     one = replace(language_setup(language, 8, **changes), plan=BatchPlan(8, activation_checkpointing=mode))
     predicted = MemoryProbe(CausalLM(), one).train_peak(8).total
     *_, last = TrainingRun(CausalLM(), one).measurements()
@@ -278,26 +315,50 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "no/such"}, "space.model: expected a folder of `transformers`, or a name on a hub that can be reached"),
+        (
+            {"model": "no/such"},
+            "space.model: expected a folder of `transformers`, or a name on a hub that can be reached",
+        ),
         ({"text": "missing"}, "space.text: expected a file or folder of text, got "),
-        ({"completion": "{txet}"}, "text.jsonl:1: expected the field 'txet' of the template, got question, text"),
+        (
+            {"completion": "{txet}"},
+            "text.jsonl:1: expected the field 'txet' of the template, got question, text",
+        ),
         ({"length": 4096}, "space.length: expected 2 to 128 tokens, which is what the model takes, got 4096"),
-        ({"lora_rank": 0}, "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights."),
-        ({"lora_rank": 2, "lora_targets": "q_porj"}, "space.lora_targets: expected modules of the model, got 'q_porj'."),
+        (
+            {"lora_rank": 0},
+            "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights.",
+        ),
+        (
+            {"lora_rank": 2, "lora_targets": "q_porj"},
+            "space.lora_targets: expected modules of the model, got 'q_porj'.",
+        ),
         ({"lora_rank": 2, "from_scratch": True}, "space.lora_rank: expected a model with weights of its own"),
         ({"lora_rank": 2, "lora_alpha": 0}, "space.lora_alpha: expected a number > 0, got 0"),
-        ({"lora_rank": 2, "lora_dropout": 1.5}, "space.lora_dropout: expected a number >= 0 and < 1, got 1.5"),
+        (
+            {"lora_rank": 2, "lora_dropout": 1.5},
+            "space.lora_dropout: expected a number >= 0 and < 1, got 1.5",
+        ),
         ({"train_on_prompt": "false"}, "space.train_on_prompt: expected true or false, got 'false'"),
-        ({"lora_rank": 2, "lora_trained": "head"}, "space.lora_trained: expected modules of the model, got 'head'."),
+        (
+            {"lora_rank": 2, "lora_trained": "head"},
+            "space.lora_trained: expected modules of the model, got 'head'.",
+        ),
         (
             {"lora_rank": 2, "lora_variant": "dorra"},
             "space.lora_variant: expected lora, dora, rslora; got 'dorra'.",
         ),
         ({"optimizer": "lion"}, "space.optimizer: lion needs bitsandbytes: pip install bitsandbytes"),
         ({"quantize": "4bit"}, "space.quantize: expected lora_rank with it"),
-        ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: 4bit needs bitsandbytes: pip install bitsandbytes"),
+        (
+            {"quantize": "4bit", "lora_rank": 2},
+            "space.quantize: 4bit needs bitsandbytes: pip install bitsandbytes",
+        ),
         ({"lora_merge": True, "quantize": "8bit", "lora_rank": 2}, "space.quantize: 8bit needs bitsandbytes"),
-        ({"attention": "row"}, "space.attention: expected documents or rows, got 'row'. Did you mean 'rows'?"),
+        (
+            {"attention": "row"},
+            "space.attention: expected documents or rows, got 'row'. Did you mean 'rows'?",
+        ),
         (
             {"optimizer": "adamW"},
             "lion, lion_8bit, muon; got 'adamW'. Did you mean 'adam'?",
@@ -318,13 +379,18 @@ def test_what_is_wrong_is_told(
     ("content", "message"),
     [
         ("", "expected text in "),
-        ("{}", "expected one of the fields text, messages, conversations, or prompt with completion; got none"),
+        (
+            "{}",
+            "expected one of the fields text, messages, conversations, or prompt with completion; got none",
+        ),
         ("[1]", "expected a JSON object, got a list"),
         ('{"text": ""}', "expected text in "),
         ("{", ":1: "),
     ],
 )
-def test_text_with_nothing_in_it_is_told(language: dict[str, Any], content: str, message: str, tmp_path: Path) -> None:
+def test_text_with_nothing_in_it_is_told(
+    language: dict[str, Any], content: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "text.jsonl").write_text(content)
     with pytest.raises(TaskError) as told:
         TrainingRun(CausalLM(), language_setup(language, text=str(tmp_path / "text.jsonl")))
@@ -332,7 +398,9 @@ def test_text_with_nothing_in_it_is_told(language: dict[str, Any], content: str,
 
 
 @pytest.mark.frameworks
-def test_text_may_be_what_datasets_saved_or_a_folder_of_files(language: dict[str, Any], tmp_path: Path) -> None:
+def test_text_may_be_what_datasets_saved_or_a_folder_of_files(
+    language: dict[str, Any], tmp_path: Path
+) -> None:
     datasets = pytest.importorskip("datasets", reason=".[language] is not installed")
     saved = datasets.Dataset.from_list([{"text": text} for text in SENTENCES])
     saved.save_to_disk(str(tmp_path / "saved"))
@@ -343,9 +411,14 @@ def test_text_may_be_what_datasets_saved_or_a_folder_of_files(language: dict[str
     of_lines = TrainingRun(CausalLM(), language_setup(language)).data.train
     for changes in ({"text": str(tmp_path / "saved")}, {"text": str(tmp_path / "files"), "files": "*.py"}):
         found = TrainingRun(CausalLM(), language_setup(language, **changes)).data.train
-        assert all(torch.equal(one, other) for one, other in zip(found.tensors, of_lines.tensors, strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(found.tensors, of_lines.tensors, strict=True)
+        )
     for changes, message in (
-        ({"text": str(tmp_path / "parts")}, "expected one split of a data set, got the folder of all (train): "),
+        (
+            {"text": str(tmp_path / "parts")},
+            "expected one split of a data set, got the folder of all (train): ",
+        ),
         ({"text": str(tmp_path / "files")}, "got none. Files that count: *.txt or *.jsonl or "),
     ):
         with pytest.raises(TaskError) as told:
@@ -391,7 +464,9 @@ def in_half(language: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """The same model as files in bfloat16."""
     from transformers import AutoModelForCausalLM
 
-    AutoModelForCausalLM.from_pretrained(language["model"]).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoModelForCausalLM.from_pretrained(language["model"]).to(torch.bfloat16).save_pretrained(
+        tmp_path / "half"
+    )
     return {**language, "model": str(tmp_path / "half")}
 
 
@@ -407,10 +482,14 @@ def test_a_frozen_model_keeps_the_precision_of_its_files_and_one_that_is_trained
     assert {one.dtype for one in CausalLM().model(language_setup(half)).parameters()} == {torch.float32}
     for dtype, changes in (("bfloat16", {}), ("float32", {"lora_rank": 2})):
         model = CausalLM().model(language_setup(half, dtype=dtype, **changes))
-        assert {one.dtype for one in model.parameters() if one.requires_grad == (not changes)} == {getattr(torch, dtype)}
+        assert {one.dtype for one in model.parameters() if one.requires_grad == (not changes)} == {
+            getattr(torch, dtype)
+        }
     scratch = CausalLM().model(language_setup(half, from_scratch=True))
     assert {one.dtype for one in scratch.parameters()} == {torch.float32}
-    with pytest.raises(TaskError, match=r"space\.dtype: expected auto, float32, bfloat16, float16; got 'bf16'\."):
+    with pytest.raises(
+        TaskError, match=r"space\.dtype: expected auto, float32, bfloat16, float16; got 'bf16'\."
+    ):
         CausalLM().model(language_setup(half, dtype="bf16"))
 
 
@@ -434,7 +513,9 @@ def test_a_model_is_saved_in_the_precision_that_it_came_in(language: dict[str, A
 
 
 @pytest.mark.long
-def test_memory_of_adapters_on_a_frozen_model_in_half_precision_is_known(language: dict[str, Any], tmp_path: Path) -> None:
+def test_memory_of_adapters_on_a_frozen_model_in_half_precision_is_known(
+    language: dict[str, Any], tmp_path: Path
+) -> None:
     peaks = {}
     for dtype in ("float32", "auto"):
         one = language_setup(in_half(language, tmp_path), lora_rank=4, dtype=dtype)
@@ -454,7 +535,9 @@ def test_loading_a_model_leaves_its_dropout_on(language: dict[str, Any]) -> None
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You have requested .ensure_weight_tying.")
 @pytest.mark.parametrize("variant", ["lora", "dora", "rslora"])
-def test_adapters_of_every_kind_are_the_same_elsewhere(language: dict[str, Any], variant: str, tmp_path: Path) -> None:
+def test_adapters_of_every_kind_are_the_same_elsewhere(
+    language: dict[str, Any], variant: str, tmp_path: Path
+) -> None:
     from peft import AutoPeftModelForCausalLM
 
     one = language_setup(language, lora_rank=3, lora_variant=variant, lora_trained="lm_head")
@@ -471,7 +554,9 @@ def test_adapters_of_every_kind_are_the_same_elsewhere(language: dict[str, Any],
         )
 
 
-def test_texts_on_both_sides_of_the_validation_split_are_told(language: dict[str, Any], tmp_path: Path) -> None:
+def test_texts_on_both_sides_of_the_validation_split_are_told(
+    language: dict[str, Any], tmp_path: Path
+) -> None:
     lines = [json.dumps({"text": f"document {number % 25}"}) for number in range(60)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     one = language_setup({**language, "text": str(tmp_path / "text.jsonl")})

@@ -34,7 +34,9 @@ from zoo.life import evaluation_mode, plain
 
 def test_a_micro_batch_of_another_plan_is_never_trained_on() -> None:
     keys = [SampleKeys(np.arange(size), np.zeros(size, dtype=np.int64), 0) for size in (3, 5)]
-    loader = Loader(keys, lambda noted: iter([list(range(len(each))) for each in list(noted)]))  # all read ahead
+    loader = Loader(
+        keys, lambda noted: iter([list(range(len(each))) for each in list(noted)])
+    )  # all read ahead
     assert len(loader.take(3)) == 3
     with pytest.raises(RuntimeError, match="a micro-batch of 4 samples, as planned; got one of 5"):
         loader.take(4)
@@ -101,7 +103,9 @@ class Moving(Net):
 @pytest.mark.parametrize(
     ("task", "told"), [(Unfreezing, "0.weight, which is frozen now"), (Moving, "0.weight changed meanwhile")]
 )
-def test_weights_stay_within_a_step_and_the_trained_ones_are_always_the_same(task: type[Net], told: str) -> None:
+def test_weights_stay_within_a_step_and_the_trained_ones_are_always_the_same(
+    task: type[Net], told: str
+) -> None:
     with pytest.raises(TaskError, match=told):
         list(TrainingRun(task(), setup(16, 2, 64)).measurements())
     list(TrainingRun(task(), setup(16, 2, 64, training={"accept_inexact": True})).measurements())
@@ -143,7 +147,9 @@ def test_a_step_that_overflows_is_repeated_at_a_lower_scale(task: type[Half]) ->
         run = TrainingRun(task(), setup(20, 2, 60, training={"precision": "fp16", "evaluations": 1}))
         run.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         *_, last = run.measurements()
-        results.append((torch.cat([parameter.detach().flatten() for parameter in run.parameters]), last.facts))
+        results.append(
+            (torch.cat([parameter.detach().flatten() for parameter in run.parameters]), last.facts)
+        )
     (straight, facts), (repeated, others) = results
     assert "skipped_steps" not in facts
     assert 10 < others["skipped_steps"] < 40  # type: ignore[operator]
@@ -165,7 +171,11 @@ class Noisy(nn.Module):
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        noise = np.random.randn(*inputs.shape) if self.generator is None else self.generator.standard_normal(inputs.shape)
+        noise = (
+            np.random.randn(*inputs.shape)
+            if self.generator is None
+            else self.generator.standard_normal(inputs.shape)
+        )
         self.calls += 1
         return torch.tanh(self.linear(inputs) * torch.from_numpy(noise + random.random())) / self.calls
 
@@ -188,15 +198,25 @@ class WithOwnNoise(WithNoise):
 def test_recomputed_blocks_find_buffers_and_generators_as_the_first_time() -> None:
     results = []
     for mode in ("none", "full", "selective"):
-        run = TrainingRun(WithNoise(), setup(12, 3, 36, plan=replace(BatchPlan(12, 3), activation_checkpointing=mode)))
+        run = TrainingRun(
+            WithNoise(), setup(12, 3, 36, plan=replace(BatchPlan(12, 3), activation_checkpointing=mode))
+        )
         list(run.measurements())
-        results.append([*run.model.state_dict().values(), torch.from_numpy(np.random.get_state()[1].astype(np.int64))])  # type: ignore[index, union-attr]
-    assert all(torch.equal(one, other) for others in results[1:] for one, other in zip(results[0], others, strict=True))
+        results.append(
+            [*run.model.state_dict().values(), torch.from_numpy(np.random.get_state()[1].astype(np.int64))]
+        )  # type: ignore[index, union-attr]
+    assert all(
+        torch.equal(one, other)
+        for others in results[1:]
+        for one, other in zip(results[0], others, strict=True)
+    )
 
 
 def test_blocks_with_a_generator_of_their_own_are_refused_where_they_may_be_recomputed() -> None:
     memory = Memory(activation_checkpointing=("none", "full"))
-    with pytest.raises(TaskError, match=r"checkpoint_blocks: expected blocks with the same gradient .* full activation"):
+    with pytest.raises(
+        TaskError, match=r"checkpoint_blocks: expected blocks with the same gradient .* full activation"
+    ):
         profile_task("objectives.test_life:WithOwnNoise", ProfileRequest(setup(8), memory, highest=40))
 
 
@@ -221,7 +241,10 @@ def test_parameters_without_an_optimizer_and_schedulers_are_named() -> None:
     learns = learning(lambda: model(torch.ones(2, 3)).sum().backward())
     (found,) = census("here", learns, model, [optimizer])
     assert found.kind == "unstepped"
-    assert all(name in found.message for name in ("0.bias", "1.weight", "1.bias")) and "0.weight" not in found.message
+    assert (
+        all(name in found.message for name in ("0.bias", "1.weight", "1.bias"))
+        and "0.weight" not in found.message
+    )
     check_no_living_scheduler("here", [optimizer])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     with pytest.raises(TaskError, match=r"here: expected no scheduler, .* got StepLR"):
@@ -231,7 +254,9 @@ def test_parameters_without_an_optimizer_and_schedulers_are_named() -> None:
 # Lives
 
 
-def test_a_life_that_was_not_resumed_is_not_said_to_have_been_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_life_that_was_not_resumed_is_not_said_to_have_been_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     request = ProfileRequest(setup(8), Memory(), highest=40)
     found = profile_task("helpers:Net", request).examination
     assert found is not None and not found.findings
@@ -297,7 +322,9 @@ class PerDevice(Net):
 
 def examined(task: type[Net], changes: dict[str, Any] | None = None, **request: Any) -> list[tuple[str, str]]:
     known = setup(8, training={"accept_inexact": True}, **(changes or {}))
-    found = profile_task(f"objectives.test_life:{task.__name__}", ProfileRequest(known, Memory(), highest=40, **request))
+    found = profile_task(
+        f"objectives.test_life:{task.__name__}", ProfileRequest(known, Memory(), highest=40, **request)
+    )
     assert found.examination is not None
     return [(one.kind, one.message) for one in found.examination.findings]
 
@@ -351,7 +378,12 @@ def modes_left(*_: Any) -> Iterator[None]:
 
 
 FAULTS = {
-    "a checkpoint without one of its parts": ("objectives.course.set_random_state", lambda *_: None, Dropping, "resumed"),
+    "a checkpoint without one of its parts": (
+        "objectives.course.set_random_state",
+        lambda *_: None,
+        Dropping,
+        "resumed",
+    ),
     "a mode that is not put back": ("objectives.training.untouched", modes_left, Dropping, "evaluation"),
     "a generator that is not put back": (
         "objectives.model.buffers.RandomState.restore",

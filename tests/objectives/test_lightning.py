@@ -99,14 +99,19 @@ class TestLightning(TrainerContract):
 
     @pytest.mark.parametrize("task", ["reading", "reading_with_data_module"])
     @pytest.mark.parametrize("evaluations", [1, 2, 15])
-    def test_epochs_are_those_of_the_data_and_steps_those_of_the_budget(self, task: str, evaluations: int) -> None:
+    def test_epochs_are_those_of_the_data_and_steps_those_of_the_budget(
+        self, task: str, evaluations: int
+    ) -> None:
         made = setup(50, 2, budget=1500, epochs=2.5, training={"evaluations": evaluations})
         measurements = self.trained(task, made)
         assert [one.samples_seen for one in measurements] == list(evaluation_points(1500, evaluations))
         steps = [("step", step, 50 * step // 600, 3, 30) for step in range(30) for _ in range(2)]
         assert LOG.read[0] == ("optimizer", 0, 0, 3, 30)
         assert [one for one in LOG.read if one[0] == "step"] == steps
-        validations = [("validation", seen // 50, (seen - 1) // 600, 3, 30) for seen in evaluation_points(1500, evaluations)]
+        validations = [
+            ("validation", seen // 50, (seen - 1) // 600, 3, 30)
+            for seen in evaluation_points(1500, evaluations)
+        ]
         assert [one for one in LOG.read if one[0] == "validation"] == validations
         seen = [index for step in LOG.steps for one in step for index in one]
         assert seen == SampleStream(600, made.seed).take(0, 1500).index.tolist()
@@ -116,7 +121,11 @@ class TestLightning(TrainerContract):
         kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
         with closing(start_attempt(f"{self.tasks}:reading", kept)) as attempt:  # type: ignore[type-var]
             seen = [next(attempt).samples_seen for _ in range(3)]  # type: ignore[union-attr]
-        assert [one.samples_seen for one in self.trained("reading", replace(kept, attempt=1))][:3] == seen == [300, 600, 900]
+        assert (
+            [one.samples_seen for one in self.trained("reading", replace(kept, attempt=1))][:3]
+            == seen
+            == [300, 600, 900]
+        )
         first, *_ = (one for one in LOG.read if one[0] == "step")
         assert first in (("step", 12, 1, 3, 30), ("step", 18, 1, 3, 30))
         assert LOG.read[-1] == ("validation", 30, 2, 3, 30)
@@ -125,34 +134,55 @@ class TestLightning(TrainerContract):
         made = setup(50, budget=620, rate=0.2, training={"evaluations": 4})
         measurements = self.trained("adversaries", made)
         assert LOG.sizes == [[50]] * 12 + [[20]]
-        assert [index for [step] in LOG.steps for index in step] == SampleStream(600, made.seed).take(0, 620).index.tolist()
+        assert [index for [step] in LOG.steps for index in step] == SampleStream(600, made.seed).take(
+            0, 620
+        ).index.tolist()
         assert LOG.rates == pytest.approx(
             [0.2 * rate_factor("cosine", 0.05, (50 * n + 25) / 620) for n in range(12)] + LOG.rates[12:]
         )
-        assert measurements[-1].facts["optimizer"] == "Remembering, Adam" and measurements[-1].train_loss is None
+        assert (
+            measurements[-1].facts["optimizer"] == "Remembering, Adam" and measurements[-1].train_loss is None
+        )
         kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
         with closing(start_attempt(f"{self.tasks}:adversaries", kept)) as attempt:  # type: ignore[type-var]
             for _ in range(2):
                 next(attempt)
         again = self.trained("adversaries", replace(kept, attempt=1))
-        assert again[-1].facts["resumed_at"] and [one.scores for one in again] == [one.scores for one in measurements]
+        assert again[-1].facts["resumed_at"] and [one.scores for one in again] == [
+            one.scores for one in measurements
+        ]
 
     def test_what_manual_optimization_leaves_out_is_said(self) -> None:
         for changes, message in (
-            ({"parameters": {"forgets": True}}, "Adversaries.training_step: expected a step of an optimizer for every batch"),
-            ({"training": {"clip_norm": 1.0}}, "training.clip_norm: expected null, because Adversaries takes its own"),
-            ({"plan": plan_batch(50, largest_micro_batch=25)}, "manual optimization: expected steps of one micro-batch"),
+            (
+                {"parameters": {"forgets": True}},
+                "Adversaries.training_step: expected a step of an optimizer for every batch",
+            ),
+            (
+                {"training": {"clip_norm": 1.0}},
+                "training.clip_norm: expected null, because Adversaries takes its own",
+            ),
+            (
+                {"plan": plan_batch(50, largest_micro_batch=25)},
+                "manual optimization: expected steps of one micro-batch",
+            ),
         ):
             outcome = self.ending("adversaries", setup(50, budget=100, **changes))
             assert outcome.kind == "error" and message in outcome.message
 
     def test_memory_of_manual_optimization_is_known_before_the_first_trial(self) -> None:
         made = setup(1, budget=1)
-        profile = profile_task(f"{self.tasks}:wide_adversaries", ProfileRequest(made, Memory(), highest=200, traces=True))
+        profile = profile_task(
+            f"{self.tasks}:wide_adversaries", ProfileRequest(made, Memory(), highest=200, traces=True)
+        )
         assert profile.couples_samples and profile.examination is not None and profile.examination.takes_steps
-        assert profile.memory is not None and profile.memory.source == "traced", profile.note or profile.memory
+        assert profile.memory is not None and profile.memory.source == "traced", (
+            profile.note or profile.memory
+        )
         for size in (10, 200):
-            *_, last = self.trained("wide_adversaries", setup(size, budget=4 * size, memory_limit_bytes=10**9))
+            *_, last = self.trained(
+                "wide_adversaries", setup(size, budget=4 * size, memory_limit_bytes=10**9)
+            )
             assert last.facts["peak_bytes"] == pytest.approx(profile.memory.peak_bytes(size), rel=0.02)
 
     def test_memory_is_that_of_a_step_as_hooks_and_callbacks_have_prepared_it(self) -> None:

@@ -29,7 +29,16 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
-from loop_tasks import AsTask, adversarial, classifier, digits, net, parameters_after, seen_at_evaluations, sgd
+from loop_tasks import (
+    AsTask,
+    adversarial,
+    classifier,
+    digits,
+    net,
+    parameters_after,
+    seen_at_evaluations,
+    sgd,
+)
 from rank_jobs import SAM, OwnGroups
 from torch import nn
 
@@ -59,7 +68,12 @@ def trained() -> list[torch.Tensor]:
 @pytest.mark.parametrize(("batch", "accumulation"), [(57, 1), (57, 4), (600, 7), (1, 1), (128, 3)])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_loop_trains_as_a_task_does_bit_for_bit(batch: int, accumulation: int, dropout: float) -> None:
-    given = setup(batch, budget=1300 if batch > 1 else 60, plan=BatchPlan(batch, accumulation), parameters={"dropout": dropout})
+    given = setup(
+        batch,
+        budget=1300 if batch > 1 else 60,
+        plan=BatchPlan(batch, accumulation),
+        parameters={"dropout": dropout},
+    )
     torch.manual_seed(given.seed)
     run = TrainingRun(AsTask(), given)
     expected = list(run.measurements())
@@ -73,7 +87,10 @@ def test_a_loop_trains_as_a_task_does_bit_for_bit(batch: int, accumulation: int,
 
 @pytest.mark.parametrize("streams", [0, 1])
 def test_averages_and_streams_are_those_of_a_task(streams: int, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"parameters": {"dropout": 0.2, "streams": streams}, "training": {"ema": 0.98, "evaluations": 4}}
+    changes: dict[str, Any] = {
+        "parameters": {"dropout": 0.2, "streams": streams},
+        "training": {"ema": 0.98, "evaluations": 4},
+    }
     given = setup(57, 3, budget=1300, model_folder=str(tmp_path), **changes)
     torch.manual_seed(given.seed)
     run = TrainingRun(AsTask(), given)
@@ -91,13 +108,21 @@ def test_averages_and_streams_are_those_of_a_task(streams: int, tmp_path: Path) 
     with closing(start_attempt(f"{FILE}:classifier", setup(57, 3, budget=1300, **changes))) as first:  # type: ignore[type-var]
         assert len(list(islice(first, 2))) == 2
     again = attempt("classifier", setup(57, 3, budget=1300, attempt=1, **changes))
-    assert again[-1].facts["resumed_at"] and [one.accuracy for one in again] == [one.accuracy for one in found]
+    assert again[-1].facts["resumed_at"] and [one.accuracy for one in again] == [
+        one.accuracy for one in found
+    ]
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, SAM])
 def test_an_optimizer_that_needs_a_closure_is_refused_by_name(optimizer: Any) -> None:
-    with pytest.raises(TaskError, match=rf"Loop: optimizers: net: .* got {optimizer.__name__} with a closure"):
-        list(body(usual, optimizer=lambda model, given: optimizer(model.parameters(), lr=given.learning_rate))(setup(64)))
+    with pytest.raises(
+        TaskError, match=rf"Loop: optimizers: net: .* got {optimizer.__name__} with a closure"
+    ):
+        list(
+            body(usual, optimizer=lambda model, given: optimizer(model.parameters(), lr=given.learning_rate))(
+                setup(64)
+            )
+        )
 
 
 def test_a_closure_that_an_optimizer_would_not_need_is_refused_where_it_is_given() -> None:
@@ -107,7 +132,11 @@ def test_a_closure_that_an_optimizer_would_not_need_is_refused_where_it_is_given
 
 def test_rates_that_the_schedule_would_not_reach_are_refused() -> None:
     with pytest.raises(TaskError, match=r"Loop: optimizers: net: .* got OwnGroups, whose base has its own"):
-        list(body(usual, optimizer=lambda model, given: OwnGroups(model.parameters(), lr=given.learning_rate))(setup(64)))
+        list(
+            body(usual, optimizer=lambda model, given: OwnGroups(model.parameters(), lr=given.learning_rate))(
+                setup(64)
+            )
+        )
 
 
 @pytest.mark.slow
@@ -116,8 +145,12 @@ def test_batch_statistics_on_two_devices_are_those_of_a_task_bit_for_bit(
     ranks: RankProcesses, batch: int, accumulation: int
 ) -> None:
     """Averaged before each evaluation, so that all devices evaluate the same model."""
-    given = setup(batch, budget=700, plan=BatchPlan(batch, accumulation, 2), training={"evaluations": 3}).to_dict()
-    (by_loop,), (by_task,) = (ranks.run(seen_at_evaluations, f"{FILE}:{name}", given) for name in ("normed_loop", "NormedTask"))
+    given = setup(
+        batch, budget=700, plan=BatchPlan(batch, accumulation, 2), training={"evaluations": 3}
+    ).to_dict()
+    (by_loop,), (by_task,) = (
+        ranks.run(seen_at_evaluations, f"{FILE}:{name}", given) for name in ("normed_loop", "NormedTask")
+    )
     (first, second), expected = by_loop, by_task[0]
     assert len(first) == len(second) == len(expected) == 3
     for each in zip(first, second, expected, strict=True):
@@ -176,21 +209,33 @@ def test_two_passes_over_a_step_see_the_same_parts_and_sum_to_the_unsplit_step(a
 
 @pytest.mark.parametrize("name", ["adversarial", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 5}}
+    changes: dict[str, Any] = {
+        "plan": BatchPlan(57, 3),
+        "samples_budget": 900,
+        "training": {"evaluations": 5},
+    }
     expected = attempt(name, setup(rate=0.01, **changes))
     whole = [parameter.clone() for parameter in LOOPS[0].model.parameters()]
     changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
     with closing(start_attempt(f"{FILE}:{name}", setup(rate=0.01, **changes))) as first:  # type: ignore[type-var]
         assert len(list(islice(first, 3))) == 3
     found = attempt(name, setup(rate=0.01, attempt=1, **changes))
-    assert [(one.samples_seen, one.accuracy) for one in found] == [(one.samples_seen, one.accuracy) for one in expected]
+    assert [(one.samples_seen, one.accuracy) for one in found] == [
+        (one.samples_seen, one.accuracy) for one in expected
+    ]
     assert found[-1].facts["resumed_at"] >= found[1].samples_seen
     for one, other in zip(LOOPS[0].model.parameters(), whole, strict=True):
         assert torch.equal(one, other)
 
 
-def test_it_leaves_with_a_checkpoint_when_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 1, "ema": 0.9}}
+def test_it_leaves_with_a_checkpoint_when_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "plan": BatchPlan(57, 3),
+        "samples_budget": 900,
+        "training": {"evaluations": 1, "ema": 0.9},
+    }
     expected = attempt("adversarial", setup(rate=0.01, **changes))
     given = setup(rate=0.01, checkpoint=str(tmp_path / "it.pt"), checkpoint_every_s=3600.0, **changes)
     end = Loop.end
@@ -211,7 +256,10 @@ def test_it_leaves_with_a_checkpoint_when_it_is_asked_to(tmp_path: Path, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "accumulation"), [(101, 3), (7, 1)])
 def test_two_ranks_train_as_one_process_does(ranks: RankProcesses, batch: int, accumulation: int) -> None:
-    reference, changes = f"{FILE}:classifier", {"parameters": {"dropout": 0.0}, "training": {"clip_norm": 0.5}}
+    reference, changes = (
+        f"{FILE}:classifier",
+        {"parameters": {"dropout": 0.0}, "training": {"clip_norm": 0.5}},
+    )
     (alone,) = parameters_after(reference, setup(batch, budget=700, **changes).to_dict())
     given = setup(batch, budget=700, plan=BatchPlan(batch, accumulation, 2), **changes)
     (shared,) = ranks.run(parameters_after, reference, given.to_dict())
@@ -227,11 +275,18 @@ def test_the_models_are_kept_where_they_are_wanted(tmp_path: Path) -> None:
     assert (tmp_path / "d.pt").is_file()
 
 
-def body(change: Callable[[Any, Any, Any, Any], None], **options: Any) -> Callable[[TrialSetup], Iterator[Measurement]]:
+def body(
+    change: Callable[[Any, Any, Any, Any], None], **options: Any
+) -> Callable[[TrialSetup], Iterator[Measurement]]:
     def train(given: TrialSetup) -> Iterator[Measurement]:
         data, model = digits(), net(given)
         optimizer = options.get("optimizer", sgd)(model, given)
-        loop = Loop(given, data, options.get("models", {"net": model}), {"net": optimizer, **options.get("optimizers", {})})
+        loop = Loop(
+            given,
+            data,
+            options.get("models", {"net": model}),
+            {"net": optimizer, **options.get("optimizers", {})},
+        )
         for step in loop:
             change(loop, step, model, optimizer)
             if step.evaluates and not options.get("forgets"):
@@ -277,11 +332,16 @@ def foreign(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
         (body(early), "expected step.evaluates after the last optimizer step"),
         (body(foreign), "expected steps of the optimizers it was given"),
         (body(usual, forgets=True), "expected `yield loop.measure"),
-        (body(usual, optimizers={"other": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}), "some that no model holds"),
+        (
+            body(usual, optimizers={"other": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}),
+            "some that no model holds",
+        ),
         (body(usual, models={"net": nn.Linear(2, 2)}), "some that no model holds"),
     ],
 )
-def test_what_a_loop_forgets_is_told(train: Callable[[TrialSetup], Iterator[Measurement]], message: str) -> None:
+def test_what_a_loop_forgets_is_told(
+    train: Callable[[TrialSetup], Iterator[Measurement]], message: str
+) -> None:
     with pytest.raises(TaskError, match=message):
         list(train(setup(64, 3, budget=400)))
 
@@ -296,13 +356,19 @@ def test_an_optimizer_that_never_steps_is_told() -> None:
             if step.evaluates:
                 yield loop.measure(accuracy=0.5)
 
-    with pytest.raises(TaskError, match="expected every optimizer to step at least once, but other never did"):
+    with pytest.raises(
+        TaskError, match="expected every optimizer to step at least once, but other never did"
+    ):
         list(train(setup(64, budget=400)))
 
 
 @pytest.mark.parametrize(
     ("training", "message"),
-    [({"precision": "bf16"}, "loop.autocast"), ({"precision": "fp16"}, "got fp16"), ({"compile": True}, "compile")],
+    [
+        ({"precision": "bf16"}, "loop.autocast"),
+        ({"precision": "fp16"}, "got fp16"),
+        ({"compile": True}, "compile"),
+    ],
 )
 def test_settings_that_it_cannot_honour_are_refused(training: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError, match=message):

@@ -38,7 +38,9 @@ FEATURES = 12
 def driven(setup: TrialSetup) -> Iterator[Any]:
     """A loop as an adapter drives it; its optimizer keeps a frozen layer and has two groups."""
     STEPS.append("prepared")
-    net = nn.Sequential(nn.Linear(FEATURES, int(setup.parameters.get("width", 8))), nn.ReLU(), nn.LazyLinear(3))
+    net = nn.Sequential(
+        nn.Linear(FEATURES, int(setup.parameters.get("width", 8))), nn.ReLU(), nn.LazyLinear(3)
+    )
     net(torch.zeros(1, FEATURES))
     net[0].bias.requires_grad_(False)
     groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "weight_decay": 0.5}]
@@ -108,22 +110,38 @@ def clean() -> None:
 
 
 def test_functions_that_use_an_adapter_are_told_from_others() -> None:
-    assert all(map(uses_adapter, (driven, by_module, through_another, imports_it_inside, says_something_first, with_arguments)))
+    assert all(
+        map(
+            uses_adapter,
+            (driven, by_module, through_another, imports_it_inside, says_something_first, with_arguments),
+        )
+    )
     assert not uses_adapter(of_its_own) and not uses_adapter(of_its_own_with_arguments)
 
 
 @pytest.mark.slow
 def test_a_loop_of_its_own_is_run_up_to_its_first_measurement() -> None:
     def profiled(name: str) -> DeviceProfile:
-        return profile_task(f"{__name__}:{name}", ProfileRequest(setup(8, budget=1), Memory(limit="1MiB"), highest=64))
+        return profile_task(
+            f"{__name__}:{name}", ProfileRequest(setup(8, budget=1), Memory(limit="1MiB"), highest=64)
+        )
 
-    with pytest.raises(TaskError, match=rf"task {__name__}:of_its_own: expected to yield Measurement, got int"):
+    with pytest.raises(
+        TaskError, match=rf"task {__name__}:of_its_own: expected to yield Measurement, got int"
+    ):
         profiled("of_its_own")
     STEPS.clear()
     profile = profiled("measures")
-    assert (profile.memory, profile.limit_bytes, profile.training_set, STEPS) == (None, None, None, ["trained 16"])
+    assert (profile.memory, profile.limit_bytes, profile.training_set, STEPS) == (
+        None,
+        None,
+        None,
+        ["trained 16"],
+    )
     assert profile.examination is not None and profile.examination.verdict == "not examined"
-    with pytest.raises(TaskError, match=rf"task {__name__}:forgets: KeyError: 'rate' .*test_loop_task.py:\d+"):
+    with pytest.raises(
+        TaskError, match=rf"task {__name__}:forgets: KeyError: 'rate' .*test_loop_task.py:\d+"
+    ):
         profiled("forgets")
 
 
@@ -147,7 +165,9 @@ def test_code_that_asks_for_more_does_not_make_it_train() -> None:
 def test_a_function_that_yields_before_it_trains_has_unknown_memory() -> None:
     request = ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64)
     assert "got a str first" in profile_task(f"{__name__}:says_something_first", request).note
-    with pytest.raises(NoTrainingError, match="says_something_first: expected to train by train_with, got a str first"):
+    with pytest.raises(
+        NoTrainingError, match="says_something_first: expected to train by train_with, got a str first"
+    ):
         LoopTask(says_something_first).parts(setup(1, budget=1))
 
 
@@ -157,7 +177,12 @@ def test_copies_have_optimizers_of_their_own_with_the_same_groups() -> None:
     optimizers = [task.optimizer(net, made) for net in (one, other)]
     for net, optimizer in zip((one, other), optimizers, strict=True):
         trainable = [parameter for parameter in net.parameters() if parameter.requires_grad]
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+        held = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
         assert [id(each) for each in held] == [id(each) for each in trainable]
         assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.5]
         task.loss(net, (torch.randn(5, FEATURES), torch.randint(3, (5,))), made).total.backward()
@@ -170,12 +195,16 @@ def test_copies_have_optimizers_of_their_own_with_the_same_groups() -> None:
 def test_other_parameters_are_another_training() -> None:
     task = LoopTask(driven)
     made = replace(setup(1, budget=1, rate=0.01), plan=BatchPlan(1), smallest_micro_batch=1)
-    narrow, wide = (MemoryProbe(task, replace(made, parameters={"width": width})).train_peak(32) for width in (8, 800))
+    narrow, wide = (
+        MemoryProbe(task, replace(made, parameters={"width": width})).train_peak(32) for width in (8, 800)
+    )
     assert wide.total > 20 * narrow.total
 
 
 def test_a_step_that_fails_leaves_memory_unknown_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.functional, "cross_entropy", lambda *_: 1 / 0)
-    profile = profile_task(f"{__name__}:driven", ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64))
+    profile = profile_task(
+        f"{__name__}:driven", ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64)
+    )
     assert (profile.memory, profile.largest_micro_batch, profile.training_set) == (None, None, 90)
     assert profile.note.startswith("Its memory is not known before the first trial: ZeroDivisionError")

@@ -57,7 +57,9 @@ def spread() -> Iterator[Callable[..., RankProcesses]]:
         one.close()
 
 
-def test_ranks_over_machines_equal_one_process_and_end_with_their_job(spread: Callable[..., RankProcesses]) -> None:
+def test_ranks_over_machines_equal_one_process_and_end_with_their_job(
+    spread: Callable[..., RankProcesses],
+) -> None:
     here = Here(2, 1)
     ranks = spread(here)
     for batch, accumulation in [(385, 3), (7, 1), (3, 1)]:
@@ -75,7 +77,9 @@ def test_ranks_over_machines_equal_one_process_and_end_with_their_job(spread: Ca
 
 
 @pytest.mark.long
-def test_a_rank_killed_on_another_machine_is_told_and_the_others_end(spread: Callable[..., RankProcesses]) -> None:
+def test_a_rank_killed_on_another_machine_is_told_and_the_others_end(
+    spread: Callable[..., RankProcesses],
+) -> None:
     here = Here(1, 2)
     ranks = spread(here)
     (pids,) = ranks.run(ids)
@@ -154,7 +158,9 @@ def test_strangers_are_no_ranks_and_missing_ones_are_named(monkeypatch: pytest.M
         socket.create_connection(("127.0.0.1", nobody.port)) as rude,
     ):
         rude.sendall(b"\0\0\0\4rank")
-        with pytest.raises(RankDiedError, match=r"ranks 1, 2 on other machines did not connect to 127\.0\.0\.1 within 3 s"):
+        with pytest.raises(
+            RankDiedError, match=r"ranks 1, 2 on other machines did not connect to 127\.0\.0\.1 within 3 s"
+        ):
             remote.connected(3)
         assert silent.recv(100)  # it was asked for the key, and got nothing more
     remote.close()

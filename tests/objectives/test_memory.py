@@ -64,7 +64,9 @@ def test_it_takes_few_looks(phases: list[tuple[int, int]], limit: int, high: int
 
 
 @given(lines, st.integers(0, 5000))
-def test_between_known_sizes_the_law_never_promises_too_little(phases: list[tuple[int, int]], size: int) -> None:
+def test_between_known_sizes_the_law_never_promises_too_little(
+    phases: list[tuple[int, int]], size: int
+) -> None:
     def peak(size: int) -> int:
         return max(fixed + each * size for fixed, each in phases)
 
@@ -86,11 +88,14 @@ def test_what_failed_is_never_allowed_again_and_a_measurement_replaces_the_law_b
     assert law.largest_micro_batch(10) is None
     for factor in (0.5, 2.0):
         measured = law.measured_at(1, 100 * factor).measured_at(61, 700 * factor)
-        assert [measured.peak_bytes(size) for size in (1, 61, 101)] == pytest.approx([factor * b for b in (100, 700, 1100)])
+        assert [measured.peak_bytes(size) for size in (1, 61, 101)] == pytest.approx(
+            [factor * b for b in (100, 700, 1100)]
+        )
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("10GiB", 10 * 2**30), ("10GB", 10**10), ("1.5 kib", 1536), ("7", 7), (".5 MB", 500000)]
+    ("text", "expected"),
+    [("10GiB", 10 * 2**30), ("10GB", 10**10), ("1.5 kib", 1536), ("7", 7), (".5 MB", 500000)],
 )
 def test_bytes_are_read_in_both_kinds_of_units(text: str, expected: int) -> None:
     assert bytes_of(text) == expected
@@ -114,10 +119,13 @@ def test_a_limit_is_bytes_a_share_or_the_device(written: str, limit: int | None)
         assert memory.limit_bytes(1000, "gpu") == 1000
     for nonsense in ("-1", "0", "0%", "150%", "ten", "10 parsecs", "true", "[1]"):
         with pytest.raises(
-            StudyFileError, match=r"memory.limit: expected bytes such as 10GiB, a share of the device such as 90%"
+            StudyFileError,
+            match=r"memory.limit: expected bytes such as 10GiB, a share of the device such as 90%",
         ):
             parse_study(text % nonsense)
-    with pytest.raises(StudyFileError, match=r"study.yaml:4: memory.headroom: expected a share from 0 up to 1, got 5"):
+    with pytest.raises(
+        StudyFileError, match=r"study.yaml:4: memory.headroom: expected a share from 0 up to 1, got 5"
+    ):
         parse_study(text % "1GB, headroom: 5")
 
 
@@ -146,7 +154,9 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(500, 64)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)
+        )
         self.head = nn.Linear(64, 500)
         self.checkpointed = False
 
@@ -174,7 +184,9 @@ class Tokens(Task):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         (tokens,) = batch
         targets = tokens[:, 1:].masked_fill(tokens[:, 1:] < 50, -100)
-        total = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), targets.flatten(), reduction="sum")
+        total = nn.functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), targets.flatten(), reduction="sum"
+        )
         return Loss(total, (targets >= 0).sum())
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
@@ -201,19 +213,25 @@ MODELS: list[Any] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__))
+@pytest.mark.parametrize(
+    ("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__)
+)
 def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int, precision: str) -> None:
     probe = MemoryProbe(task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2))
     predicted, real = probe.train_peak(size), probe.counted("train", size)
     assert probe.source == "traced"
     assert predicted.total == pytest.approx(real.total, rel=0.04)
-    assert probe.evaluation_peak(size).total == pytest.approx(probe.counted("evaluation", size).total, rel=0.04)
+    assert probe.evaluation_peak(size).total == pytest.approx(
+        probe.counted("evaluation", size).total, rel=0.04
+    )
     assert predicted.total == pytest.approx(sum(predicted.parts.values()))
     assert predicted.parts["parameters"] >= sum(4 * p.numel() for p in probe.run.parameters)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__))
+@pytest.mark.parametrize(
+    ("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__)
+)
 def test_the_trace_is_what_torchs_own_tracker_counts(task: Task, size: int) -> None:
     """A second opinion, on real tensors, by other code; ours counts in blocks of 512 bytes, as allocators do."""
     made = setup(rate=0.01, smallest_micro_batch=2)
@@ -237,7 +255,11 @@ def test_the_trace_is_what_torchs_own_tracker_counts(task: Task, size: int) -> N
 @pytest.mark.long
 @pytest.mark.parametrize(
     "task",
-    [Digits(), Checkpointed(), *(pytest.param(one, marks=pytest.mark.long) for one in (Tokens(), Images("resnet18", 32)))],
+    [
+        Digits(),
+        Checkpointed(),
+        *(pytest.param(one, marks=pytest.mark.long) for one in (Tokens(), Images("resnet18", 32))),
+    ],
     ids=lambda t: type(t).__name__,
 )
 def test_the_largest_micro_batch_fits_and_one_more_does_not(task: Task) -> None:
@@ -327,14 +349,21 @@ def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch
     assert max(4 * size**3 for size in SIZES) < 2.1 * most
     if limit < math.inf:
         largest = law.largest_micro_batch(limit)
-        assert largest is not None and law.peak_bytes(largest) <= limit < probe.counted("train", largest + 1).total
+        assert (
+            largest is not None
+            and law.peak_bytes(largest) <= limit < probe.counted("train", largest + 1).total
+        )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("by_count", ["0", "1"])
-def test_a_gpu_is_traced_with_its_own_optimizer_defaults(by_count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_traced_with_its_own_optimizer_defaults(
+    by_count: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lists of tensors at once hold more than one tensor after the other."""
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", by_count)  # by which torch counts devices, as some libraries set it
+    monkeypatch.setenv(
+        "PYTORCH_NVML_BASED_CUDA_CHECK", by_count
+    )  # by which torch counts devices, as some libraries set it
     cpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01)).train_peak(2)
     gpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01))
     gpu.setup = replace(gpu.setup, device="gpu")
@@ -394,7 +423,9 @@ def test_a_wrong_law_is_put_right_by_at_most_four_real_runs(factor: float) -> No
     probe.counted = counted  # type: ignore[method-assign]
     usable = 0.95 * limit
     right = law.largest_micro_batch(usable)
-    fixed, largest = verified(wrong, probe, limit, usable, wrong.largest_micro_batch(usable) or 1, limit_s=math.inf)
+    fixed, largest = verified(
+        wrong, probe, limit, usable, wrong.largest_micro_batch(usable) or 1, limit_s=math.inf
+    )
     assert len(sizes) <= 2 + 4  # the smallest is timed too
     assert right is not None
     assert 0.97 * right <= largest <= right + 1
@@ -425,7 +456,9 @@ def test_running_out_of_memory_while_counting_is_an_answer() -> None:
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp, unhandled cuda error\nLast error: Cuda failure 2 'out of memory'"),
+        RuntimeError(
+            "NCCL error in: ProcessGroupNCCL.cpp, unhandled cuda error\nLast error: Cuda failure 2 'out of memory'"
+        ),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
@@ -442,7 +475,8 @@ def test_memory_runs_out_in_many_words(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("out of memory"), RuntimeError("CUDA error: an illegal memory access"), KeyError("x")]
+    "error",
+    [ValueError("out of memory"), RuntimeError("CUDA error: an illegal memory access"), KeyError("x")],
 )
 def test_other_errors_are_none(error: Exception) -> None:
     assert not is_out_of_memory(error)
@@ -470,7 +504,8 @@ def test_the_profile_keeps_headroom_and_remembers_why() -> None:
 
 def test_a_model_that_does_not_fit_is_told_with_its_bytes() -> None:
     with pytest.raises(
-        StudyFileError, match=r"memory.limit: expected room for a micro-batch of 1 sample, which peaks at 282 KiB \(param"
+        StudyFileError,
+        match=r"memory.limit: expected room for a micro-batch of 1 sample, which peaks at 282 KiB \(param",
     ):
         profile(200_000)
 
@@ -497,7 +532,9 @@ def limited_study(study_file: Callable[..., Path], trials: int, limit: str = "60
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     run(limited_study(study_file, 40))
     trials = as_optuna(tmp_path / "small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 40
@@ -520,7 +557,8 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     monkeypatch.setattr(MemoryProbe, "traced", wrong)
     # As if real tensors had not been tried.
     monkeypatch.setattr(
-        "bsearch.objectives.profiling.memory.limit.verified", lambda law, probe, limit, usable, largest: (law, largest)
+        "bsearch.objectives.profiling.memory.limit.verified",
+        lambda law, probe, limit, usable, largest: (law, largest),
     )
     run(limited_study(study_file, 12, limit="900kB"))
     trials = as_optuna(tmp_path / "small.db").trials
@@ -536,27 +574,40 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
         assert rows[-1].outcome == "complete"
     # With a law that is right the cap would be this.
     monkeypatch.undo()
-    right = profile_task("bsearch.objectives.digits:Digits", ProfileRequest(setup(), Memory(limit=900_000), highest=1000))
+    right = profile_task(
+        "bsearch.objectives.digits:Digits", ProfileRequest(setup(), Memory(limit=900_000), highest=1000)
+    )
     caps = [row.setup["largest_micro_batch"] for row in attempts]
     assert right.largest_micro_batch is not None
     assert 0.9 * right.largest_micro_batch <= caps[-1] <= 1.1 * right.largest_micro_batch
 
 
 @pytest.mark.long
-def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_study_pays_nothing_for_the_profile(
+    study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(limited_study(study_file, 1))
 
     def never(*_: object) -> None:
         raise AssertionError("profiled again")
 
     monkeypatch.setattr("bsearch.search.run.serial.profile_task", never)
-    assert run(limited_study(study_file, 1, study="another", storage="sqlite:///small.db")).study.name == "another"
+    assert (
+        run(limited_study(study_file, 1, study="another", storage="sqlite:///small.db")).study.name
+        == "another"
+    )
     with pytest.raises(AssertionError, match="profiled again"):
-        run(limited_study(study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"))
+        run(
+            limited_study(
+                study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"
+            )
+        )
 
 
 @pytest.mark.long
-def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_each_value_that_changes_cost_has_a_profile_of_its_own(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     space = {
         "effective_batch": {"low": 200, "high": 400},
         "reference_rate": {"low": 0.02, "high": 0.5},
@@ -588,12 +639,17 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
     for command in ("run", "check", "profile"):
         refused = bsearch(command, small, *(["--serial"] if command == "run" else []))
         assert refused.exit_code == 2
-        assert "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at" in refused.output
+        assert (
+            "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at"
+            in refused.output
+        )
 
 
 @pytest.mark.long
 def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..., Path]) -> None:
-    path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"}, training={"precision": "tf32"})
+    path = study_file(
+        task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"}, training={"precision": "tf32"}
+    )
     shown = bsearch("profile", path, "--device-like", "a100-40gb", "--json")
     assert shown.exit_code == 0, shown.output
     document = json.loads(shown.output)
@@ -610,7 +666,9 @@ def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..
     assert "Did you mean" in unknown.output
 
 
-def test_a_model_that_cannot_be_traced_is_not_predicted_for_a_card(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_traced_is_not_predicted_for_a_card(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "tasks.py").write_text(
         "from bsearch import Loss\nfrom bsearch.objectives.digits import Digits\n\n\n"
         "class Mine(Digits):\n    def loss(self, model, batch, setup):\n        loss = super().loss(model, batch, setup)\n"

@@ -26,7 +26,9 @@ class Frozen(Points):
     """A pretrained backbone in evaluation mode, and a head."""
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        backbone = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).requires_grad_(False).eval()
+        backbone = (
+            nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).requires_grad_(False).eval()
+        )
         return nn.Sequential(backbone, nn.Linear(4, 2))
 
 
@@ -87,7 +89,9 @@ def test_tensors_in_any_container_are_moved_and_the_container_stays(batch: Any) 
     tensors = [one for one in leaves(moved) if isinstance(one, torch.Tensor)]
     on_host = [moved.batch_sizes] if isinstance(moved, PackedSequence) else []
     assert all(one.is_meta or any(one is other for other in on_host) for one in tensors)
-    assert not any(one.is_meta for one in leaves(batch) if isinstance(one, torch.Tensor)), "the batch itself is as it was"
+    assert not any(one.is_meta for one in leaves(batch) if isinstance(one, torch.Tensor)), (
+        "the batch itself is as it was"
+    )
 
 
 def test_a_class_in_a_batch_is_a_leaf() -> None:
@@ -143,11 +147,18 @@ def test_a_ratio_is_not_rounded_to_the_first_gradients_type() -> None:
     ("changes", "message"),
     [
         (
-            {"optimizer": lambda self, model, setup: torch.optim.LBFGS(model.parameters(), lr=setup.learning_rate)},
+            {
+                "optimizer": lambda self, model, setup: torch.optim.LBFGS(
+                    model.parameters(), lr=setup.learning_rate
+                )
+            },
             r"optimizer: expected an optimizer that steps with the gradient that is there.* got LBFGS with a closure",
         ),
         ({"optimizer": "scheduled"}, r"expected no scheduler, because training.schedule"),
-        ({"model": lambda self, setup: Mapped()}, r"loss: the default expects a model that returns a tensor .* got dict"),
+        (
+            {"model": lambda self, setup: Mapped()},
+            r"loss: the default expects a model that returns a tensor .* got dict",
+        ),
         ({"loss": "shape"}, r"loss: expected a denominator for the whole batch, .* got shape \(1,\)"),
         (
             {"data": lambda self, setup: Data(Ragged(), Ragged())},
@@ -155,7 +166,9 @@ def test_a_ratio_is_not_rounded_to_the_first_gradients_type() -> None:
         ),
     ],
 )
-def test_what_would_have_no_effect_or_fail_in_torchs_words_is_refused_in_ours(changes: dict[str, Any], message: str) -> None:
+def test_what_would_have_no_effect_or_fail_in_torchs_words_is_refused_in_ours(
+    changes: dict[str, Any], message: str
+) -> None:
     def scheduled(self: Any, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=setup.learning_rate)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)

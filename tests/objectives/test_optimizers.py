@@ -122,7 +122,13 @@ def profile(optimizer: str) -> DeviceProfile:
 
 @pytest.mark.parametrize(
     ("optimizer", "adaptive", "decoupled"),
-    [("sgd", False, False), ("adam", True, False), ("adamw", True, True), ("muon", False, True), ("adafactor", False, True)],
+    [
+        ("sgd", False, False),
+        ("adam", True, False),
+        ("adamw", True, True),
+        ("muon", False, True),
+        ("adafactor", False, True),
+    ],
 )
 def test_rules_know_what_an_optimizer_has(optimizer: str, adaptive: bool, decoupled: bool) -> None:
     known = profile(optimizer)
@@ -141,11 +147,15 @@ class Coupled(Net):
     dtype = torch.float32
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), lr=setup.learning_rate, weight_decay=setup.weight_decay)
+        return torch.optim.RMSprop(
+            model.parameters(), lr=setup.learning_rate, weight_decay=setup.weight_decay
+        )
 
 
 def test_decay_that_is_part_of_the_gradient_is_known() -> None:
-    assert not profile_task(f"{__file__}:Coupled", ProfileRequest(setup(1), Memory(), highest=64)).decoupled_decay
+    assert not profile_task(
+        f"{__file__}:Coupled", ProfileRequest(setup(1), Memory(), highest=64)
+    ).decoupled_decay
 
 
 def test_eight_bits_are_a_quarter_of_the_state() -> None:
@@ -156,7 +166,9 @@ def test_eight_bits_are_a_quarter_of_the_state() -> None:
         optimizer = OPTIMIZERS[name](model, setup())
         model(torch.randn(2, 256)).sum().backward()
         optimizer.step()
-        kept = [value for state in optimizer.state.values() for key, value in state.items() if "qmap" not in key]
+        kept = [
+            value for state in optimizer.state.values() for key, value in state.items() if "qmap" not in key
+        ]
         sizes[name] = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
     assert sizes["adamw_8bit"] == pytest.approx(sizes["adamw"] / 4, rel=0.05)
 
@@ -186,11 +198,15 @@ def test_frozen_parameters_are_left_out_and_keep_their_values() -> None:
 
 
 def test_a_model_without_hidden_matrices_is_told() -> None:
-    with pytest.raises(TaskError, match=r"expected a model with matrices in hidden layers for muon, got Linear"):
+    with pytest.raises(
+        TaskError, match=r"expected a model with matrices in hidden layers for muon, got Linear"
+    ):
         named_optimizer(nn.Linear(3, 4), setup(parameters={"optimizer": "muon"}))
 
 
-def recorded(optimizers: list[torch.optim.Optimizer], rates: list[list[float]]) -> tuple[Mapping[str, Any], ...]:
+def recorded(
+    optimizers: list[torch.optim.Optimizer], rates: list[list[float]]
+) -> tuple[Mapping[str, Any], ...]:
     """What is recorded of optimizers after some steps."""
     seen = Stepped(optimizers, rates)
     for _ in range(3):
@@ -219,7 +235,9 @@ def test_a_group_of_another_optimizer_has_its_own_settings_alone() -> None:
 
 
 def test_settings_of_numpy_and_tensors_are_numbers() -> None:
-    optimizer = torch.optim.AdamW(parameter(), lr=torch.tensor(0.1), weight_decay=np.float32(0.25), foreach=False)
+    optimizer = torch.optim.AdamW(
+        parameter(), lr=torch.tensor(0.1), weight_decay=np.float32(0.25), foreach=False
+    )
     (group,) = recorded([optimizer], [[0.1]])
     assert group["weight_decay"] == 0.25
 

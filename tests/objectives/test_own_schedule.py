@@ -40,12 +40,16 @@ def test_each_built_in_has_its_formula_here() -> None:
 
 @pytest.mark.parametrize("warmup", [0.0, 0.3])
 @pytest.mark.parametrize("name", FORMULAS)
-def test_one_that_computes_a_built_ins_formula_trains_to_the_same_bits(tmp_path: Path, name: str, warmup: float) -> None:
+def test_one_that_computes_a_built_ins_formula_trains_to_the_same_bits(
+    tmp_path: Path, name: str, warmup: float
+) -> None:
     written(tmp_path, FORMULAS[name], warmup)
     runs = []
     for schedule in (name, "schedules.py:mine"):
         training = {"schedule": schedule, "warmup": warmup, "ema": 0.9}
-        run = TrainingRun(Noisy(), setup(37, 3, budget=400, training=training, folder=str(tmp_path), smallest_micro_batch=2))
+        run = TrainingRun(
+            Noisy(), setup(37, 3, budget=400, training=training, folder=str(tmp_path), smallest_micro_batch=2)
+        )
         scores = [(one.scores, one.train_loss) for one in run.measurements()]
         runs.append((scores, [*run.model.state_dict().values(), *run.averages]))
     assert runs[0][0] == runs[1][0]
@@ -60,7 +64,10 @@ def test_one_that_computes_a_built_ins_formula_trains_to_the_same_bits(tmp_path:
         ("schedules.py:math", "expected a function of the fraction of the budget, got module"),
         ("no_such_module:mine", "no module named 'no_such_module'"),
         ("raises.py:mine", "it failed at 1 of the budget: ZeroDivisionError"),
-        ("negative.py:mine", "expected a finite share of the peak rate >= 0 at 0.51 of the budget, got -0.02"),
+        (
+            "negative.py:mine",
+            "expected a finite share of the peak rate >= 0 at 0.51 of the budget, got -0.02",
+        ),
         ("infinite.py:mine", "at 0 of the budget, got nan"),
         ("words.py:mine", "at 0 of the budget: expected a number, got 'slow'"),
     ],
@@ -106,11 +113,22 @@ def test_its_code_belongs_to_the_studys_identity_and_its_place_does_not(tmp_path
         ({"schedule": "cosin"}, "Did you mean 'cosine'?"),
     ],
 )
-def test_where_its_shape_would_have_to_be_known_it_is_refused_by_name(training: dict[str, object], words: str) -> None:
-    space = {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "epochs": {"low": 1, "high": 4}}
+def test_where_its_shape_would_have_to_be_known_it_is_refused_by_name(
+    training: dict[str, object], words: str
+) -> None:
+    space = {
+        "effective_batch": {"low": 8, "high": 64},
+        "reference_rate": 0.1,
+        "epochs": {"low": 1, "high": 4},
+    }
     with pytest.raises(StudyFileError) as error:
         study_from_dict(
-            {"study": "s", "task": "tasks.py:Mine", "space": space, "training": {"schedule": "schedules.py:mine", **training}}
+            {
+                "study": "s",
+                "task": "tasks.py:Mine",
+                "space": space,
+                "training": {"schedule": "schedules.py:mine", **training},
+            }
         )
     assert words in str(error.value)
 

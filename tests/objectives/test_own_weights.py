@@ -75,7 +75,9 @@ def test_what_is_frozen_may_be_shared() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anew", ["pass", "NET.reset_parameters()"])
-def test_it_is_refused_before_the_first_trial(study_file: Callable[..., Path], tmp_path: Path, anew: str) -> None:
+def test_it_is_refused_before_the_first_trial(
+    study_file: Callable[..., Path], tmp_path: Path, anew: str
+) -> None:
     (tmp_path / "tasks.py").write_text(KEPT.format(anew=anew))
     path = study_file(task="tasks.py:Kept", budget={"trials": 2})
     if anew == "pass":

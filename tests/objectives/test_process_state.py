@@ -39,7 +39,9 @@ def test_what_is_changed_is_set_back_and_named(monkeypatch: pytest.MonkeyPatch) 
         raise ValueError("on purpose")
     assert torch.get_default_dtype() == torch.float32
     assert "MY_SWITCH" not in os.environ
-    assert str(changes) == ("changed torch's default dtype, environment variables MY_SWITCH; restored afterwards")
+    assert str(changes) == (
+        "changed torch's default dtype, environment variables MY_SWITCH; restored afterwards"
+    )
 
 
 def test_what_bsearch_sets_for_a_training_is_not_the_trainings_change() -> None:
@@ -69,7 +71,9 @@ def wait_for(event: threading.Event) -> None:
         time.sleep(0.01)
 
 
-def test_a_training_that_is_stopped_early_leaves_word_of_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_is_stopped_early_leaves_word_of_what_it_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It has no outcome to say so, and its process would be reused."""
     monkeypatch.setattr(process_state, "_left", [])
     over = threading.Event()
@@ -118,7 +122,9 @@ def test_what_a_profile_changes_is_no_trials_either(
 
 def test_what_lies_beside_a_task_is_found_after_what_loaded_it_first_was_set_back(tmp_path: Path) -> None:
     (tmp_path / "beside_the_task.py").write_text("VALUE = 1\n")
-    (tmp_path / "tasks.py").write_text("from beside_the_task import VALUE\ndef train(setup):\n    yield VALUE\n")
+    (tmp_path / "tasks.py").write_text(
+        "from beside_the_task import VALUE\ndef train(setup):\n    yield VALUE\n"
+    )
     with kept_process():  # as a profile does
         load_task(f"{tmp_path}/tasks.py:train")
     assert str(tmp_path) not in sys.path
@@ -145,7 +151,9 @@ def test_what_is_older_is_not_garbage_of_a_training_and_is_free_again_after_it(u
             gc.collect()
             assert after() is None
             assert before() is not None
-        assert (gc.get_freeze_count() > 0) == users  # how many: those that nobody uses any more leave by themselves
+        assert (
+            gc.get_freeze_count() > 0
+        ) == users  # how many: those that nobody uses any more leave by themselves
         gc.collect()
         assert (before() is None) == (not users)
     finally:

@@ -32,8 +32,15 @@ SOME = st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 7.0, 1e300])
 WEIGHTS = st.lists(SOME, min_size=1, max_size=60).filter(any).map(np.array)
 
 
-@given(WEIGHTS, st.integers(0, 2**40), st.integers(0, 10**7), st.lists(st.integers(1, 5000), min_size=1, max_size=8))
-def test_the_draws_are_the_same_however_they_are_cut(weights: np.ndarray, seed: int, start: int, sizes: list[int]) -> None:
+@given(
+    WEIGHTS,
+    st.integers(0, 2**40),
+    st.integers(0, 10**7),
+    st.lists(st.integers(1, 5000), min_size=1, max_size=8),
+)
+def test_the_draws_are_the_same_however_they_are_cut(
+    weights: np.ndarray, seed: int, start: int, sizes: list[int]
+) -> None:
     whole = SampleStream(len(weights), seed, weights).take(start, sum(sizes))
     stream, position, parts = SampleStream(len(weights), seed, weights), start, list[SampleKeys]()
     for size in sizes:
@@ -57,7 +64,8 @@ def test_draws_are_those_of_a_slow_twin(weights: np.ndarray, seed: int) -> None:
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 @pytest.mark.parametrize(
-    "weights", [[0, 0, 3, 0], [0, 1, 0, 2, 0], [0.1] * 7 + [0.0], [1e308] * 9 + [0], [5e-324, 0], [0.3, 0.7, 0, 0]]
+    "weights",
+    [[0, 0, 3, 0], [0, 1, 0, 2, 0], [0.1] * 7 + [0.0], [1e308] * 9 + [0], [5e-324, 0], [0.3, 0.7, 0, 0]],
 )
 def test_at_the_edges_too_a_weight_of_zero_is_never_drawn(
     weights: list[float], bits: int, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +95,10 @@ def test_frequencies_are_as_the_weights_say(kind: str) -> None:
     statistic = float(((found - expected)[kept] ** 2 / expected[kept]).sum())
     assert chi2.sf(statistic, int(kept.sum()) - 1) > 0.001
     # Neither neighbours nor a draw and its own augmentation are correlated.
-    place, noise = (np.cumsum(weights) - weights / 2)[keys.index] / weights.sum(), keys.uniform(1).numpy()[:, 0]
+    place, noise = (
+        (np.cumsum(weights) - weights / 2)[keys.index] / weights.sum(),
+        keys.uniform(1).numpy()[:, 0],
+    )
     assert abs(np.corrcoef(place[:-1], place[1:])[0, 1]) < 4 / draws**0.5
     assert abs(np.corrcoef(place, noise)[0, 1]) < 4 / draws**0.5
 
@@ -121,7 +132,9 @@ class Drawn(Net):
 @given(st.integers(1, 97), st.integers(1, 5), st.integers(1, 700))
 @example(97, 1, 1500)
 @settings(max_examples=15, deadline=None)
-def test_the_budget_is_exact_and_what_a_step_sees_does_not_depend_on_its_split(batch: int, parts: int, budget: int) -> None:
+def test_the_budget_is_exact_and_what_a_step_sees_does_not_depend_on_its_split(
+    batch: int, parts: int, budget: int
+) -> None:
     made = setup(batch, min(parts, batch), budget=budget)
     run = TrainingRun(Drawn(), made)
     plans = [steps.plan for steps in made.steps() for _ in range(steps.count)]
@@ -151,7 +164,9 @@ def test_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
     resumed = list(again.measurements())
     assert resumed[-1].facts["resumed_at"]
     assert [one.train_loss for one in resumed] == [one.train_loss for one in uninterrupted]
-    for one, other in zip(again.model.state_dict().values(), expected.model.state_dict().values(), strict=True):
+    for one, other in zip(
+        again.model.state_dict().values(), expected.model.state_dict().values(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -180,7 +195,10 @@ def test_balanced_weights_train_on_all_classes_equally_often() -> None:
     for task in (plain, even):
         list(
             TrainingRun(
-                task, setup(250, 3, budget=budget, parameters={"balanced": task is even}, training={"evaluations": 1})
+                task,
+                setup(
+                    250, 3, budget=budget, parameters={"balanced": task is even}, training={"evaluations": 1}
+                ),
             ).measurements()
         )
         assert task.seen.sum() == budget
@@ -231,7 +249,10 @@ def test_labels_that_are_not_classes_are_refused(labels: Any, words: str) -> Non
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ([1.0, 2.0], "expected one for each of the 600 training samples, got 2. Of weights by class, write class_weights"),
+        (
+            [1.0, 2.0],
+            "expected one for each of the 600 training samples, got 2. Of weights by class, write class_weights",
+        ),
         (np.ones((600, 1)), r"expected one for each of the 600 training samples, got shape \(600, 1\)"),
         (torch.tensor(1.0), r"expected one for each of the 600 training samples, got shape \(\)"),
         ([0.5] * 599 + [-1e-9], "expected finite numbers >= 0, got -1e-09 at index 599"),
@@ -240,7 +261,10 @@ def test_labels_that_are_not_classes_are_refused(labels: Any, words: str) -> Non
         ([None] * 600, "expected finite numbers >= 0, got nan at index 0"),
         (np.zeros(600), "expected at least one above 0, got 600 zeros"),
         (["much"] * 600, "expected one number for each of the 600 training samples, got list"),
-        (dict.fromkeys(range(600), 1.0), "expected one number for each of the 600 training samples, got dict"),
+        (
+            dict.fromkeys(range(600), 1.0),
+            "expected one number for each of the 600 training samples, got dict",
+        ),
         ([[1.0], [1.0, 2.0]] * 300, "expected one number for each of the 600 training samples, got list"),
     ],
 )
@@ -256,7 +280,12 @@ def test_weights_that_are_none_are_refused(weights: Any, words: str) -> None:
 
 def test_weights_may_come_as_any_sequence_of_numbers() -> None:
     expected = [0.5, 0.0, 2.0]
-    for weights in (expected, tuple(expected), np.array(expected, dtype=np.float32), torch.tensor(expected).bfloat16()):
+    for weights in (
+        expected,
+        tuple(expected),
+        np.array(expected, dtype=np.float32),
+        torch.tensor(expected).bfloat16(),
+    ):
         found = checked_weights("here", weights, 3)
         assert found.tolist() == expected and found.dtype == np.float64
     own = np.array(expected)
@@ -275,7 +304,13 @@ class DrawnSentences(Sentences):
     def data(self, setup: TrialSetup) -> Data:
         data = super().data(setup)
         lengths = np.asarray(data.lengths)
-        return Data(data.train, data.validation, collate=data.collate, lengths=data.lengths, weights=lengths * (lengths < 9))
+        return Data(
+            data.train,
+            data.validation,
+            collate=data.collate,
+            lengths=data.lengths,
+            weights=lengths * (lengths < 9),
+        )
 
 
 @pytest.mark.parametrize("at_a_time", [7, 1 << 20])

@@ -65,24 +65,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "patient.py").write_text(text.replace("scheduler.step()", breaks))
     for name, does in EACH_PART.items():
         (tmp_path / f"{name}.py").write_text(text.replace("optimizer.step()", does))
-    (tmp_path / "twice.py").write_text(text.replace("scheduler.step()", "scheduler.step()\n        print('Accuracy: 1/4')"))
+    (tmp_path / "twice.py").write_text(
+        text.replace("scheduler.step()", "scheduler.step()\n        print('Accuracy: 1/4')")
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def own(folder: Path, batch: int = 20, accumulation: int = 1, epochs: int = 2, rate: float = 0.1, **changes: Any) -> TrialSetup:
+def own(
+    folder: Path, batch: int = 20, accumulation: int = 1, epochs: int = 2, rate: float = 0.1, **changes: Any
+) -> TrialSetup:
     budget = changes.pop("budget", 200 * epochs)
     made = setup(batch, accumulation, budget, rate, training=OWN, folder=str(folder), **changes)
-    return replace(made, epochs=epochs, largest_micro_batch=-(-batch // accumulation) if accumulation > 1 else None)
+    return replace(
+        made, epochs=epochs, largest_micro_batch=-(-batch // accumulation) if accumulation > 1 else None
+    )
 
 
 plain = partial(
-    run_script, script="plain.py", batch="--batch-size", rate="--lr", epochs="--epochs", seed="--seed", metric="Accuracy:"
+    run_script,
+    script="plain.py",
+    batch="--batch-size",
+    rate="--lr",
+    epochs="--epochs",
+    seed="--seed",
+    metric="Accuracy:",
 )
 constants = partial(
-    run_script, script="constants.py", batch="BATCH_SIZE", rate="LR", epochs="EPOCHS", metric="val_loss=", loss="mean"
+    run_script,
+    script="constants.py",
+    batch="BATCH_SIZE",
+    rate="LR",
+    epochs="EPOCHS",
+    metric="val_loss=",
+    loss="mean",
 )
-summed = partial(run_script, script="summed.py", batch="--batch-size", rate="--lr", epochs="--num-epochs", metric="top1")
+summed = partial(
+    run_script, script="summed.py", batch="--batch-size", rate="--lr", epochs="--num-epochs", metric="top1"
+)
 named = partial(run_script, batch="--batch-size", rate="--lr", epochs="--epochs", metric="accuracy")
 FUNCTIONS = {"plain": plain, "constants": constants, "summed": partial(summed, loss="sum")}
 for name, function in FUNCTIONS.items():
@@ -110,7 +130,9 @@ def test_a_step_in_parts_is_the_step(folder: Path, name: str) -> None:
         (partial(named, script="adversarial.py", metric="loss_G"), "mean", "write splits=False"),
     ],
 )
-def test_what_is_not_exact_is_refused_with_its_cause(folder: Path, function: Any, kind: str, words: str) -> None:
+def test_what_is_not_exact_is_refused_with_its_cause(
+    folder: Path, function: Any, kind: str, words: str
+) -> None:
     function.__name__ = "train"
     (finding,) = examined_session(function, replace(own(folder, 8), smallest_micro_batch=2)).refusals
     assert finding.kind == kind
@@ -120,11 +142,16 @@ def test_what_is_not_exact_is_refused_with_its_cause(folder: Path, function: Any
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (partial(named, script="by_hand.py", batch="--batch_size", rate="--learning_rate"), "sets its rates itself"),
+        (
+            partial(named, script="by_hand.py", batch="--batch_size", rate="--learning_rate"),
+            "sets its rates itself",
+        ),
         (partial(plain, script="clamps.py"), "changes gradients after each part"),
     ],
 )
-def test_what_is_done_after_each_batch_is_refused_before_the_first_trial(folder: Path, function: Any, words: str) -> None:
+def test_what_is_done_after_each_batch_is_refused_before_the_first_trial(
+    folder: Path, function: Any, words: str
+) -> None:
     function.__name__ = "train"
     with pytest.raises(TaskError, match=words):
         examined_session(function, replace(own(folder, 8), smallest_micro_batch=2))
@@ -146,7 +173,9 @@ def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
     whole = partial(function, splits=False)
     whole.__name__ = "train"  # type: ignore[attr-defined]
     assert examined_session(whole, made).verdict == "unsplit"
-    assert [round(one.accuracy or 0.0, 1) > 0.5 for one in whole(own(folder, 10, epochs=3, budget=360))] == [True] * 3
+    assert [round(one.accuracy or 0.0, 1) > 0.5 for one in whole(own(folder, 10, epochs=3, budget=360))] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize(
@@ -159,14 +188,23 @@ def test_an_average_of_weights_comes_with_whole_batches(folder: Path) -> None:
         ),
         (partial(plain, rate="--gamma"), r"exit code 2"),
         (partial(plain, rate="--seed", seed=""), "exit code 2"),
-        (partial(plain, batch="--test-batch-size"), "expected a training loader with the batch it is told, 20; got 16"),
-        (partial(constants, rate="CLIP"), "expected a script that gives its optimizer the rate it is told, 0.1; got 0.01"),
+        (
+            partial(plain, batch="--test-batch-size"),
+            "expected a training loader with the batch it is told, 20; got 16",
+        ),
+        (
+            partial(constants, rate="CLIP"),
+            "expected a script that gives its optimizer the rate it is told, 0.1; got 0.01",
+        ),
         (partial(constants, rate="RATE"), "expected a number at RATE"),
         (partial(plain, epochs=""), r"ended after 800|expected to train on 1200 samples"),
         (partial(plain, script="patient.py"), "It stops by itself"),
         (partial(plain, script="nowhere.py"), "nowhere.py: no such script"),
         (partial(plain, script="two_loaders.py"), "expected one loader that it trains on"),
-        (partial(plain, script="twice.py"), "expected one number after 'Accuracy:' once a pass, got .*, 0.25"),
+        (
+            partial(plain, script="twice.py"),
+            "expected one number after 'Accuracy:' once a pass, got .*, 0.25",
+        ),
         (partial(plain, metric="(Accuracy"), "expected a regular expression"),
     ],
 )
@@ -181,7 +219,9 @@ def test_a_whole_batch_trains_as_the_script_by_itself(folder: Path, monkeypatch:
     (folder / "plain.py").write_text(text)
     (measured, *_, last) = plain(own(folder, 200, epochs=4, rate=0.5))
     ours = weights()
-    monkeypatch.setattr(sys, "argv", ["plain.py", "--batch-size", "200", "--epochs", "4", "--lr", "0.5", "--seed", "0"])
+    monkeypatch.setattr(
+        sys, "argv", ["plain.py", "--batch-size", "200", "--epochs", "4", "--lr", "0.5", "--seed", "0"]
+    )
     kept: list[torch.nn.Parameter] = []
     begin = torch.optim.Adadelta.__init__
 
@@ -199,17 +239,33 @@ def test_a_whole_batch_trains_as_the_script_by_itself(folder: Path, monkeypatch:
 
 def test_files_of_a_trial_stay_out_of_the_users_folder_and_torch_is_as_before(folder: Path) -> None:
     before = {path.name for path in folder.iterdir()}
-    was = torch.Tensor.backward, torch.utils.data.DataLoader.__iter__, sys.stdout, sys.argv, sys.modules["__main__"], Path.cwd()
+    was = (
+        torch.Tensor.backward,
+        torch.utils.data.DataLoader.__iter__,
+        sys.stdout,
+        sys.argv,
+        sys.modules["__main__"],
+        Path.cwd(),
+    )
     assert len(list(plain(own(folder)))) == 2
     assert {path.name for path in folder.iterdir()} == before
-    now = torch.Tensor.backward, torch.utils.data.DataLoader.__iter__, sys.stdout, sys.argv, sys.modules["__main__"], Path.cwd()
+    now = (
+        torch.Tensor.backward,
+        torch.utils.data.DataLoader.__iter__,
+        sys.stdout,
+        sys.argv,
+        sys.modules["__main__"],
+        Path.cwd(),
+    )
     assert now == was
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_that_is_stopped_goes_on_to_the_same_end(folder: Path, tmp_path: Path, name: str) -> None:
     function = FUNCTIONS[name]
-    made = own(folder, 20, 2, epochs=3, rate=0.01, budget={"plain": 600, "constants": 600, "summed": 360}[name])
+    made = own(
+        folder, 20, 2, epochs=3, rate=0.01, budget={"plain": 600, "constants": 600, "summed": 360}[name]
+    )
 
     def trained(setup: TrialSetup, most: int = 9) -> list[Measurement]:
         torch.manual_seed(5)
@@ -254,7 +310,9 @@ def test_files_of_the_user_are_neither_removed_nor_seen_to_change(folder: Path) 
     assert len(list(partial(plain, script="saves.py")(own(folder)))) == 2
     assert not (folder / "ckpt").exists()
     assert not (folder / "runs").exists()
-    (folder / "removes.py").write_text(text.replace("def main():", "import shutil\nshutil.rmtree('out')\n\ndef main():"))
+    (folder / "removes.py").write_text(
+        text.replace("def main():", "import shutil\nshutil.rmtree('out')\n\ndef main():")
+    )
     with pytest.raises(PermissionError, match="neither changes nor removes"):
         list(partial(plain, script="removes.py")(own(folder)))
     assert (folder / "out" / "precious.pt").read_text() == "mine"
@@ -262,12 +320,20 @@ def test_files_of_the_user_are_neither_removed_nor_seen_to_change(folder: Path) 
 
 def test_numbers_after_a_text() -> None:
     pattern = metric_pattern("Accuracy:")
-    for text, value in {"Accuracy: 9/10 (90%)": 0.9, "Accuracy:  12.5 %": 0.125, "x Accuracy: -3e-1": -0.3}.items():
+    for text, value in {
+        "Accuracy: 9/10 (90%)": 0.9,
+        "Accuracy:  12.5 %": 0.125,
+        "x Accuracy: -3e-1": -0.3,
+    }.items():
         found = pattern.search(text)
         assert found is not None
         assert value_of(found) == pytest.approx(value)
     assert pattern.search("Accuracy: unknown, 3 left over from before") is None
-    assert metric_in(["Train loss 0.4", "val acc 91.2% (best 93%)", "val loss 0.2"]) == ("val acc", "val_acc", "maximize")
+    assert metric_in(["Train loss 0.4", "val acc 91.2% (best 93%)", "val loss 0.2"]) == (
+        "val acc",
+        "val_acc",
+        "maximize",
+    )
     assert metric_in(["nothing here"]) is None
 
 
@@ -278,7 +344,11 @@ def in_tiers(names: Any, *quick: str) -> list[Any]:
 
 # How other scripts are told their numbers, and say their metric: what differs from quickstart.py, and what is found.
 TELL = {
-    "in its text": ([], {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)"}, "Test Accuracy:"),
+    "in its text": (
+        [],
+        {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)"},
+        "Test Accuracy:",
+    ),
     "in a file": (
         [
             ("import torch\n", "import torch, yaml\nsettings = yaml.safe_load(open('conf/a.yaml'))\n"),
@@ -296,7 +366,11 @@ TELL = {
             ("lr=1e-1", "**settings.OPTIM"),
             ("range(5)", "range(settings.Train.epochs)"),
         ],
-        {"batch": "settings.py:BATCH", "rate": "settings.py:'lr': 0.1", "epochs": "settings.py:Train.epochs=5"},
+        {
+            "batch": "settings.py:BATCH",
+            "rate": "settings.py:'lr': 0.1",
+            "epochs": "settings.py:Train.epochs=5",
+        },
         "Test Accuracy:",
     ),
     "by click": (
@@ -333,7 +407,10 @@ TELL = {
     ),
     "to a CSV file": (
         [
-            ("import torch\n", "import torch, csv\nlog = open('log.csv', 'w')\nprint('epoch,val_acc', file=log)\n"),
+            (
+                "import torch\n",
+                "import torch, csv\nlog = open('log.csv', 'w')\nprint('epoch,val_acc', file=log)\n",
+            ),
             ('print(f"Test', "print(f'{t},{correct}', file=log); str(f\"Test"),
         ],
         {"batch": "batch_size=16"},
@@ -342,7 +419,10 @@ TELL = {
     "to a JSON file": (
         [
             ("import torch\n", "import torch, json\nhistory = {'val_acc': []}\n"),
-            ('print(f"Test', "history['val_acc'].append(correct); json.dump(history, open('log.json', 'w')); str(f\"Test"),
+            (
+                'print(f"Test',
+                "history['val_acc'].append(correct); json.dump(history, open('log.json', 'w')); str(f\"Test",
+            ),
         ],
         {"batch": "batch_size=16"},
         "val_acc:",
@@ -356,13 +436,19 @@ TELL = {
         "Test Accuracy:",
     ),
     "to bsearch": (
-        [("import torch\n", "import torch, bsearch\n"), ('print(f"Test', 'bsearch.report(val_acc=correct); str(f"Test')],
+        [
+            ("import torch\n", "import torch, bsearch\n"),
+            ('print(f"Test', 'bsearch.report(val_acc=correct); str(f"Test'),
+        ],
         {},
         "val_acc:",
     ),
     "by Accelerate": (
         [
-            ("import torch\n", "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"),
+            (
+                "import torch\n",
+                "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n",
+            ),
             (
                 "\n\n\ndef train(",
                 "\nmodel, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)\n\n\ndef train(",
@@ -376,7 +462,9 @@ TELL = {
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that they leave open
-@pytest.mark.parametrize("how", in_tiers(TELL, "in its text", "in a file", "in a module", "to W&B", "to a CSV file"))
+@pytest.mark.parametrize(
+    "how", in_tiers(TELL, "in its text", "in a file", "in a module", "to W&B", "to a CSV file")
+)
 def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folder: Path, how: str) -> None:
     changes, told, metric = TELL[how]
     text = (SCRIPTS / "quickstart.py").read_text()
@@ -384,7 +472,9 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
         assert one in text
         text = text.replace(one, other)
     (folder / "changed.py").write_text(text)
-    (folder / "settings.py").write_text("BATCH = 16\nOPTIM = {'lr': 1e-1}\nclass Train: pass\nTrain.epochs = 5\n")
+    (folder / "settings.py").write_text(
+        "BATCH = 16\nOPTIM = {'lr': 1e-1}\nclass Train: pass\nTrain.epochs = 5\n"
+    )
     (folder / "conf").mkdir()
     (folder / "conf" / "a.yaml").write_text("batch: 16\noptim: {lr: 0.1}\nepochs: 5\n")
     found = found_in("changed.py", [], asdict(looked_at("changed.py", [])))
@@ -405,7 +495,9 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
     )
     expected = [one.accuracy for one in plainly]
     assert [one.accuracy for one in measured] == pytest.approx(expected, abs=1e-6), how
-    assert ("batch_size=16 set to 20" in str(measured[-1].facts["command"])) == (found.told["batch"] == "batch_size=16")
+    assert ("batch_size=16 set to 20" in str(measured[-1].facts["command"])) == (
+        found.told["batch"] == "batch_size=16"
+    )
     assert len(set(expected)) > 1
 
 
@@ -413,8 +505,14 @@ def test_other_ways_to_be_told_and_to_say_the_metric_are_the_same_training(folde
 NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     "a record's number of before the training": (
         [
-            ("import torch\n", "import json\nimport torch\njson.dump({'acc': 0.95}, open('config.json', 'w'))\nhistory = []\n"),
-            ('print(f"Test', "history.append({'acc': correct}); json.dump(history, open('h.json', 'w')); str(f\"Test"),
+            (
+                "import torch\n",
+                "import json\nimport torch\njson.dump({'acc': 0.95}, open('config.json', 'w'))\nhistory = []\n",
+            ),
+            (
+                'print(f"Test',
+                "history.append({'acc': correct}); json.dump(history, open('h.json', 'w')); str(f\"Test",
+            ),
         ],
         {"metric": "acc:"},
         [0.47, 0.58],
@@ -442,7 +540,10 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     ),
     "another split's row": (
         [
-            ("import torch\n", "import torch\nlog = open('log.csv', 'w')\nprint('epoch,split,acc', file=log)\n"),
+            (
+                "import torch\n",
+                "import torch\nlog = open('log.csv', 'w')\nprint('epoch,split,acc', file=log)\n",
+            ),
             ('print(f"Test', "print(f'{t},val,{correct}\\n{t},train,0.123', file=log); str(f\"Test"),
         ],
         {"metric": "val/acc:"},
@@ -450,7 +551,10 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     ),
     "a progress bar's line of the pass": (
         [
-            ("in enumerate(dataloader):", "in enumerate(bar := tqdm(dataloader)):\n        bar.set_postfix(Accuracy=0.99)"),
+            (
+                "in enumerate(dataloader):",
+                "in enumerate(bar := tqdm(dataloader)):\n        bar.set_postfix(Accuracy=0.99)",
+            ),
             ("import torch\n", "import torch\nfrom tqdm import tqdm\n"),
         ],
         {"metric": "Accuracy[:=]"},
@@ -468,9 +572,15 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     ),
     "what follows a progress bar's line": (
         [
-            ("import torch\n", "import sys\nimport torch\nfrom tqdm import tqdm\nbar = tqdm(total=999, mininterval=0)\n"),
+            (
+                "import torch\n",
+                "import sys\nimport torch\nfrom tqdm import tqdm\nbar = tqdm(total=999, mininterval=0)\n",
+            ),
             ("        optimizer.step()\n", "        optimizer.step()\n        bar.update(1)\n"),
-            ('print(f"Test Accuracy: {100 * correct:>0.1f}%")', 'print(f"Test Accuracy: {correct}", file=sys.stderr)'),
+            (
+                'print(f"Test Accuracy: {100 * correct:>0.1f}%")',
+                'print(f"Test Accuracy: {correct}", file=sys.stderr)',
+            ),
         ],
         {},
         [0.47, 0.58],
@@ -493,7 +603,10 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     "a batch of the rest, where the loader drops it": (
         [
             ("batch_size=16,", "batch_size=16, drop_last=True,"),
-            ("        loss = loss_fn(", "        assert len(inputs) == 15, len(inputs)\n        loss = loss_fn("),
+            (
+                "        loss = loss_fn(",
+                "        assert len(inputs) == 15, len(inputs)\n        loss = loss_fn(",
+            ),
         ],
         {"batch": "batch_size=16", "setup": {"batch": 30, "accumulation": 2}},
         [0.46, 0.5],
@@ -511,18 +624,28 @@ NOT_TAKEN: dict[str, tuple[list[tuple[str, str]], dict[str, str], Any]] = {
     "a rest of what steps= names": (
         [
             ("batch_size=16,", "batch_size=16, drop_last=True,"),
-            ("for t in range(5):\n", "taken = []\nSTEPS = 10\nfor t in range(99):\n    if len(taken) >= STEPS: break\n"),
+            (
+                "for t in range(5):\n",
+                "taken = []\nSTEPS = 10\nfor t in range(99):\n    if len(taken) >= STEPS: break\n",
+            ),
             (
                 "        optimizer.zero_grad()\n",
                 "        optimizer.zero_grad()\n        taken += [1]\n        if len(taken) >= STEPS: break\n",
             ),
             ("def train(dataloader):\n", "def train(dataloader):\n    global taken\n"),
-            ("        loss = loss_fn(", "        assert len(inputs) == 30, len(inputs)\n        loss = loss_fn("),
+            (
+                "        loss = loss_fn(",
+                "        assert len(inputs) == 30, len(inputs)\n        loss = loss_fn(",
+            ),
         ],
         {"epochs": "", "steps": "STEPS", "setup": {"batch": 30, "accumulation": 1}},
         "",
     ),
-    "a batch of more than the data": ([], {"setup": {"batch": 300}}, "expected a batch of at most the 200 samples"),
+    "a batch of more than the data": (
+        [],
+        {"setup": {"batch": 300}},
+        "expected a batch of at most the 200 samples",
+    ),
     "a process group": (
         [("import torch\n", "import torch\ntorch.distributed.init_process_group('gloo')\n")],
         {},
@@ -571,7 +694,12 @@ def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
         assert one in text
         text = text.replace(one, other)
     (folder / "changed.py").write_text(text)
-    told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Test Accuracy:"} | told
+    told = {
+        "batch": "batch_size=16",
+        "rate": "lr=0.1",
+        "epochs": "t in range(5)",
+        "metric": "Test Accuracy:",
+    } | told
     size: Any = {"batch": 20, "accumulation": 2} | told.pop("setup", {})  # type: ignore[arg-type, call-overload]
     trained = run_script(own(folder, **size, epochs=2), "changed.py", **told)
     if not expected:
@@ -599,7 +727,9 @@ def by_itself(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.parametrize("splits", [True, False])
-def test_data_that_are_not_shuffled_come_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch, splits: bool) -> None:
+def test_data_that_are_not_shuffled_come_in_their_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, splits: bool
+) -> None:
     text = (SCRIPTS / "quickstart.py").read_text().replace("shuffle=True", "").replace("range(5)", "range(2)")
     (folder / "in_order.py").write_text(text.replace("batch_size=16", "batch_size=20"))
     told = {"batch": "batch_size=20", "rate": "lr=0.1", "epochs": "t in range(2)", "metric": "Accuracy:"}
@@ -633,10 +763,16 @@ def trained(model, step, loader):
         "seed": "torch.manual_seed(3)",
     }
     assert found.counts == ("package/loops.py:7",)
-    measured = list(run_script(own(folder, 20, 2, epochs=2), "-m package.train", metric="Accuracy:", **found.told))
+    measured = list(
+        run_script(own(folder, 20, 2, epochs=2), "-m package.train", metric="Accuracy:", **found.told)
+    )
     assert [one.accuracy for one in measured] == pytest.approx([0.67, 0.78])
-    assert str(measured[-1].facts["command"]).startswith("python -m package.train  # with package/sizes.py:batch set to 20")
-    (folder / "tasks.py").write_text("def train(setup):\n    yield from run_script(setup, '-m package.train', '')\n")
+    assert str(measured[-1].facts["command"]).startswith(
+        "python -m package.train  # with package/sizes.py:batch set to 20"
+    )
+    (folder / "tasks.py").write_text(
+        "def train(setup):\n    yield from run_script(setup, '-m package.train', '')\n"
+    )
     own_files = {path.name for path in sources_of(f"{folder}/tasks.py:train")}
     assert own_files >= {"tasks.py", "train.py", "sizes.py"}
 
@@ -651,9 +787,15 @@ model = nn.Sequential(*layers, nn.Linear(8, 2))"""
     )
     (folder / "deep.py").write_text(text)
     found = found_in("deep.py", [], asdict(looked_at("deep.py", [])))
-    assert found.told == {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5) #2"} | found.told
+    assert (
+        found.told == {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5) #2"} | found.told
+    )
     assert "seed: 3}" in files_of(found)["study.yaml"]
-    list(run_script(own(folder, 20, epochs=2), "deep.py", metric="Accuracy:", **found.told, evaluation=found.loaders))
+    list(
+        run_script(
+            own(folder, 20, epochs=2), "deep.py", metric="Accuracy:", **found.told, evaluation=found.loaders
+        )
+    )
     assert sum(one.numel() for one in weights()) == 40 + 5 * 72 + 18
 
 
@@ -676,9 +818,9 @@ logging.disable(logging.DEBUG)
     (folder / "leaves.py").write_text(text)
     told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "acc:"}
     for _ in range(2):
-        assert [one.accuracy for one in run_script(own(folder, 20, epochs=2), "leaves.py", **told)] == pytest.approx(
-            [0.45, 0.58], abs=0.1
-        )
+        assert [
+            one.accuracy for one in run_script(own(folder, 20, epochs=2), "leaves.py", **told)
+        ] == pytest.approx([0.45, 0.58], abs=0.1)
         assert "utils" not in sys.modules and "utils.state" not in sys.modules
         assert not logging.getLogger("of a script").handlers and not logging.root.manager.disable
 
@@ -730,7 +872,9 @@ def test_a_folder_that_a_script_writes_into_keeps_its_files(folder: Path) -> Non
     assert len(glob.glob("data/*")) == 2 and len(list(os.walk("data"))[0][2]) == 2
     assert "plain.py" in os.listdir()
 """
-    (folder / "lists.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():\n{looks}"))
+    (folder / "lists.py").write_text(
+        (SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():\n{looks}")
+    )
     assert len(list(partial(plain, script="lists.py")(own(folder)))) == 2
     assert os.listdir(folder / "data") == ["image.png"]
 
@@ -791,10 +935,13 @@ REFUSED = {
 }
 
 
-def test_however_a_script_writes_files_of_the_user_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_a_script_writes_files_of_the_user_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each way has a file of its own, in a run with one batch, as by `init`, and in a trial."""
     modules = (
-        "bz2, csv, gzip, io, json, lzma, numpy, os, pickle, posix, shutil, sqlite3, subprocess, tarfile, warnings, zipfile"
+        "bz2, csv, gzip, io, json, lzma, numpy, os, pickle, posix, shutil, sqlite3, subprocess, "
+        "tarfile, warnings, zipfile"
     )
     ways = {name: (f"out/{number}.pt", code) for number, (name, code) in enumerate((WAYS | REFUSED).items())}
     project, outside = folder / "project", folder / "outside"
@@ -831,7 +978,11 @@ def test_however_a_script_writes_files_of_the_user_stay(folder: Path, monkeypatc
     monkeypatch.setenv("TOLD", str(folder / "told.json"))
 
     def held() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "told.json"}
+        return {
+            path: path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file() and path.name != "told.json"
+        }
 
     before = held()
     for run in (lambda: looked_at("plain.py", []), lambda: list(plain(own(project, epochs=1)))):
@@ -839,7 +990,9 @@ def test_however_a_script_writes_files_of_the_user_stay(folder: Path, monkeypatc
         assert not getattr(seen, "error", ""), seen
         assert json.loads((folder / "told.json").read_text()) == [*REFUSED]
         after = held()
-        assert [name for name, (file, _) in ways.items() if after.get(project / file) != before[project / file]] == []
+        assert [
+            name for name, (file, _) in ways.items() if after.get(project / file) != before[project / file]
+        ] == []
         assert after == before
 
 
@@ -881,7 +1034,9 @@ def test_a_program_that_is_given_no_file_of_the_user_runs(folder: Path) -> None:
     assert subprocess.run([sys.executable, "-c", "print('x y')"], capture_output=True, check=True, cwd=".").stdout == b"x y\\n"
     sqlite3.connect(":memory:").execute("create table x (y)")
 """
-    (folder / "calls.py").write_text((SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():{does}"))
+    (folder / "calls.py").write_text(
+        (SCRIPTS / "plain.py").read_text().replace("def main():\n", f"def main():{does}")
+    )
     assert len(list(partial(plain, script="calls.py")(own(folder, epochs=1)))) == 1
 
 
@@ -920,7 +1075,9 @@ def test_a_metric_is_of_held_out_data_and_goes_the_right_way(lines: tuple[str, .
     assert len(values) == 1
 
 
-@pytest.mark.parametrize("line", ["train/val acc: 0.95 / 0.81", "accuracy 0.9 - val 0.8", "top accuracy: 0.6"])
+@pytest.mark.parametrize(
+    "line", ["train/val acc: 0.95 / 0.81", "accuracy 0.9 - val 0.8", "top accuracy: 0.6"]
+)
 def test_what_may_be_of_training_data_or_a_running_best_is_none(line: str) -> None:
     assert metric_in([line]) is None
 
@@ -946,7 +1103,15 @@ def seen(values: dict[str, float], **others: Any) -> dict[str, Any]:
         "cut": False,
         "error": "",
     }
-    return {"values": values, "batch": 64, "rates": [0.1], "passes": 5, "lines": ["acc 0.5"], **rest, **others}
+    return {
+        "values": values,
+        "batch": 64,
+        "rates": [0.1],
+        "passes": 5,
+        "lines": ["acc 0.5"],
+        **rest,
+        **others,
+    }
 
 
 def test_a_number_of_passes_without_an_evaluation_is_of_training_data(folder: Path) -> None:
@@ -956,13 +1121,20 @@ def test_a_number_of_passes_without_an_evaluation_is_of_training_data(folder: Pa
     )
     found = looked_at("final.py", [])
     assert [line for line in found.early if "Accuracy" in line] == ["Accuracy: 0.9"] * 5
-    assert [line for line in found.lines if "Accuracy" in line] == [line for line in found.lines if "Test" in line] != []
+    assert (
+        [line for line in found.lines if "Accuracy" in line]
+        == [line for line in found.lines if "Test" in line]
+        != []
+    )
 
 
 def test_flags_of_other_names_and_what_stays_is_said() -> None:
     found = found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, "--niter": 5}, rates=[0.1, 0.003]))
     assert found.told == {"batch": "-b", "rate": "--lr", "epochs": "--niter"}
-    assert "other rates as they are: 0.003, no seed, so repeats differ only in their order of samples" in found.sentence()
+    assert (
+        "other rates as they are: 0.003, no seed, so repeats differ only in their order of samples"
+        in found.sentence()
+    )
     cut = found_in("a.py", [], seen({"--bs": 64, "--lr": 0.1, "--epochs": 150}, passes=127, cut=True, seed=3))
     assert (cut.passes, cut.told["epochs"]) == (150, "--epochs")
     with pytest.raises(StudyFileError, match="tells its batch, 64"):  # two flags have the value
@@ -974,7 +1146,9 @@ def test_flags_of_other_names_and_what_stays_is_said() -> None:
     ):
         with pytest.raises(StudyFileError, match=re.escape(words)):
             found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, **values}, passes=passes))
-    early = found_in("a.py", [], seen({"-b": 64, "--lr": 0.1, "--epochs": 5}, early=["acc 0.9"], lines=["score: 0.5"]))
+    early = found_in(
+        "a.py", [], seen({"-b": 64, "--lr": 0.1, "--epochs": 5}, early=["acc 0.9"], lines=["score: 0.5"])
+    )
     assert early.metric[0] == "score:"
 
 
@@ -1008,7 +1182,13 @@ def test_what_a_script_counts_itself_begins_anew(folder: Path, tmp_path: Path) -
     (folder / "counts.py").write_text(
         text.replace("        optimizer.step()\n", counts).replace("for t in", "steps = []\nfor t in")
     )
-    told = {"batch": "batch_size=16", "rate": "lr=0.1", "epochs": "t in range(5)", "metric": "Accuracy:", "splits": False}
+    told = {
+        "batch": "batch_size=16",
+        "rate": "lr=0.1",
+        "epochs": "t in range(5)",
+        "metric": "Accuracy:",
+        "splits": False,
+    }
     made = own(folder, 20, epochs=2)
     whole = [one.accuracy for one in run_script(made, "counts.py", **told)]  # type: ignore[arg-type]
     kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
@@ -1022,7 +1202,9 @@ def test_the_scripts_code_is_a_part_of_the_study(folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "my-train.py").write_text("import helper\nLR = 1\n")
     (folder / "sub" / "helper.py").write_text("x = 1\n")
-    (folder / "tasks.py").write_text("def train(setup):\n    yield from run_script(setup, 'sub/my-train.py', '')\n")
+    (folder / "tasks.py").write_text(
+        "def train(setup):\n    yield from run_script(setup, 'sub/my-train.py', '')\n"
+    )
     reference = f"{folder}/tasks.py:train"
     assert {path.name for path in sources_of(reference)} == {"tasks.py", "my-train.py", "helper.py"}
     before = task_code_hash(reference)
@@ -1050,9 +1232,15 @@ def test_metrics_are_found_in_other_peoples_lines() -> None:
         ("plain", {"batch": "--batch-size", "rate": "--lr", "epochs": "--epochs", "seed": "--seed"}),
         ("constants", {"batch": "BATCH_SIZE", "rate": "LR", "epochs": "EPOCHS"}),
         pytest.param(
-            "by_hand", {"batch": "--batch_size", "rate": "--learning_rate", "epochs": "--epochs"}, marks=pytest.mark.long
+            "by_hand",
+            {"batch": "--batch_size", "rate": "--learning_rate", "epochs": "--epochs"},
+            marks=pytest.mark.long,
         ),
-        pytest.param("summed", {"batch": "--batch-size", "rate": "--lr", "epochs": "--num-epochs"}, marks=pytest.mark.long),
+        pytest.param(
+            "summed",
+            {"batch": "--batch-size", "rate": "--lr", "epochs": "--num-epochs"},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_how_a_script_is_told_is_found(folder: Path, name: str, told: dict[str, str]) -> None:
@@ -1069,7 +1257,8 @@ def test_what_is_not_found_is_asked_for(folder: Path) -> None:
     hidden = (folder / "constants.py").read_text().replace("BATCH_SIZE = 20", "size = int(20)")
     (folder / "hidden.py").write_text(hidden.replace("BATCH_SIZE", "size"))
     with pytest.raises(
-        StudyFileError, match=r"expected a flag, a number in its text, or a file that tells its batch, 20; it has LR 0.01"
+        StudyFileError,
+        match=r"expected a flag, a number in its text, or a file that tells its batch, 20; it has LR 0.01",
     ):
         script_of(["python", "hidden.py"], folder)
 

@@ -23,7 +23,20 @@ PLAIN = {
     "acc: -inf": -math.inf,
     "acc: .5.": 0.5,
 }
-NOT_PLAIN = ("0,940", "1.2k", "1_000", "1,234", "1,234.5", "1'000", "9850/10,000", "9/10k", "1.2.3", "0.5s", "0x1F", "0.94,0.3")
+NOT_PLAIN = (
+    "0,940",
+    "1.2k",
+    "1_000",
+    "1,234",
+    "1,234.5",
+    "1'000",
+    "9850/10,000",
+    "9/10k",
+    "1.2.3",
+    "0.5s",
+    "0x1F",
+    "0.94,0.3",
+)
 
 
 @pytest.mark.parametrize("text", PLAIN)
@@ -37,7 +50,9 @@ def test_a_number_that_is_not_plain_is_refused_with_its_line(number: str) -> Non
     (found,) = metric_pattern("accuracy").finditer(f"epoch 1: val accuracy: {number} of it\n")
     with pytest.raises(TaskError) as error:
         value_of(found)
-    assert f"got 'accuracy: {number}' in 'epoch 1: val accuracy: {number} of it'" in str(error.value).replace('"', "'")
+    assert f"got 'accuracy: {number}' in 'epoch 1: val accuracy: {number} of it'" in str(error.value).replace(
+        '"', "'"
+    )
 
 
 @pytest.mark.parametrize("word", ["information", "nanosecond", "info"])
@@ -62,7 +77,9 @@ for epoch in range(3):
 
 
 @pytest.mark.slow
-def test_a_script_of_another_locale_is_refused_before_the_first_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_of_another_locale_is_refused_before_the_first_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
     done = bsearch("init", "--", "python", "train.py")

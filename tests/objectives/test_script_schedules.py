@@ -46,7 +46,15 @@ SCHEDULERS = {
     "lr_scheduler.CosineAnnealingLR(optimizer, total - 1)], milestones=[1])",
 }
 # Batches of 512 samples, with the length of a pass that the script sees.
-LENGTHS = {(400, False): 2, (511, False): 2, (100, False): 6, (64, False): 8, (300, True): 1, (100, True): 5, (200, True): 2}
+LENGTHS = {
+    (400, False): 2,
+    (511, False): 2,
+    (100, False): 6,
+    (64, False): 8,
+    (300, True): 1,
+    (100, True): 5,
+    (200, True): 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +63,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(scheduler: str, *, drops: bool, each_batch: str = "scheduler.step()", each_epoch: str = "pass") -> None:
+def written(
+    scheduler: str, *, drops: bool, each_batch: str = "scheduler.step()", each_epoch: str = "pass"
+) -> None:
     text = SCRIPT.replace("DROPS", str(drops)).replace("SCHEDULER", scheduler)
     Path("train.py").write_text(text.replace("EACH_BATCH", each_batch).replace("EACH_EPOCH", each_epoch))
 
@@ -71,12 +81,16 @@ def trained(batch: int, epochs: float, parts: int = 1, most: int = 99, **changes
 @pytest.mark.parametrize("parts", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("batch", "drops"), LENGTHS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_schedule_of_batches_ends_with_the_training(scheduler: str, batch: int, drops: bool, parts: int) -> None:
+def test_a_schedule_of_batches_ends_with_the_training(
+    scheduler: str, batch: int, drops: bool, parts: int
+) -> None:
     written(SCHEDULERS[scheduler], drops=drops)
     assert trained(batch, 10, parts)[-1].accuracy == 10 * LENGTHS[batch, drops]
 
 
-@pytest.mark.parametrize("scheduler", ["OneCycleLR(optimizer, LR, total_steps=total)", "CosineAnnealingLR(optimizer, total)"])
+@pytest.mark.parametrize(
+    "scheduler", ["OneCycleLR(optimizer, LR, total_steps=total)", "CosineAnnealingLR(optimizer, total)"]
+)
 @pytest.mark.parametrize(("batch", "steps"), [(400, 12), (64, 80)])
 def test_a_schedule_of_the_scripts_own_arithmetic_stays(scheduler: str, batch: int, steps: int) -> None:
     """It knows that steps go over the ends of epochs, or rounds down; a step more than it has is not taken."""
@@ -102,7 +116,8 @@ def test_half_an_epoch_is_half_of_the_schedules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "each_batch", ["pass", "if index == len(loader) - 1: scheduler.step()", "scheduler.step(epoch + index / total)"]
+    "each_batch",
+    ["pass", "if index == len(loader) - 1: scheduler.step()", "scheduler.step(epoch + index / total)"],
 )
 def test_a_schedule_of_passes_stays_one(each_batch: str) -> None:
     """Also where its step is within the loop, or says where it is."""
@@ -118,7 +133,9 @@ def test_a_schedule_of_passes_stays_one(each_batch: str) -> None:
 def test_a_schedule_of_parts_ends_with_the_training() -> None:
     each_batch = "scheduler.step(); count += 1"
     written("lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)", drops=False, each_batch=each_batch)
-    Path("train.py").write_text(Path("train.py").read_text().replace("for epoch in range(EPOCHS)", "while count < EPOCHS"))
+    Path("train.py").write_text(
+        Path("train.py").read_text().replace("for epoch in range(EPOCHS)", "while count < EPOCHS")
+    )
     made = setup(128, 4, 1024, 0.1, training={"schedule": "constant", "warmup": 0.0}, folder=".")
     made = replace(made, epochs=2, largest_micro_batch=32)
     *_, last = run_script(made, "train.py", batch="BATCH", rate="LR", steps="EPOCHS", metric="accuracy:")
@@ -133,7 +150,9 @@ def test_a_schedule_of_its_own_that_may_not_end_is_told() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "samples"), [(1, 300), (2, 900), (75, 38400)])
-def test_what_a_loader_that_drops_the_rest_leaves_out_is_not_recorded_as_trained(epochs: int, samples: int) -> None:
+def test_what_a_loader_that_drops_the_rest_leaves_out_is_not_recorded_as_trained(
+    epochs: int, samples: int
+) -> None:
     written(SCHEDULERS["LambdaLR"], drops=True)
     *_, last = trained(300, epochs)
     assert last.samples_seen == samples

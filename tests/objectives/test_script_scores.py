@@ -89,8 +89,12 @@ def written(loader: str, each: str = "kept") -> None:
 
 
 def trained(batch: int, **told: Any) -> list[float]:
-    made = setup(batch, 1, 1000, RATE, training={"schedule": "constant", "warmup": 0.0}, folder=".", metric="val_loss")
-    return [one.scores["val_loss"] for one in run_script(replace(made, epochs=2), "train.py", **{**TOLD, **told})]
+    made = setup(
+        batch, 1, 1000, RATE, training={"schedule": "constant", "warmup": 0.0}, folder=".", metric="val_loss"
+    )
+    return [
+        one.scores["val_loss"] for one in run_script(replace(made, epochs=2), "train.py", **{**TOLD, **told})
+    ]
 
 
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -101,17 +105,25 @@ def by_itself(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_one_model_has_the_score_that_it_has_by_itself_at_every_batch(tmp_path: Path, monkeypatch: Any, kind: str) -> None:
+def test_one_model_has_the_score_that_it_has_by_itself_at_every_batch(
+    tmp_path: Path, monkeypatch: Any, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     written(LOADERS[kind], "held_out()" if "anew" in kind else "kept")
     expected = by_itself(monkeypatch)
     evaluation = found_in("train.py", [], asdict(looked_at("train.py", []))).loaders
     got = {batch: trained(batch, evaluation=evaluation) for batch in BATCHES}
-    print(f"\n{kind:32}", *(f"{batch}: {one[-1]:.6f}" for batch, one in got.items()), f"by itself: {expected[-1]:.6f}")
+    print(
+        f"\n{kind:32}",
+        *(f"{batch}: {one[-1]:.6f}" for batch, one in got.items()),
+        f"by itself: {expected[-1]:.6f}",
+    )
     assert got == dict.fromkeys(BATCHES, expected)
 
 
-def test_an_evaluation_that_follows_the_batch_keeps_the_one_that_it_was_seen_with(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_evaluation_that_follows_the_batch_keeps_the_one_that_it_was_seen_with(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     written(LOADERS["the training batch, drop_last"])
     evaluation = looked_at("train.py", []).loaders
@@ -120,16 +132,22 @@ def test_an_evaluation_that_follows_the_batch_keeps_the_one_that_it_was_seen_wit
     first = trained(16, evaluation=evaluation)
     assert trained(200, evaluation=evaluation) == first
     # Written by hand, without what is of no interest of the one that it trains on.
-    assert trained(200, evaluation=[("RandomSampler of 500", 0, 0), ("SequentialSampler of 70", 16, 4)]) == first
+    assert (
+        trained(200, evaluation=[("RandomSampler of 500", 0, 0), ("SequentialSampler of 70", 16, 4)]) == first
+    )
 
 
 @pytest.mark.parametrize("batch", [20, 200])
-def test_an_evaluation_whose_batches_stay_the_trials_is_refused_by_name(tmp_path: Path, monkeypatch: Any, batch: int) -> None:
+def test_an_evaluation_whose_batches_stay_the_trials_is_refused_by_name(
+    tmp_path: Path, monkeypatch: Any, batch: int
+) -> None:
     monkeypatch.chdir(tmp_path)
     written("return DataLoader(rest, batch_sampler=Precomputed(len(rest), size))")
     evaluation = looked_at("train.py", []).loaders
     batches = -(-70 // batch)
-    with pytest.raises(TaskError, match=rf"among those of evaluation=, got \('SequentialSampler of 70', -1, {batches}\)"):
+    with pytest.raises(
+        TaskError, match=rf"among those of evaluation=, got \('SequentialSampler of 70', -1, {batches}\)"
+    ):
         trained(batch, evaluation=evaluation)
 
 
@@ -140,7 +158,9 @@ def test_an_evaluation_that_nobody_has_seen_is_refused_by_name(tmp_path: Path, m
         trained(16)
 
 
-def test_an_evaluation_of_no_batch_is_refused_before_the_first_trial(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_evaluation_of_no_batch_is_refused_before_the_first_trial(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     written("return DataLoader(rest, 71, drop_last=True)")
     with pytest.raises(StudyFileError, match=r"got none of 71 \(SequentialSampler of 70\)"):
@@ -169,7 +189,13 @@ def test_a_score_that_is_divided_by_the_batch_it_is_told_is_told(
     Path("train.py").write_text(text.replace(".item() / batches", f".item() * len(inputs) / ({divisor})"))
     function = partial(run_script, script="train.py", evaluation=looked_at("train.py", []).loaders, **TOLD)
     function.__name__ = "train"  # type: ignore[attr-defined]
-    made = setup(24, 1, 1000, 0.1, training={"schedule": "constant", "warmup": 0.0}, folder=".", metric="val_loss")
+    made = setup(
+        24, 1, 1000, 0.1, training={"schedule": "constant", "warmup": 0.0}, folder=".", metric="val_loss"
+    )
     examination = examined_session(function, replace(made, epochs=2, smallest_micro_batch=2))
-    findings = [one.message for one in examination.findings if "val_loss depends on the batch that it is told" in one.message]
+    findings = [
+        one.message
+        for one in examination.findings
+        if "val_loss depends on the batch that it is told" in one.message
+    ]
     assert len(findings) == told, examination.findings

@@ -25,7 +25,9 @@ def losses(batch: int, micro_batches: int) -> list[float]:
 
     said = Dataset.from_list(conversations(60))
     # At higher rates Adam's quotients of gradients near zero make 1e-4 of a rounding error.
-    made = setup(batch, micro_batches, budget=3 * batch, rate=1e-3, metric="loss", training={"evaluations": 3})
+    made = setup(
+        batch, micro_batches, budget=3 * batch, rate=1e-3, metric="loss", training={"evaluations": 3}
+    )
     torch.manual_seed(0)
     measured = train_with(
         made,
@@ -56,11 +58,22 @@ def test_conversations_count_the_same_tokens_as_in_the_ready_task(tmp_path: Path
     tokenizer().save_pretrained(tmp_path / "llama")
     LlamaConfig(vocab_size=300, **SMALL).save_pretrained(tmp_path / "llama")
     write_jsonl(tmp_path / "chats.jsonl", said)
-    parameters = {"model": str(tmp_path / "llama"), "text": str(tmp_path / "chats.jsonl"), "length": 200, "packing": False}
+    parameters = {
+        "model": str(tmp_path / "llama"),
+        "text": str(tmp_path / "chats.jsonl"),
+        "length": 200,
+        "packing": False,
+    }
     train = corpus_of(setup(8, budget=8, parameters=parameters)).train
     trainer = SFTTrainer(
         model=LlamaForCausalLM(LlamaConfig(vocab_size=300, **SMALL)),
-        args=SFTConfig(output_dir=str(tmp_path / "out"), max_length=200, assistant_only_loss=True, use_cpu=True, bf16=False),
+        args=SFTConfig(
+            output_dir=str(tmp_path / "out"),
+            max_length=200,
+            assistant_only_loss=True,
+            use_cpu=True,
+            bf16=False,
+        ),
         train_dataset=Dataset.from_list([one for number, one in enumerate(said) if number % 10 != 9]),
         processing_class=tokenizer(),
     )

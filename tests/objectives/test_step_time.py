@@ -40,14 +40,23 @@ from tasks_for_tests import Points
 slopes = st.lists(st.floats(0.0, 0.01), min_size=5, max_size=5)
 
 
-def a_law(first_s: float, rising: list[float], update_s: float, sizes: list[int], devices: int = 1) -> StepTime:
+def a_law(
+    first_s: float, rising: list[float], update_s: float, sizes: list[int], devices: int = 1
+) -> StepTime:
     points = [(sizes[0], first_s)]
     for (low, high), slope in zip(itertools.pairwise(sizes), rising, strict=False):
         points.append((high, points[-1][1] + slope * (high - low)))
     return StepTime(tuple(points), update_s, devices=devices)
 
 
-@given(st.floats(1e-4, 1.0), slopes, st.floats(0.0, 1.0), st.integers(1, 3), st.integers(64, 5000), st.integers(1, 3))
+@given(
+    st.floats(1e-4, 1.0),
+    slopes,
+    st.floats(0.0, 1.0),
+    st.integers(1, 3),
+    st.integers(64, 5000),
+    st.integers(1, 3),
+)
 def test_a_fit_gives_the_law_back(
     first_s: float, rising: list[float], update_s: float, low: int, high: int, devices: int
 ) -> None:
@@ -79,7 +88,9 @@ def test_train_s_is_the_sum_over_its_steps(
     ("batch", "accumulation", "budget"), [(8, 1, 400), (8, 3, 401), (8, 4, 403), (50, 25, 401), (2, 1, 401)]
 )
 @pytest.mark.parametrize(("name", "smallest"), [("Points", 1), ("NeedsTwo", 2)])
-def test_what_is_priced_is_what_a_worker_runs(name: str, smallest: int, batch: int, accumulation: int, budget: int) -> None:
+def test_what_is_priced_is_what_a_worker_runs(
+    name: str, smallest: int, batch: int, accumulation: int, budget: int
+) -> None:
     accumulation = min(accumulation, batch // smallest)
     made = setup(batch, accumulation, budget, smallest_micro_batch=smallest, largest_micro_batch=batch + 1)
     (ran,) = plans_run(f"{TASKS}:{name}", made.to_dict())
@@ -100,16 +111,34 @@ def test_beyond_what_was_timed_nothing_is_said() -> None:
 noise = st.none() | st.floats(0.0, 0.3)
 
 
-@given(st.integers(1, 1000), st.integers(1, 8), slopes.map(sorted), noise, noise, st.integers(1, 2), st.integers(1, 5))
+@given(
+    st.integers(1, 1000),
+    st.integers(1, 8),
+    slopes.map(sorted),
+    noise,
+    noise,
+    st.integers(1, 2),
+    st.integers(1, 5),
+)
 def test_the_fastest_accumulation_is_the_fastest(
-    batch: int, fewest: int, rising: list[float], interval: float | None, misfit: float | None, devices: int, smallest: int
+    batch: int,
+    fewest: int,
+    rising: list[float],
+    interval: float | None,
+    misfit: float | None,
+    devices: int,
+    smallest: int,
 ) -> None:
     """What saves less than 3 %, or than noise, is left alone; of what saves more the best is taken."""
     law = a_law(0.001, rising, 0.0, [1, 20, 100, 400, 1000, 2000], devices)
     law = replace(law, interval=interval, misfit=None if misfit is None else (misfit, 1.0))
     plan = BatchPlan(devices * batch, min(fewest, max(batch // smallest, 1)), devices)
     chosen = fastest_plan(plan, law, smallest_micro_batch=smallest)
-    more = [replace(plan, accumulation=each) for each in range(plan.accumulation + 1, 65) if each * smallest <= batch]
+    more = [
+        replace(plan, accumulation=each)
+        for each in range(plan.accumulation + 1, 65)
+        if each * smallest <= batch
+    ]
     saves = law.step_s(plan) * (1 - max(0.03, 2 * (interval or 0.0), 2 * (misfit or 0.0)))
     best = min(map(law.step_s, more), default=math.inf)
     assert chosen == plan if interval is None or best > saves else chosen in more
@@ -125,7 +154,9 @@ def noisy_rounds(plans: list[BatchPlan], noise: list[float], law: StepTime) -> I
 
 def test_timing_ends_when_the_interval_is_narrow() -> None:
     plans = timing_plans(1, 512)
-    truth = a_law(0.01, [1e-4] * 5, 0.004, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1}))
+    truth = a_law(
+        0.01, [1e-4] * 5, 0.004, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1})
+    )
     taken: list[Round] = []
 
     def counted(rounds: Iterator[Round]) -> Iterator[Round]:
@@ -145,7 +176,9 @@ def test_timing_ends_when_the_interval_is_narrow() -> None:
 
 def test_a_limit_ends_timing_after_one_round_at_least() -> None:
     plans = timing_plans(1, 64)
-    truth = a_law(0.01, [1e-4] * 5, 0.0, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1}))
+    truth = a_law(
+        0.01, [1e-4] * 5, 0.0, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1})
+    )
     law = measured_step_time(noisy_rounds(plans, [1.0], truth), plans, limit_s=0.0)
     assert law.interval is None
     assert law.step_s(BatchPlan(64)) == pytest.approx(truth.step_s(BatchPlan(64)))
@@ -153,13 +186,18 @@ def test_a_limit_ends_timing_after_one_round_at_least() -> None:
 
 def test_one_busy_minute_does_not_move_the_law() -> None:
     plans = timing_plans(1, 512)
-    truth = a_law(0.01, [1e-4] * 5, 0.004, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1}))
+    truth = a_law(
+        0.01, [1e-4] * 5, 0.004, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1})
+    )
     timed = [TimedPlan(plan, (*(truth.step_s(plan),) * 5, truth.step_s(plan) * 9)) for plan in plans]
     law = with_uncertainty(fit_step_time(timed))
     assert law.step_s(BatchPlan(200)) == pytest.approx(truth.step_s(BatchPlan(200)), rel=1e-6)
     # Earlier versions wrote the power of devices beside it.
     written = {**law.to_dict(), "power": [[1, 50.0], [512, 80.0]], "power_spread": 0.01}
-    stored = DeviceProfile("cpu", "a CPU", None).to_dict() | {"step_times": [written], "no_energy": "no counter"}
+    stored = DeviceProfile("cpu", "a CPU", None).to_dict() | {
+        "step_times": [written],
+        "no_energy": "no counter",
+    }
     assert DeviceProfile.from_dict(json.loads(json.dumps(stored))).step_times == (law,)
 
 
@@ -172,9 +210,17 @@ def test_plans_to_time_are_spread_and_few() -> None:
         law = fit_step_time([TimedPlan(plan, (0.01 + 0.001 * plan.effective_batch,)) for plan in plans])
         assert law.step_s(BatchPlan(high)) > 0
         for devices in (1, 2, 3):
-            whole, cached = (timing_plans(low, high, devices=devices, embedding=how) for how in ("whole", "cached"))
-            assert {plan.accumulation for plan in whole} == {1} and min(plan.accumulation for plan in cached) == 2
-            assert {low, high} <= {size for plan in cached for size in plan.micro_batches()} <= {*range(low, high + 1)}
+            whole, cached = (
+                timing_plans(low, high, devices=devices, embedding=how) for how in ("whole", "cached")
+            )
+            assert {plan.accumulation for plan in whole} == {1} and min(
+                plan.accumulation for plan in cached
+            ) == 2
+            assert (
+                {low, high}
+                <= {size for plan in cached for size in plan.micro_batches()}
+                <= {*range(low, high + 1)}
+            )
     dense = timing_plans(1, 1000, dense=True)
     assert len({plan.largest_micro_batch for plan in dense}) == 9
     assert len(dense) <= 12
@@ -283,7 +329,10 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     path = study_file(task=f"{TASKS}:LabelledDigits", space=space | choices, budget=KNOWN)
     refused = bsearch("run", path, "--serial")
     assert refused.exit_code == 2
-    assert "space.width: expected changes_cost: true, since at 64 a step's bytes or operations are 1." in refused.output
+    assert (
+        "space.width: expected changes_cost: true, since at 64 a step's bytes or operations are 1."
+        in refused.output
+    )
     assert "space.optimizer: expected changes_cost: true" in refused.output
     assert "space.label" not in refused.output
     said = {"width": {"choices": [16, 64], "changes_cost": True}, "label": ["a", "b"]}
@@ -333,7 +382,10 @@ def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., 
 
 @pytest.mark.slow
 def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable[..., Path]) -> None:
-    changes = {"task": f"{TASKS}:Points", "space": {"effective_batch": 50, "reference_rate": 0.1, "epochs": 1}}
+    changes = {
+        "task": f"{TASKS}:Points",
+        "space": {"effective_batch": 50, "reference_rate": 0.1, "epochs": 1},
+    }
     rough = study_file(**changes, budget={"trials": 1, "profile_s": 0.001})
     assert "roughly" in bsearch("run", rough, "--serial").output
     finer = study_file(**changes, budget={"trials": 1, "profile_s": 5})
@@ -348,7 +400,10 @@ def test_an_error_while_timing_says_so_and_what_to_do(study_file: Callable[..., 
     path = study_file(task=f"{TASKS}:RaisesLarge", budget=KNOWN)
     result = bsearch("run", path, "--serial")
     assert result.exit_code == 2
-    assert "timing its steps (batches of up to 400; lower memory.largest_micro_batch, or write budget:" in result.output
+    assert (
+        "timing its steps (batches of up to 400; lower memory.largest_micro_batch, or write budget:"
+        in result.output
+    )
     assert "failed: ValueError: too many (" in result.output
 
 
@@ -367,7 +422,8 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
     code = "import time\nfrom tasks_for_tests import Points, Raises\n\n\n"
     tasks = path.with_name("tasks.py")
     slow = (
-        "    def loss(self, model, batch, setup):\n        time.sleep(0.02)\n        return super().loss(model, batch, setup)\n"
+        "    def loss(self, model, batch, setup):\n        time.sleep(0.02)\n        return "
+        "super().loss(model, batch, setup)\n"
     )
     command = [str(BSEARCH), "run", str(path), "--serial"]  # a process each: a module is read once
     environment = {**os.environ, "PYTHONPATH": str(TASKS.parent)}
@@ -377,9 +433,15 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
     tasks.write_text(code + "class Mine(Points):\n    pass\n")
     mended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    counted = [record for record in Tables(f"sqlite:///{path.parent}/small.db", create=False).trials("small") if record.counts]
+    counted = [
+        record
+        for record in Tables(f"sqlite:///{path.parent}/small.db", create=False).trials("small")
+        if record.counts
+    ]
     assert len(counted) == 3
-    assert all(record.train_s is not None and record.train_s < 0.02 * record.facts.steps for record in counted)
+    assert all(
+        record.train_s is not None and record.train_s < 0.02 * record.facts.steps for record in counted
+    )
 
 
 @pytest.mark.slow
@@ -396,11 +458,17 @@ def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: 
 
 
 @pytest.mark.slow
-def test_a_trial_that_took_longer_keeps_its_known_time_and_it_is_said(study_file: Callable[..., Path]) -> None:
+def test_a_trial_that_took_longer_keeps_its_known_time_and_it_is_said(
+    study_file: Callable[..., Path],
+) -> None:
     """Slow sleeps while it trains and not while it is timed: the neighbour that no profile saw."""
     path = study_file(
         task=f"{TASKS}:Slower",
-        space={"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
+        space={
+            "effective_batch": {"low": 40, "high": 80},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        },
         budget={"trials": 2, "profile_s": 0.4},
     )
     result = bsearch("run", path, "--serial")
@@ -445,7 +513,10 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     document["task"]["name"] = "Other"
     profile.write_text(json.dumps(document))
     other = bsearch("show", path, "--profile", profile)
-    assert (other.exit_code, "expected a profile of the task Points, got one of Other" in other.output) == (2, True)
+    assert (other.exit_code, "expected a profile of the task Points, got one of Other" in other.output) == (
+        2,
+        True,
+    )
     refused = bsearch("show", path, "--profile", path)
     assert refused.exit_code == 2
     assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output

@@ -69,13 +69,17 @@ def test_random_numbers_of_collating_are_those_of_the_list() -> None:
     steps=st.lists(st.tuples(st.integers(3, 70), st.integers(1, 4)), min_size=1, max_size=9),
     devices=st.integers(1, 3),
 )
-def test_every_sample_of_a_step_belongs_to_one_device(samples: int, steps: list[tuple[int, int]], devices: int) -> None:
+def test_every_sample_of_a_step_belongs_to_one_device(
+    samples: int, steps: list[tuple[int, int]], devices: int
+) -> None:
     plans = [BatchPlan(batch, min(parts, batch // devices), devices) for batch, parts in steps]
     taken: Counter[int] = Counter()
     for rank in range(devices):
         live = TrainingStream(Rows(ROWS), samples, 0, None, keeps_states=False)
         keys = list(live._keys(plans, 0, Ranks(rank, devices)))
-        assert [len(one) for one in keys] == [size for plan in plans for size in plan.micro_batches(rank) if size]
+        assert [len(one) for one in keys] == [
+            size for plan in plans for size in plan.micro_batches(rank) if size
+        ]
         positions = [int(one) for key in keys for one in key.epoch * samples + key.index]
         assert positions == sorted(positions)
         taken.update(positions)
@@ -145,7 +149,10 @@ def resumable(folder: Path, stream: str = "Rows", workers: int = 0, **changes: A
     [
         ("Drawing", True),
         ("DrawingStateful", False),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in (("Rows", True), ("Stateful", False), ("Forgetful", True))),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (("Rows", True), ("Stateful", False), ("Forgetful", True))
+        ),
     ],
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, stream: str, skips: bool, workers: int) -> None:
@@ -207,7 +214,10 @@ class FromDatasets(Streamed):
         from datasets import Dataset
 
         rows, validation = self.samples(), super().data(setup).validation
-        columns = {"inputs": [inputs.tolist() for inputs, _ in rows], "labels": [int(label) for _, label in rows]}
+        columns = {
+            "inputs": [inputs.tolist() for inputs, _ in rows],
+            "labels": [int(label) for _, label in rows],
+        }
         stream = Dataset.from_dict(columns).to_iterable_dataset(num_shards=4)
         if setup.parameters["shuffled"]:
             stream = stream.shuffle(seed=3, buffer_size=50)
@@ -215,7 +225,10 @@ class FromDatasets(Streamed):
 
 
 def stacked(rows: list[dict[str, Any]]) -> list[torch.Tensor]:
-    return [torch.tensor([row["inputs"] for row in rows]).double(), torch.tensor([row["labels"] for row in rows])]
+    return [
+        torch.tensor([row["inputs"] for row in rows]).double(),
+        torch.tensor([row["labels"] for row in rows]),
+    ]
 
 
 @pytest.mark.slow
@@ -241,7 +254,9 @@ def test_a_stream_of_datasets_resumes_by_its_state_or_by_skipping(tmp_path: Path
 def test_a_stream_that_ends_early_is_refused_with_its_number() -> None:
     for workers in (0, 1):
         made = setup(50, budget=900, parameters={"yields": 590}, training={"workers": workers})
-        with pytest.raises(TaskError, match=r"of 600 samples, as stated; the stream ended after 590 samples of pass 1\."):
+        with pytest.raises(
+            TaskError, match=r"of 600 samples, as stated; the stream ended after 590 samples of pass 1\."
+        ):
             list(TrainingRun(Streamed(), made).measurements())
 
 
@@ -259,7 +274,9 @@ def test_a_stream_that_yields_more_is_cut_and_that_is_told(stream: str) -> None:
 @pytest.mark.slow
 def test_a_stream_that_draws_leaves_dropout_alone_and_every_split_the_same() -> None:
     made = setup(60, 1, 1300, parameters={"stream": "Drawing"})
-    (alone, _), *others = (ended(Streamed(), replace(made, plan=BatchPlan(60, parts))) for parts in (1, 4, 13))
+    (alone, _), *others = (
+        ended(Streamed(), replace(made, plan=BatchPlan(60, parts))) for parts in (1, 4, 13)
+    )
     for other, _ in others:
         assert [one[2] for one in other] == pytest.approx([one[2] for one in alone], rel=1e-12)
     run = TrainingRun(Streamed(), made)
@@ -275,7 +292,9 @@ def test_loader_processes_read_a_stream_once() -> None:
     """`Rows` checks that it is read by one process, whatever number of workers is allowed."""
     made = setup(64, 2, 700, parameters={"stream": "Drawing"})
     expected = ended(Streamed(), made)
-    assert same(ended(Streamed(), replace(made, training=made.training.model_copy(update={"workers": 3}))), expected)
+    assert same(
+        ended(Streamed(), replace(made, training=made.training.model_copy(update={"workers": 3}))), expected
+    )
 
 
 def test_the_first_samples_are_those_of_training() -> None:
@@ -292,7 +311,9 @@ def test_a_study_is_profiled_from_a_stream() -> None:
     given = {"samples_budget": 1, "parameters": {"stated": 500}}
     profile = profile_task(TASK, ProfileRequest(setup(**given), Memory(), highest=64, traces=True))
     assert profile.training_set == 500
-    assert profile.examination is not None and not profile.examination.refusals and profile.examination.samples
+    assert (
+        profile.examination is not None and not profile.examination.refusals and profile.examination.samples
+    )
 
 
 # What is refused
@@ -335,9 +356,13 @@ def test_a_stream_that_cannot_be_copied_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", ["Rows", "Drawing"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)])
-def test_two_ranks_equal_one_process(ranks: RankProcesses, stream: str, batch: int, accumulation: int) -> None:
+def test_two_ranks_equal_one_process(
+    ranks: RankProcesses, stream: str, batch: int, accumulation: int
+) -> None:
     def on(devices: int, accumulation: int) -> dict[str, Any]:
-        return setup(batch, plan=BatchPlan(batch, accumulation, devices), parameters={"stream": stream}).to_dict()
+        return setup(
+            batch, plan=BatchPlan(batch, accumulation, devices), parameters={"stream": stream}
+        ).to_dict()
 
     (alone,) = trained(TASK, on(1, 1), 5)
     (shared,) = ranks.run(trained, TASK, on(2, accumulation), 5)
@@ -355,7 +380,9 @@ def test_resuming_with_another_number_of_ranks(ranks: RankProcesses, tmp_path: P
     again = replace(made, plan=BatchPlan(60, 1, 2), attempt=1)
     ((measured, _),) = ranks.run(cut_off, TASK, again.to_dict(), 9)
     assert [one[2] for one in measured] == pytest.approx([one[2] for one in whole], rel=1e-9)
-    (steps,) = ranks.run(cut_off_in_step, TASK, replace(again, checkpoint=str(tmp_path / "copy.pt")).to_dict(), 99)
+    (steps,) = ranks.run(
+        cut_off_in_step, TASK, replace(again, checkpoint=str(tmp_path / "copy.pt")).to_dict(), 99
+    )
     assert steps == 22 - 4
 
 

@@ -27,12 +27,18 @@ def written(folder: Path, files: Mapping[str, str]) -> Path:
 
 # Files, and those that are followed from the first.
 LAYOUTS: list[tuple[dict[str, str], set[str]]] = [
-    ({"tasks.py": "import a", "a.py": "from b import c", "b.py": "", "c.py": ""}, {"tasks.py", "a.py", "b.py"}),
+    (
+        {"tasks.py": "import a", "a.py": "from b import c", "b.py": "", "c.py": ""},
+        {"tasks.py", "a.py", "b.py"},
+    ),
     (
         {"tasks.py": "import a.b", "a/__init__.py": "", "a/b.py": "", "a/c.py": ""},
         {"tasks.py", "a/__init__.py", "a/b.py"},
     ),
-    ({"tasks.py": "from a import b", "a/b.py": "from . import c", "a/c.py": ""}, {"tasks.py", "a/b.py", "a/c.py"}),
+    (
+        {"tasks.py": "from a import b", "a/b.py": "from . import c", "a/c.py": ""},
+        {"tasks.py", "a/b.py", "a/c.py"},
+    ),
     ({"tasks.py": "import a", "a.py": "", "a/b.py": ""}, {"tasks.py", "a.py"}),
     (
         {
@@ -44,7 +50,10 @@ LAYOUTS: list[tuple[dict[str, str], set[str]]] = [
         },
         {"p/t.py", "p/__init__.py", "p/q/__init__.py", "p/q/m.py", "p/r.py"},
     ),
-    ({"tasks.py": "def f():\n  try:\n    import a\n  except ImportError: pass", "a.py": ""}, {"tasks.py", "a.py"}),
+    (
+        {"tasks.py": "def f():\n  try:\n    import a\n  except ImportError: pass", "a.py": ""},
+        {"tasks.py", "a.py"},
+    ),
     ({"tasks.py": "import torch, json, numpy.linalg, bsearch"}, {"tasks.py"}),
     ({"tasks.py": "import a", "a.py": "import tasks"}, {"tasks.py", "a.py"}),
     ({"tasks.py": "from a import *", "a.py": "syntax error("}, {"tasks.py", "a.py"}),
@@ -52,7 +61,9 @@ LAYOUTS: list[tuple[dict[str, str], set[str]]] = [
 
 
 @pytest.mark.parametrize(("files", "followed"), LAYOUTS)
-def test_every_import_of_ones_own_is_followed(tmp_path: Path, files: dict[str, str], followed: set[str]) -> None:
+def test_every_import_of_ones_own_is_followed(
+    tmp_path: Path, files: dict[str, str], followed: set[str]
+) -> None:
     folder, task = written(tmp_path, files), next(iter(files))
     assert set(task_sources(folder / task)) == {folder / name for name in followed}
     before = task_code_hash(f"{folder / task}:train")
@@ -66,7 +77,9 @@ def test_every_import_of_ones_own_is_followed(tmp_path: Path, files: dict[str, s
 def test_a_module_on_the_path_is_followed_and_an_installed_one_has_a_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = written(tmp_path / "elsewhere", {"theirs_of_the_test/__init__.py": "", "theirs_of_the_test/net.py": "X = 1"})
+    elsewhere = written(
+        tmp_path / "elsewhere", {"theirs_of_the_test/__init__.py": "", "theirs_of_the_test/net.py": "X = 1"}
+    )
     monkeypatch.syspath_prepend(str(elsewhere))
     text = "import torch, os\nfrom theirs_of_the_test import net\nfrom bsearch import Task\n"
     folder = written(tmp_path / "study", {"tasks.py": text})
@@ -85,7 +98,8 @@ def test_the_identity_of_files_beside_each_other_is_as_it_was(tmp_path: Path) ->
 
 
 @given(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=20), st.text(max_size=20)
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=20),
+    st.text(max_size=20),
 )
 def test_a_file_has_one_name_and_no_other_has_it(stem: str, folder: str) -> None:
     path = Path(f"/nowhere/{folder}".replace("\0", ""), f"{stem}.py")
@@ -96,7 +110,8 @@ def test_a_file_has_one_name_and_no_other_has_it(stem: str, folder: str) -> None
 
 def test_what_a_file_defines_is_pickled_by_its_name(tmp_path: Path) -> None:
     folder = written(
-        tmp_path / "it's 50% of é", {"my.tasks.py": TRAIN, "tasks.py": TRAIN + "from .model import x\n", "model.py": "x = 1"}
+        tmp_path / "it's 50% of é",
+        {"my.tasks.py": TRAIN, "tasks.py": TRAIN + "from .model import x\n", "model.py": "x = 1"},
     )
     for name in ("my.tasks.py", "tasks.py"):
         train = load_task(f"{folder / name}:train")
@@ -106,7 +121,9 @@ def test_what_a_file_defines_is_pickled_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_is_loaded_anew_with_what_it_imports(tmp_path: Path) -> None:
-    folder = written(tmp_path, {"tasks.py": "from model_of_the_test import train", "model_of_the_test.py": TRAIN})
+    folder = written(
+        tmp_path, {"tasks.py": "from model_of_the_test import train", "model_of_the_test.py": TRAIN}
+    )
     reference = f"{folder / 'tasks.py'}:train"
     first = load_task(reference)
     assert load_task(reference) is first

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from bsearch.objectives.language.packing import Document, Fate, TooLong, fitted, pack
 from bsearch.objectives.language.records import records
-from bsearch.objectives.language.text import Bytes, Templates, Text, checked_template, held_out, texts, tokenized
+from bsearch.objectives.language.text import (
+    Bytes,
+    Templates,
+    Text,
+    checked_template,
+    held_out,
+    texts,
+    tokenized,
+)
 from bsearch.spaces.errors import TaskError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,13 +57,17 @@ messages = st.lists(st.tuples(said, said), min_size=1, max_size=4)
 
 @settings(max_examples=60)
 @given(messages, st.booleans())
-def test_the_assistants_turns_count_as_transformers_own_mask_has_them(turns: list[tuple[str, str]], system: bool) -> None:
+def test_the_assistants_turns_count_as_transformers_own_mask_has_them(
+    turns: list[tuple[str, str]], system: bool
+) -> None:
     tokens: Any = _CHATML
     conversation = [{"role": "system", "content": "You help."}] * system
     for asked, answered in turns:
         conversation += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
     (document,) = documents({"messages": conversation}, tokens)
-    own = tokens.apply_chat_template(conversation, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    own = tokens.apply_chat_template(
+        conversation, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
     assert list(document.tokens) == own["input_ids"]
     assert list(map(int, document.counts or ())) == own["assistant_masks"]
 
@@ -76,18 +88,32 @@ def test_only_the_last_turn_counts_where_that_is_asked(chatml: Any) -> None:
     [
         {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]},
         {"conversations": [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]},
-        {"prompt": [{"role": "user", "content": "a?"}], "completion": [{"role": "assistant", "content": "b"}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a?"}]}, {"role": "assistant", "content": "b"}]},
+        {
+            "prompt": [{"role": "user", "content": "a?"}],
+            "completion": [{"role": "assistant", "content": "b"}],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a?"}]},
+                {"role": "assistant", "content": "b"},
+            ]
+        },
     ],
 )
 def test_conversations_of_every_form_are_the_same(record: Any, chatml: Any) -> None:
     (document,) = documents(record, chatml)
-    assert chatml.decode(document.tokens) == "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+    assert (
+        chatml.decode(document.tokens)
+        == "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+    )
     assert counted(document, chatml) == ["b<|im_end|>"]
 
 
 def test_tools_reach_the_template(chatml: Any) -> None:
-    asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
+    asked = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
+    ]
     asked += [{"role": "tool", "content": "1"}, {"role": "assistant", "content": "b"}]
     for tools in ([{"name": "f"}], json.dumps([{"name": "f"}])):
         (document,) = documents({"messages": asked, "tools": tools}, chatml)
@@ -96,16 +122,24 @@ def test_tools_reach_the_template(chatml: Any) -> None:
 
 
 def test_a_template_that_leaves_out_what_was_said_is_refused() -> None:
-    tokens = tokenizer(CHATML.replace("{{ message['content'] + '<|im_end|>' }}{% endif %}", "{{ '<|im_end|>' }}{% endif %}"))
-    with pytest.raises(TaskError, match=r"here: expected the chat template to render the content of messages\[0\], got a text"):
-        documents({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}, tokens)
+    tokens = tokenizer(
+        CHATML.replace("{{ message['content'] + '<|im_end|>' }}{% endif %}", "{{ '<|im_end|>' }}{% endif %}")
+    )
+    with pytest.raises(
+        TaskError,
+        match=r"here: expected the chat template to render the content of messages\[0\], got a text",
+    ):
+        documents(
+            {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}, tokens
+        )
 
 
 def test_a_template_that_writes_earlier_turns_otherwise_is_refused_or_trained_on_its_last() -> None:
     tokens = tokenizer(FORGETS)
     asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think>hm</think>b"}]
     with pytest.raises(
-        TaskError, match=r"here: expected the chat template to render messages\[1\] the same way .* Write turns: last"
+        TaskError,
+        match=r"here: expected the chat template to render messages\[1\] the same way .* Write turns: last",
     ):
         documents({"messages": asked * 2}, tokens)
     (document,) = documents({"messages": asked * 2}, tokens, turns="last")
@@ -115,7 +149,8 @@ def test_a_template_that_writes_earlier_turns_otherwise_is_refused_or_trained_on
 def test_a_token_that_reaches_into_a_turn_counts(chatml: Any) -> None:
     tokens = tokenizer(
         CHATML.replace("assistant\\n' }}{% endif %}", "assistant: ' }}{% endif %}").replace(
-            "message['role'] + '\\n' }}", "message['role'] + (': ' if message['role'] == 'assistant' else '\\n') }}"
+            "message['role'] + '\\n' }}",
+            "message['role'] + (': ' if message['role'] == 'assistant' else '\\n') }}",
         )
     )
     asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "What"}]
@@ -134,7 +169,11 @@ def test_a_conversation_may_begin_with_the_assistant(chatml: Any) -> None:
 
 @pytest.mark.parametrize("said", ["a", "assistant", ""])
 def test_a_first_message_begins_after_its_header_whatever_it_says(said: str, chatml: Any) -> None:
-    asked = [{"role": "assistant", "content": said}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "c"}]
+    asked = [
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "b?"},
+        {"role": "assistant", "content": "c"},
+    ]
     (document,) = documents({"messages": asked}, chatml)
     assert counted(document, chatml) == [f"{said}<|im_end|>", "c<|im_end|>"]
 
@@ -202,7 +241,10 @@ REFUSED: list[tuple[Any, str]] = [
         {"messages": [{"role": "narrator", "content": "a"}]},
         r"messages\[0\] to have one of the roles system, .*; got 'narrator'",
     ),
-    ({"messages": [{"role": "user", "content": None}]}, r"the content of messages\[0\] to be text or a number, got null"),
+    (
+        {"messages": [{"role": "user", "content": None}]},
+        r"the content of messages\[0\] to be text or a number, got null",
+    ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
         r"expected parts of text alone in messages\[0\], got one of type 'image'",
@@ -215,10 +257,19 @@ REFUSED: list[tuple[Any, str]] = [
     ({"text": "a", "messages": []}, "expected one of the fields .*; got messages and text"),
     ({"text": float("nan")}, "the field 'text' to be text or a number, got a number"),
     ({"messages": []}, "expected at least one message, got none"),
-    ({"prompt": "a", "completion": "b", "system": "c"}, "expected no field 'system' beside a prompt that is text"),
+    (
+        {"prompt": "a", "completion": "b", "system": "c"},
+        "expected no field 'system' beside a prompt that is text",
+    ),
     ({"system": "a", "messages": [{"role": "system", "content": "b"}]}, "expected the system's message once"),
-    ({"prompt": "a", "completion": "b", "label": False}, "expected no field label beside prompt with completion"),
-    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, r"expected 'weight' of messages\[0\] to be 0 or 1"),
+    (
+        {"prompt": "a", "completion": "b", "label": False},
+        "expected no field label beside prompt with completion",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]},
+        r"expected 'weight' of messages\[0\] to be 0 or 1",
+    ),
     ({"question": "a"}, "expected one of the fields .*; got question. Write templates"),
     ({}, "expected one of the fields .*; got none"),
     ([1], "expected a JSON object, got a list"),
@@ -234,7 +285,9 @@ def test_what_is_not_understood_is_refused_at_its_place(record: Any, message: st
 
 
 def test_all_that_is_not_understood_is_told_at_once() -> None:
-    placed = [({"text": "fine"} if number % 2 else {"text": None}, f"a.jsonl:{number}") for number in range(20)]
+    placed = [
+        ({"text": "fine"} if number % 2 else {"text": None}, f"a.jsonl:{number}") for number in range(20)
+    ]
     with pytest.raises(TaskError) as told:
         list(texts(placed, NONE, Bytes(), "all"))
     lines = str(told.value).splitlines()
@@ -316,7 +369,11 @@ def test_a_long_field_of_csv_is_read_and_others_limits_stay(tmp_path: Path) -> N
         ("a.jsonl", '{"text": 1}\n{', "a.jsonl:2: expected a JSON object, got invalid JSON at column 2: "),
         ("a.json", '{"text": "a"}', "a.json: expected a JSON array of objects, got an object"),
         ("a.json", "text", "a.json: expected a JSON array of objects, got invalid JSON at column 1: "),
-        ("a.csv", "a,b\n1\n", "a.csv:2: expected 2 fields, as in the header, got 1. Quote those with commas."),
+        (
+            "a.csv",
+            "a,b\n1\n",
+            "a.csv:2: expected 2 fields, as in the header, got 1. Quote those with commas.",
+        ),
         ("a.csv", 'a,b\n"1,2\n', "a.csv:1: expected CSV with a header: unexpected end of data"),
         ("a.parquet", "PAR", "a.parquet cannot be read as Parquet"),
         ("a.txt", b"\xff\xfe", "a.txt cannot be read as text"),
@@ -329,7 +386,9 @@ def test_a_long_field_of_csv_is_read_and_others_limits_stay(tmp_path: Path) -> N
         ("a.json", "[" * 100_000, "a.json: expected a JSON array of objects"),
     ],
 )
-def test_a_file_that_is_not_what_it_is_called_is_told(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+def test_a_file_that_is_not_what_it_is_called_is_told(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(TaskError) as told:
         read(tmp_path / name)
@@ -349,7 +408,11 @@ def test_every_document_is_accounted_for(docs: list[Document], length: int, too_
     assert all(len(one.tokens) <= length and one.counted for one in made)
     assert fate.documents == len(docs)
     assert fate.longer == sum(len(one.tokens) > length for one in docs)
-    assert fate.counted == sum(one.counted for one in made) == int((pack(made, length).labels >= 0).sum() if made else 0)
+    assert (
+        fate.counted
+        == sum(one.counted for one in made)
+        == int((pack(made, length).labels >= 0).sum() if made else 0)
+    )
     if too_long == "split":
         assert fate.counted == sum(one.counted for one in docs)  # none is lost
         assert not fate.left_out

@@ -55,8 +55,15 @@ def test_one_that_fits_is_whole(step_s: float, steps: int, room: float, evaluate
     assert done == steps
 
 
-@given(st.lists(st.floats(0.02, 0.3), min_size=1, max_size=4), st.integers(100, 400), st.floats(0.2, 1.5), st.floats(0.0, 2.0))
-def test_one_that_slows_down_ends_in_time(step_s: list[float], steps: int, share: float, evaluate_s: float) -> None:
+@given(
+    st.lists(st.floats(0.02, 0.3), min_size=1, max_size=4),
+    st.integers(100, 400),
+    st.floats(0.2, 1.5),
+    st.floats(0.0, 2.0),
+)
+def test_one_that_slows_down_ends_in_time(
+    step_s: list[float], steps: int, share: float, evaluate_s: float
+) -> None:
     within_s = max(share * sum(step_s) / len(step_s) * steps, 40 * max(step_s) + 2.0) + 7 * evaluate_s
     done, took_s = trained(step_s, steps, within_s, evaluate_s)
     assert done <= steps
@@ -73,10 +80,14 @@ def attempt(reference: str, made: object) -> tuple[list[Measurement], Outcome]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", [f"{TASKS}:Slow", f"{TASKS}:slow_loop"])
-def test_a_real_training_is_shortened_with_its_schedule_and_leaves_its_model(reference: str, tmp_path: Path) -> None:
+def test_a_real_training_is_shortened_with_its_schedule_and_leaves_its_model(
+    reference: str, tmp_path: Path
+) -> None:
     # Ten seconds of training in three.
     made = setup(batch=16, budget=16 * 400, training={"evaluations": 4, "schedule": "linear"})
-    made = replace(made, parameters={"sleeps_s": 10.0}, model_folder=str(tmp_path / "model"), ends_by=time.time() + 4.0)
+    made = replace(
+        made, parameters={"sleeps_s": 10.0}, model_folder=str(tmp_path / "model"), ends_by=time.time() + 4.0
+    )
     measurements, outcome = attempt(reference, made)
     assert outcome.kind == "complete", outcome.message
     last = measurements[-1]

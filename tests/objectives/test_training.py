@@ -49,7 +49,9 @@ def accumulated_gradient(task: Net, batch: int, accumulation: int) -> list[torch
     """What our step hands to the optimizer."""
     run = TrainingRun(task, setup(batch, accumulation))
     kept: list[torch.Tensor] = []
-    run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None))
+    run.optimizer.register_step_pre_hook(
+        lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None)
+    )
     position, micro_batches = 0, []
     for samples in run.setup.plan.micro_batches():
         if samples:
@@ -65,13 +67,18 @@ def relative_error(ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor])
 
 
 @pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
-@pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (7, 3), (2, 5), (257, 2), (500, 3), (509, 8), (97, 97)])
+@pytest.mark.parametrize(
+    ("batch", "accumulation"), [(1, 1), (7, 3), (2, 5), (257, 2), (500, 3), (509, 8), (97, 97)]
+)
 def test_accumulated_passes_equal_the_one_large_batch(kind: str, batch: int, accumulation: int) -> None:
     task = Net()
     task.kind = kind
     if kind == "ignored" and batch == 1:
         pytest.skip("the one sample is ignored: torch's own mean is 0/0 there")
-    assert relative_error(accumulated_gradient(task, batch, accumulation), mean_loss_gradient(task, batch)) < 1e-12
+    assert (
+        relative_error(accumulated_gradient(task, batch, accumulation), mean_loss_gradient(task, batch))
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", ["samples", "weights", "tokens"])
@@ -93,7 +100,12 @@ def test_a_step_of_another_size_or_precision_is_as_exact_as_the_one_before(kind:
     )
     run.rates.freeze()
     run.rates.set(0.5)
-    for size, precision in [(61, torch.float32), (61, torch.float64), (29, torch.float64), (61, torch.float64)]:
+    for size, precision in [
+        (61, torch.float32),
+        (61, torch.float64),
+        (29, torch.float64),
+        (61, torch.float64),
+    ]:
         task.turned = precision
         run.step([(size, run.train_fetcher.fetch(run.stream.take(0, size)))], size)
         if precision == torch.float64:
@@ -112,9 +124,12 @@ def test_a_denominator_may_be_a_plain_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("denominator", "factor"), [(8, 1.0), (4.0, 2.0), (torch.tensor(16), 0.5), (torch.tensor(0.0), 0.0), (0, 0.0)]
+    ("denominator", "factor"),
+    [(8, 1.0), (4.0, 2.0), (torch.tensor(16), 0.5), (torch.tensor(0.0), 0.0), (0, 0.0)],
 )
-def test_gradients_are_rescaled_from_samples_to_the_losses_own_denominator(denominator: Any, factor: float) -> None:
+def test_gradients_are_rescaled_from_samples_to_the_losses_own_denominator(
+    denominator: Any, factor: float
+) -> None:
     gradients = [torch.ones(3), torch.full((2, 2), -3.0)]
     rescale_gradients(gradients, denominator, 8)
     assert torch.equal(gradients[0], torch.full((3,), factor))
@@ -167,7 +182,9 @@ def test_micro_batch_and_accumulation_change_nothing_but_rounding(accumulation: 
 
 
 @pytest.mark.parametrize(("since", "noticed"), [(1, 1), (2, 2), (5, 8), (33, 64), (65, 128), (130, 192)])
-def test_a_loss_that_is_not_finite_is_noticed_at_the_next_power_of_two_or_64th_step(since: int, noticed: int) -> None:
+def test_a_loss_that_is_not_finite_is_noticed_at_the_next_power_of_two_or_64th_step(
+    since: int, noticed: int
+) -> None:
     class Breaks(Points):
         steps = 0
 
@@ -224,7 +241,9 @@ def test_more_right_answers_than_answers_are_told() -> None:
         def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
             return Score(2 * len(batch[1]), len(batch[1]))
 
-    with pytest.raises(TaskError, match=r"Doubles.score: expected an accuracy, .* of at most 1, got 2\. Check the shapes"):
+    with pytest.raises(
+        TaskError, match=r"Doubles.score: expected an accuracy, .* of at most 1, got 2\. Check the shapes"
+    ):
         TrainingRun(Doubles(), setup()).evaluate()
 
 
@@ -239,7 +258,11 @@ def test_ranks_begin_with_the_same_weights_and_draw_apart() -> None:
     for seed in range(4):
         weights = []
         for rank in range(4):
-            run = TrainingRun(Points(), setup(plan=BatchPlan(8, 1, 4), sharding="fsdp2", training={"seed": seed}), Ranks(rank))
+            run = TrainingRun(
+                Points(),
+                setup(plan=BatchPlan(8, 1, 4), sharding="fsdp2", training={"seed": seed}),
+                Ranks(rank),
+            )
             weights.append([parameter.tolist() for parameter in run.parameters])
             draws.add(float(torch.rand(())))
         assert weights == weights[:1] * 4
@@ -301,12 +324,19 @@ def test_clipping_bounds_the_whole_steps_gradient() -> None:
     free = accumulated_gradient(task, 64, 4)
     run = TrainingRun(task, setup(64, 4, training={"clip_norm": 0.01}))
     kept: list[torch.Tensor] = []
-    run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None))
+    run.optimizer.register_step_pre_hook(
+        lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None)
+    )
     batches = [(16, run.train_fetcher.fetch(run.stream.take(16 * part, 16))) for part in range(4)]
     run.step(batches, 64)
     norm = float(torch.cat([g.flatten() for g in kept]).norm())
     assert norm == pytest.approx(0.01, rel=1e-3)
-    assert relative_error([g / norm for g in kept], [g / torch.cat([h.flatten() for h in free]).norm() for g in free]) < 1e-3
+    assert (
+        relative_error(
+            [g / norm for g in kept], [g / torch.cat([h.flatten() for h in free]).norm() for g in free]
+        )
+        < 1e-3
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -386,17 +416,29 @@ def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
     ("name", "message"),
     [
         ("NoSamples", "Task.data: train: expected at least one sample, got an empty dataset"),
-        ("PerSampleLoss", r"PerSampleLoss.loss: expected a scalar sum over 1 samples, got shape \(1,\). Use reduction='sum'"),
+        (
+            "PerSampleLoss",
+            r"PerSampleLoss.loss: expected a scalar sum over 1 samples, got shape \(1,\). Use reduction='sum'",
+        ),
         ("TensorLoss", r"TensorLoss.loss: expected Loss\(total, denominator\), got Tensor of shape \(1,\)"),
         ("NanAtOnce", "NanAtOnce.loss: expected a finite loss from the new model's first batch, got nan"),
         (
             "MeanLoss",
             r"tasks_for_tests.py:\d+: MeanLoss.loss, on training data: .*, got their mean \(24 samples",
         ),
-        ("MeanScore", r"MeanScore.score, on validation data: error: expected a ratio of sums over samples, got"),
-        ("BroadcastLoss", r"BroadcastLoss.loss, .* got a sum over pairs of samples .* such as \(N, 1\) against \(N,\)"),
+        (
+            "MeanScore",
+            r"MeanScore.score, on validation data: error: expected a ratio of sums over samples, got",
+        ),
+        (
+            "BroadcastLoss",
+            r"BroadcastLoss.loss, .* got a sum over pairs of samples .* such as \(N, 1\) against \(N,\)",
+        ),
         ("BroadcastScore", r"BroadcastScore.score: expected .* at most 1, got"),
-        ("IgnoresTheRate", "IgnoresTheRate.optimizer: expected a group at setup.learning_rate = 0.1, got 0.123"),
+        (
+            "IgnoresTheRate",
+            "IgnoresTheRate.optimizer: expected a group at setup.learning_rate = 0.1, got 0.123",
+        ),
     ],
 )
 def test_a_broken_contract_is_told_before_the_first_trial(name: str, message: str) -> None:
@@ -411,7 +453,9 @@ def test_a_loss_that_is_told_only_while_training_is_no_fault() -> None:
 def test_a_rule_of_decay_wants_its_decay_in_the_optimizer() -> None:
     # AdamPoints gives its optimizer no weight decay.
     made = setup(rule="adamw_tau", optimizer=OptimizerSettings(0.1, weight_decay=0.02))
-    with pytest.raises(TaskError, match=r"rule adamw_tau: expected a group with weight_decay=setup.weight_decay = 0.02"):
+    with pytest.raises(
+        TaskError, match=r"rule adamw_tau: expected a group with weight_decay=setup.weight_decay = 0.02"
+    ):
         profile_of("AdamPoints", made)
     profile = profile_of("AdamPoints", setup())
     assert (profile.adaptive, profile.decoupled_decay) == (True, False)
@@ -425,12 +469,16 @@ def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
     assert profile.unused_parameters == ("unread",)
     assert (profile.training_set, profile.validation_set, profile.optimizer) == (400, 101, "SGD")
     assert not profile.adaptive
-    with pytest.raises(TaskError, match=r"expected a metric that Points.score returns \(accuracy, val_loss\), got 'f1'"):
+    with pytest.raises(
+        TaskError, match=r"expected a metric that Points.score returns \(accuracy, val_loss\), got 'f1'"
+    ):
         profile_of("Points", setup(metric="f1"))
 
 
 def test_more_accumulation_needs_less_memory() -> None:
-    peaks = [list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)]  # 12 steps each
+    peaks = [
+        list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)
+    ]  # 12 steps each
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] > 1.5 * peaks[2]
 
@@ -468,7 +516,9 @@ def test_counted_steps_are_priced_as_the_others() -> None:
 
 
 def test_a_precision_that_a_cpu_lacks_is_refused() -> None:
-    with pytest.raises(StudyFileError, match=r"training\.precision: expected fp32, bf16 or fp16 on a CPU, got tf32"):
+    with pytest.raises(
+        StudyFileError, match=r"training\.precision: expected fp32, bf16 or fp16 on a CPU, got tf32"
+    ):
         TrainingRun(Net(), setup(8, training={"precision": "tf32"}))
 
 

@@ -32,7 +32,9 @@ def test_a_task_and_a_loop_of_ones_own_both_complete() -> None:
 def test_numpys_numbers_are_numbers() -> None:
     made = Measurement(samples_seen=np.int64(3), elapsed_s=np.float32(0.5), accuracy=np.float64(0.25))  # type: ignore[arg-type]
     assert json.loads(json.dumps(made.to_dict()))["samples_seen"] == 3
-    with pytest.raises(TaskError, match="elapsed_s: expected a finite number >= 0, the seconds of training, got inf"):
+    with pytest.raises(
+        TaskError, match="elapsed_s: expected a finite number >= 0, the seconds of training, got inf"
+    ):
         Measurement(samples_seen=1, elapsed_s=float("inf"))
 
 

@@ -55,7 +55,11 @@ def padded(sentences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_padding_and_accumulation_change_no_result(accumulation: int, workers: int) -> None:
     """The same training step by step as with one batch, whatever the micro-batches are padded to."""
     one, other = (
-        list(train_task(Sentences(), setup(14, count, budget=100, training={"evaluations": 2, "workers": workers})))
+        list(
+            train_task(
+                Sentences(), setup(14, count, budget=100, training={"evaluations": 2, "workers": workers})
+            )
+        )
         for count in (1, accumulation)
     )
     assert [m.train_loss for m in one] == pytest.approx([m.train_loss for m in other], rel=1e-12)
@@ -69,7 +73,9 @@ def test_tokens_are_counted_as_they_were_trained_on() -> None:
         index = run.stream.take(0, measurement.samples_seen).index
         lengths = np.asarray(task.data(chosen).lengths)
         assert measurement.facts["tokens"] == sum(lengths[place] for place in index.tolist())
-        assert measurement.facts["tokens_per_s"] == pytest.approx(measurement.facts["tokens"] / measurement.elapsed_s)  # type: ignore[operator]
+        assert measurement.facts["tokens_per_s"] == pytest.approx(
+            measurement.facts["tokens"] / measurement.elapsed_s
+        )  # type: ignore[operator]
 
 
 def test_memory_is_traced_with_the_longest() -> None:

@@ -62,7 +62,9 @@ def test_torchvisions_models_fit_small_images(folder: Path, name: str) -> None:
     assert uniform.shape == (4, 3)
     if name == "resnet18":
         net = run.model[1]
-        assert net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(torch.zeros(1, 3, 32, 32)))))).shape[-1] == 32
+        assert (
+            net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(torch.zeros(1, 3, 32, 32)))))).shape[-1] == 32
+        )
 
 
 def test_augmentation_belongs_to_the_sample(folder: Path) -> None:
@@ -90,9 +92,18 @@ def test_augmentation_flips_and_shifts_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"model": "resnet81"}, "expected small_cnn or a torchvision model, got 'resnet81'. Did you mean 'resnet18'?"),
-        ({"augment": "flop"}, "space.augment: expected one of none, flip, crop_flip; got 'flop'. Did you mean 'flip'?"),
-        ({"dataset": "cifar"}, "space.dataset: expected one of folder, cifar10, .* got 'cifar'. Did you mean 'cifar10'?"),
+        (
+            {"model": "resnet81"},
+            "expected small_cnn or a torchvision model, got 'resnet81'. Did you mean 'resnet18'?",
+        ),
+        (
+            {"augment": "flop"},
+            "space.augment: expected one of none, flip, crop_flip; got 'flop'. Did you mean 'flip'?",
+        ),
+        (
+            {"dataset": "cifar"},
+            "space.dataset: expected one of folder, cifar10, .* got 'cifar'. Did you mean 'cifar10'?",
+        ),
         ({"dataset": "cifar10"}, "space.root: expected cifar10 in .* Copy it there, or write download: true"),
         ({"root": "/nowhere"}, "space.root: expected a folder train/ in /nowhere, got none"),
         (
@@ -108,9 +119,13 @@ def test_a_slip_in_the_options_is_told(folder: Path, parameters: dict[str, str],
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_cifar10_is_learned_from_its_images(cifar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_is_learned_from_its_images(
+    cifar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = setup(64, budget=2000 * 4, rate=0.1, parameters={"root": str(cifar_folder), "image_size": 16, "width": 8})
+    made = setup(
+        64, budget=2000 * 4, rate=0.1, parameters={"root": str(cifar_folder), "image_size": 16, "width": 8}
+    )
     last = list(train_task(Vision(), made))[-1]
     assert last.accuracy is not None
     assert last.accuracy > 0.25  # ten classes, 2,000 images, a few seconds

@@ -96,7 +96,9 @@ def test_unsplit_steps_give_the_very_bits_of_torchs_average() -> None:
 
 
 @given(st.floats(0.5, 0.99999), st.integers(1, 4096), st.lists(st.integers(1, 9000), min_size=1, max_size=9))
-def test_the_horizon_in_samples_is_the_same_at_every_batch(decay: float, reference: int, sizes: list[int]) -> None:
+def test_the_horizon_in_samples_is_the_same_at_every_batch(
+    decay: float, reference: int, sizes: list[int]
+) -> None:
     """Whatever steps so many samples are taken in, a weight of before them keeps the same share."""
     made = setup(training={"ema": decay}, reference_batch=reference)
     kept = math.fsum(math.log(made.ema_decay(size)) for size in sizes if made.ema_decay(size) > 1e-300)
@@ -128,14 +130,26 @@ def test_cut_off_and_resumed_the_average_is_bit_for_bit_the_same(tmp_path: Path,
     attempt.close()  # type: ignore[attr-defined]
     resumed = TrainingRun(Noisy(), replace(made, attempt=1))
     found = list(resumed.measurements())
-    assert [(one.scores, one.train_loss) for one in found] == [(one.scores, one.train_loss) for one in expected]
+    assert [(one.scores, one.train_loss) for one in found] == [
+        (one.scores, one.train_loss) for one in expected
+    ]
     assert all(map(torch.equal, resumed.averages, uninterrupted.averages))
-    assert all(map(torch.equal, resumed.model.state_dict().values(), uninterrupted.model.state_dict().values()))
+    assert all(
+        map(torch.equal, resumed.model.state_dict().values(), uninterrupted.model.state_dict().values())
+    )
 
 
-def test_what_is_saved_is_the_average_and_batch_norm_keeps_the_statistics_of_the_raw_weights(tmp_path: Path) -> None:
+def test_what_is_saved_is_the_average_and_batch_norm_keeps_the_statistics_of_the_raw_weights(
+    tmp_path: Path,
+) -> None:
     made = setup(
-        25, 2, budget=300, training={"ema": 0.9}, reference_batch=10, model_folder=str(tmp_path), smallest_micro_batch=2
+        25,
+        2,
+        budget=300,
+        training={"ema": 0.9},
+        reference_batch=10,
+        model_folder=str(tmp_path),
+        smallest_micro_batch=2,
     )
     run = TrainingRun(Noisy(), made)
     (*_, last) = run.measurements()

@@ -70,18 +70,24 @@ def assert_equal(found: Sequence[Any], expected: Sequence[Any], tolerance: float
 @pytest.mark.parametrize("clip_norm", [None, 0.3])
 def test_every_step_of_a_run_is_plain_torchs(kind: str, accumulation: int, clip_norm: float | None) -> None:
     # 600 samples, so steps of 70 cross an epoch's end, and 1,000 are 14 steps and a remainder of 20.
-    made = setup(70, accumulation, budget=1000, rate=0.05, training={"clip_norm": clip_norm, "evaluations": 3})
+    made = setup(
+        70, accumulation, budget=1000, rate=0.05, training={"clip_norm": clip_norm, "evaluations": 3}
+    )
     assert_equal(ours(made, kind), plain(made, kind))
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 3e-2), ("fp16", 1e-2)])
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_every_step_in_every_precision_is_plain_torchs(precision: str, tolerance: float, accumulation: int) -> None:
+def test_every_step_in_every_precision_is_plain_torchs(
+    precision: str, tolerance: float, accumulation: int
+) -> None:
     made = setup(70, accumulation, budget=700, rate=0.05, training={"precision": precision, "evaluations": 1})
     task = Recorded()
     task.kind, task.dtype = "tokens", torch.float32
     list(TrainingRun(task, made).measurements())
-    found, right = ([norm for norm, _ in steps] for steps in (task.steps, plain(made, "tokens", torch.float32)))
+    found, right = (
+        [norm for norm, _ in steps] for steps in (task.steps, plain(made, "tokens", torch.float32))
+    )
     assert found == pytest.approx(right, rel=tolerance)
 
 
@@ -101,7 +107,14 @@ def test_the_weight_of_a_step_is_its_own() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_on_two_devices_is_plain_torchs(kind: str) -> None:
-    made = setup(71, 2, budget=1000, rate=0.05, parameters={"kind": kind}, training={"evaluations": 2, "clip_norm": 0.5})
+    made = setup(
+        71,
+        2,
+        budget=1000,
+        rate=0.05,
+        parameters={"kind": kind},
+        training={"evaluations": 2, "clip_norm": 0.5},
+    )
     made = replace(made, plan=BatchPlan(71, 2, devices=2))
     try:
         *measurements, outcome = start_attempt("whole_run_task:Reported", made)
@@ -109,4 +122,6 @@ def test_every_step_on_two_devices_is_plain_torchs(kind: str) -> None:
         close_ranks()
     assert outcome == Outcome("complete"), outcome
     values = plain(made, kind)[-1][1]
-    assert measurements[-1].scores["norm"] == pytest.approx(sum(value * value for value in values) ** 0.5, rel=1e-9)
+    assert measurements[-1].scores["norm"] == pytest.approx(
+        sum(value * value for value in values) ** 0.5, rel=1e-9
+    )

@@ -14,7 +14,18 @@ import yaml
 from bsearch.objectives.machine import accelerator
 from bsearch.objectives.machine.gpus import usable_gpus
 from conftest import BSEARCH, small_study
-from device_trainings import CONVNET, CONVOLVED, DIGITS, LOOP, SAME, SIMILAR, check_similar, curve, flat, resumed
+from device_trainings import (
+    CONVNET,
+    CONVOLVED,
+    DIGITS,
+    LOOP,
+    SAME,
+    SIMILAR,
+    check_similar,
+    curve,
+    flat,
+    resumed,
+)
 from fake_gpu.child import TESTS, returned
 
 from other_device.build import environment
@@ -90,7 +101,9 @@ def test_other_precisions_are_close_to_the_cpus(found: dict[str, Any], name: str
 
 
 @pytest.mark.parametrize("name", [name for name in (*SAME, "gpt", *SIMILAR) if name not in DOUBLE])
-def test_a_device_without_double_precision_trains_all_the_same(found_in_single: dict[str, Any], name: str) -> None:
+def test_a_device_without_double_precision_trains_all_the_same(
+    found_in_single: dict[str, Any], name: str
+) -> None:
     on_cpu, on_device = found_in_single[name]
     assert flat(on_device) == pytest.approx(
         flat(on_cpu), rel=1e-2 if "bf16" in name else 1e-5, abs=0.02 if "bf16" in name else 0
@@ -116,7 +129,9 @@ def test_a_study_finds_and_uses_it(tmp_path: Path) -> None:
     study = small_study(task=DIGITS, budget={"trials": 2, "profile_s": 2}, devices={"kind": "gpu"})
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     command = [BSEARCH, "run", "study.yaml", "--serial"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[2/2]" in done.stderr + done.stdout
     assert "1.00 GiB per device" in done.stderr + done.stdout

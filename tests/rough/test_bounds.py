@@ -84,7 +84,12 @@ def study(folder: Path, code: str, **changes: object) -> Path:
 
 def bsearch(*arguments: object, limit_s: float = 60, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [BSEARCH, *map(str, arguments)], capture_output=True, text=True, timeout=limit_s, check=False, **options
+        [BSEARCH, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+        **options,
     )  # type: ignore[call-overload,no-any-return]
 
 
@@ -136,7 +141,9 @@ def test_a_flipped_bit_of_a_checkpoint_is_noticed(attack, tmp_path: Path) -> Non
         cluster={"checkpoints": "checkpoints", "checkpoint_every_s": 0, "trials_at_once": 1},
         budget={"trials": 1, "profile_s": 0},
     )
-    driver = subprocess.Popen([BSEARCH, "run", path, "--serial"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(
+        [BSEARCH, "run", path, "--serial"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     limit = time.monotonic() + 60
     while not (found := list(template.rglob("*.pt"))):
         assert driver.poll() is None
@@ -156,7 +163,9 @@ def test_a_flipped_bit_of_a_checkpoint_is_noticed(attack, tmp_path: Path) -> Non
         damaged[at // 8] ^= 1 << at % 8
         files.append(tmp_path / f"{number}.pt")
         files[-1].write_bytes(damaged)
-    done = subprocess.run([sys.executable, script, file, *files], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, script, file, *files], capture_output=True, text=True, timeout=120, check=False
+    )
     intact, *outcomes = done.stdout.splitlines()
     assert intact == "resumed", done.stdout + done.stderr
     for at, outcome in zip(flips, outcomes, strict=True):
@@ -192,7 +201,15 @@ def test_links_and_keys_are_not_sent(attack, tmp_path: Path) -> None:  # type: i
         (folder / name).write_text(key)
     done = bsearch("submit", path, "--launcher", "ray", "--dry-run")
     sent = done.stdout + done.stderr
-    for name in ("notes.txt", "linked", "server.pem", "id_rsa", "tls.key", "gcp-credentials.json", "plain.txt"):
+    for name in (
+        "notes.txt",
+        "linked",
+        "server.pem",
+        "id_rsa",
+        "tls.key",
+        "gcp-credentials.json",
+        "plain.txt",
+    ):
         with attack(name):
             assert done.returncode == 0, sent
             assert name in sent.partition("not sent")[2].partition("\n")[0]

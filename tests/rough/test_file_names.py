@@ -17,7 +17,17 @@ import bsearch
 def Points(setup: bsearch.TrialSetup):
     yield bsearch.Measurement(setup.samples_budget, 0.1, accuracy=0.5 + 0.0001 * setup.effective_batch)
 """
-NAMES = ["x/../../../../outside/train", "../outside/front", "/outside/front", "a\\..\\b", "..", ".", "~/x", "x\x00y", "a:b"]
+NAMES = [
+    "x/../../../../outside/train",
+    "../outside/front",
+    "/outside/front",
+    "a\\..\\b",
+    "..",
+    ".",
+    "~/x",
+    "x\x00y",
+    "a:b",
+]
 NAMES += ["n" * 300, "COM1", "a\nb", " ", "-rf", "%2e%2e/x", "\u202egnp", "é/è", "$HOME", "*", "x?y#z"]
 
 
@@ -25,7 +35,10 @@ def study_in(folder: Path, *parameters: str) -> Path:
     """A study with parameters of these names, run."""
     folder.mkdir(parents=True)
     (folder / "tasks.py").write_text(TASK)
-    space = {"effective_batch": {"low": 16, "high": 400}, "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64}}
+    space = {
+        "effective_batch": {"low": 16, "high": 400},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+    }
     study = {
         "study": "small",
         "task": "tasks.py:Points",
@@ -41,7 +54,11 @@ def study_in(folder: Path, *parameters: str) -> Path:
 
 
 def outside(root: Path, inside: Path) -> set[Path]:
-    return {path for path in root.rglob("*") if path != inside and inside not in path.parents and path not in inside.parents}
+    return {
+        path
+        for path in root.rglob("*")
+        if path != inside and inside not in path.parents and path not in inside.parents
+    }
 
 
 @pytest.mark.long
@@ -52,7 +69,11 @@ def test_no_parameter_names_a_file_outside_the_study(attack, tmp_path: Path) -> 
     theirs.mkdir()
     for ending in ("html", "csv", "json"):
         (theirs / f"train.{ending}").write_text("kept")
-    for command in (["report", str(path)], ["export", str(path), "--out", str(inside / "x.csv")], ["show", str(path), "--all"]):
+    for command in (
+        ["report", str(path)],
+        ["export", str(path), "--out", str(inside / "x.csv")],
+        ["show", str(path), "--all"],
+    ):
         said = entered(*command)
         for name in NAMES:
             with attack(f"{command[0]}: a parameter {name!r}"):
@@ -76,7 +97,11 @@ def test_no_stored_name_leads_out_of_the_results(attack, finished: Path, tmp_pat
             for column in {"name", "study", "base_name"} & columns if table.startswith("bsearch_") else ():
                 connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = 'small'", (name,))  # noqa: S608
     before, url = set(folder.rglob("*")), f"sqlite:///{folder}/small.db"
-    for command in (["report", url], ["export", url, "--to", "tensorboard"], ["train", url, "--pick", "best", "--serial"]):
+    for command in (
+        ["report", url],
+        ["export", url, "--to", "tensorboard"],
+        ["train", url, "--pick", "best", "--serial"],
+    ):
         with attack(f"{command[0]}: a stored study {name!r}"), pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             said = entered(*command).output

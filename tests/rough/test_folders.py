@@ -68,7 +68,9 @@ NAMES = [
 def printed(*arguments: str) -> str:
     """What a command prints; it must end well, and with no word of a bug."""
     done = bsearch(*arguments)
-    assert done.exit_code == 0, f"{arguments[0]} ended with {done.exit_code}: {done.output!r} {done.exception!r}"
+    assert done.exit_code == 0, (
+        f"{arguments[0]} ended with {done.exit_code}: {done.output!r} {done.exception!r}"
+    )
     assert "internal error" not in done.output
     return done.output
 

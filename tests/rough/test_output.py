@@ -50,7 +50,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def shell(command: str, variables: dict[str, str], *arguments: Path | str) -> subprocess.CompletedProcess[bytes]:
+def shell(
+    command: str, variables: dict[str, str], *arguments: Path | str
+) -> subprocess.CompletedProcess[bytes]:
     """A line of bash, in which "$@" is a command of bsearch's; its exit code is that of the command."""
     return subprocess.run(
         ["bash", "-c", f'"$0" "$@" {command}; exit "${{PIPESTATUS[0]}}"', BSEARCH, *arguments],
@@ -81,7 +83,9 @@ def test_streams(attack: Callable[..., object], name: str, study: Path) -> None:
     if name not in ERRORS:
         return
     with attack(f"an error: {name}"):  # type: ignore[attr-defined]
-        is_well(shell(redirected, variables, "show", study.parent / os.fsdecode(b"caf\xe9 \xe2\x82\xac.yaml")), 2)
+        is_well(
+            shell(redirected, variables, "show", study.parent / os.fsdecode(b"caf\xe9 \xe2\x82\xac.yaml")), 2
+        )
 
 
 @pytest.mark.parametrize("name", ["LC_ALL=POSIX, no UTF-8 mode", "/dev/full"])
@@ -92,16 +96,23 @@ def test_a_study_runs_to_its_end(attack: Callable[..., object], name: str, tmp_p
     with attack(f"run: {name}"):  # type: ignore[attr-defined]
         is_well(shell(redirected, variables, "run", "--serial", file), 1 if name in FULL else 0)
         with closing(sqlite3.connect(folder / "small.db")) as connection:
-            assert connection.execute("SELECT COUNT(*) FROM bsearch_trial WHERE outcome = 'complete'").fetchone() == (3,)
+            assert connection.execute(
+                "SELECT COUNT(*) FROM bsearch_trial WHERE outcome = 'complete'"
+            ).fetchone() == (3,)
 
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONIOENCODING": "ascii"}], ids=["utf-8", "ascii"])
-def test_a_terminal_of_forty_columns(attack: Callable[..., object], variables: dict[str, str], study: Path) -> None:
+def test_a_terminal_of_forty_columns(
+    attack: Callable[..., object], variables: dict[str, str], study: Path
+) -> None:
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 40, 0, 0))
     with attack(f"show on 40 columns: {variables}"):  # type: ignore[attr-defined]
         shown = subprocess.Popen(
-            [BSEARCH, "show", study], stdout=side, stderr=side, env={**os.environ, "TERM": "xterm", **variables}
+            [BSEARCH, "show", study],
+            stdout=side,
+            stderr=side,
+            env={**os.environ, "TERM": "xterm", **variables},
         )
         os.close(side)
         printed = b""
@@ -130,6 +141,10 @@ def test_python(attack: Callable[..., object], tmp_path: Path) -> None:
     command = [Path(BSEARCH).parent / "python", "-c", PRINTS, file]
     with attack("bsearch.run in Python: ascii"):  # type: ignore[attr-defined]
         done = subprocess.run(
-            command, capture_output=True, check=False, timeout=120, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+            command,
+            capture_output=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
         )
         assert done.returncode == 0, done.stderr.decode()

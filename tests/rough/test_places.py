@@ -72,7 +72,9 @@ def test_a_closed_terminal(attack: Callable[..., Any], tmp_path: Path) -> None:
     space = {"effective_batch": 8, "reference_rate": {"low": 0.1, "high": 0.5}, "epochs": 60}
     file, database = tiny_study(tmp_path, SLOW, space=space), tmp_path / "small.db"
     with attack("SIGHUP ends a study in order"):
-        run = subprocess.Popen([BSEARCH, "run", "--serial", file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        run = subprocess.Popen(
+            [BSEARCH, "run", "--serial", file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         until = time.monotonic() + 90
         while time.monotonic() < until and not (database.exists() and begun(database)):
             time.sleep(0.1)
@@ -94,7 +96,9 @@ def test_a_driver_that_is_gone(attack: Callable[..., Any], tmp_path: Path) -> No
     with attack("show says that nobody runs a study with begun trials"):
         assert "No driver is running small" in printed("show", file)
     with closing(sqlite3.connect(tmp_path / "small.db")) as connection:
-        dead = subprocess.run(["bash", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+        dead = subprocess.run(
+            ["bash", "-c", "echo $$"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         holder = f"{os.uname().nodename}:{dead}:2026-01-01 00:00:00 UTC {own_mark()}-abcdef12"
         connection.execute("UPDATE bsearch_study SET holder = ?, heartbeat_at = 1", (holder,))
         connection.commit()
@@ -102,7 +106,9 @@ def test_a_driver_that_is_gone(attack: Callable[..., Any], tmp_path: Path) -> No
         assert "No driver is running small" in printed("show", file)
 
 
-@pytest.mark.parametrize("name", ["two words", "$HOME", "a;b", "it's", "-dash", "[x]*", "new\nline", "caf\udce9"])
+@pytest.mark.parametrize(
+    "name", ["two words", "$HOME", "a;b", "it's", "-dash", "[x]*", "new\nline", "caf\udce9"]
+)
 def test_what_is_suggested_can_be_typed(
     attack: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,12 +127,18 @@ def test_what_is_suggested_can_be_typed(
             assert Path(os.fsdecode(argument)) == Path(file), f"{typed}: {argument!r}"
 
 
-def test_files_that_look_like_options(attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_look_like_options(
+    attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_study(tmp_path).rename(tmp_path / "-x.yaml")
     monkeypatch.chdir(tmp_path)
     with attack("-x.yaml"):
         said = entered("run", "--serial", "--", "-x.yaml").output
-        typed = next(line for line in said.splitlines() if line.startswith("  bsearch show")).strip().split("  ")[0]
+        typed = (
+            next(line for line in said.splitlines() if line.startswith("  bsearch show"))
+            .strip()
+            .split("  ")[0]
+        )
         assert entered(*shlex.split(typed)[1:]).exit_code == 0
 
 
@@ -142,7 +154,9 @@ def test_a_task_that_leaves_its_folder(
     with attack(f"{task}: run"):
         done = entered("run", "--serial", os.path.relpath(file, stands))
         assert "internal error" not in done.output, done.output
-        if task == "REMOVES" and done.exit_code == 2:  # torch needs a working directory to import a part of itself
+        if (
+            task == "REMOVES" and done.exit_code == 2
+        ):  # torch needs a working directory to import a part of itself
             assert "a test step failed: FileNotFoundError" in done.output
             return
         assert done.exit_code == 0, done.output
@@ -150,7 +164,9 @@ def test_a_task_that_leaves_its_folder(
         assert (file.parent / "results" / "small" / "front.json").is_file()
 
 
-def test_a_folder_that_is_gone(attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_gone(
+    attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tiny_study(tmp_path / "study")
     printed("run", "--serial", file)
     gone = tmp_path / "gone"
@@ -167,7 +183,9 @@ def test_progress_in_a_file(attack: Callable[..., Any], tmp_path: Path) -> None:
     with attack("lines of progress are not wrapped"), redirect_stdout(StringIO()) as said:
         bsearch.run(file, serial=True)
     with attack("a line is whole"):
-        assert next(line for line in said.getvalue().splitlines() if line.startswith("examined:")).endswith(")")
+        assert next(line for line in said.getvalue().splitlines() if line.startswith("examined:")).endswith(
+            ")"
+        )
 
 
 def test_ray(attack: Callable[..., Any], tmp_path: Path) -> None:

@@ -81,14 +81,17 @@ def written(folder: Path) -> str:
     return "\n".join(
         path.read_text(errors="replace")
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix in (".json", ".csv", ".html", ".log", ".sh", ".sbatch", ".txt", ".svg")
+        if path.is_file()
+        and path.suffix in (".json", ".csv", ".html", ".log", ".sh", ".sbatch", ".txt", ".svg")
     )
 
 
 @pytest.mark.parametrize("number", range(len(URLS)))
 def test_no_place_shows_a_secret(attack, places: Path, number: int) -> None:  # type: ignore[no-untyped-def]
     url = URLS[number]
-    study = small_study(task="tasks.py:Points", budget={"trials": 2}, training={"samples": 400, "evaluations": 1}, storage=url)
+    study = small_study(
+        task="tasks.py:Points", budget={"trials": 2}, training={"samples": 400, "evaluations": 1}, storage=url
+    )
     Path("study.yaml").write_text(yaml.safe_dump(study))
     commands = [
         ["run", "study.yaml", "--serial"],
@@ -97,7 +100,11 @@ def test_no_place_shows_a_secret(attack, places: Path, number: int) -> None:  # 
         ["submit", "study.yaml", "--launcher", "ray", "--dry-run"],
     ]
     if url.startswith("sqlite"):  # with results
-        commands += [["check", "study.yaml"], ["export", "study.yaml", "--to", "json"], ["report", "study.yaml"]]
+        commands += [
+            ["check", "study.yaml"],
+            ["export", "study.yaml", "--to", "json"],
+            ["report", "study.yaml"],
+        ]
         commands += [
             ["check", "study.yaml", "--machine"],
             ["ask", "study.yaml"],

@@ -71,12 +71,25 @@ def renamed(finished: Path, folder: Path, **parameters: Any) -> Path:
     return folder / "study.yaml"
 
 
-NAMES = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\t=1", "a\x1b[31mred", "evil\u202egnp", "two\nlines", 'quo"te', "a,b"]
+NAMES = [
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2",
+    "@SUM(A1)",
+    "\t=1",
+    "a\x1b[31mred",
+    "evil\u202egnp",
+    "two\nlines",
+    'quo"te',
+    "a,b",
+]
 # What a terminal interprets, beside line ends, which quotes hold together.
 CONTROL = {"\x1b", "\u202e", "\u2066", "\r"}
 
 
-def test_no_cell_begins_a_formula_whatever_a_parameter_is_called(attack: Any, finished: Path, tmp_path: Path) -> None:
+def test_no_cell_begins_a_formula_whatever_a_parameter_is_called(
+    attack: Any, finished: Path, tmp_path: Path
+) -> None:
     for place, name in enumerate(NAMES):
         path = renamed(finished, tmp_path / str(place), **{name: name})
         with attack(f"CSV: {name!r}"):
@@ -91,7 +104,18 @@ def test_no_cell_begins_a_formula_whatever_a_parameter_is_called(attack: Any, fi
             assert yaml.safe_load(text[text.index("study:") :])["parameters"][name] == name
 
 
-NUMBERS = ["1e-320", "-1e-320", "5e-324", "1e308", "-1e308", "1e-200", "1e200", "9223372036854775807", "0.0", "-0.0"]
+NUMBERS = [
+    "1e-320",
+    "-1e-320",
+    "5e-324",
+    "1e308",
+    "-1e308",
+    "1e-200",
+    "1e200",
+    "9223372036854775807",
+    "0.0",
+    "-0.0",
+]
 PLACES: list[tuple[str, ...]] = [
     ("space", "width", "step"),
     ("space", "width", "low"),
@@ -138,11 +162,15 @@ def test_numbers_whose_quotients_are_none_are_refused_by_name_or_used(attack: An
 @pytest.fixture
 def dashboard(finished: Path, tmp_path: Path) -> Iterator[tuple[int, Path, Path]]:
     """The port of a served dashboard, its database, and what it prints."""
-    folder = shutil.copytree(finished, tmp_path / "served", ignore=shutil.ignore_patterns("results", "__pycache__"))
+    folder = shutil.copytree(
+        finished, tmp_path / "served", ignore=shutil.ignore_patterns("results", "__pycache__")
+    )
     said = tmp_path / "said"
     with said.open("w") as errors:
         command = [BSEARCH, "dashboard", folder / "study.yaml", "--port", "0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ))
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ)
+        )
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
@@ -185,7 +213,10 @@ def test_a_report_of_long_names_fits_a_telephone(attack: Any, finished: Path, tm
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("there is no Chromium here")
-    words = {"a_name_" * 8: "another_very_long_name_" * 4, "sentence": "many words with spaces between them that go on " * 4}
+    words = {
+        "a_name_" * 8: "another_very_long_name_" * 4,
+        "sentence": "many words with spaces between them that go on " * 4,
+    }
     path = renamed(finished, tmp_path / "long", **words)
     in_words(run("report", path, "--out", tmp_path / "report.html"), 0)
     with sync_api.sync_playwright() as playwright:
@@ -196,7 +227,10 @@ def test_a_report_of_long_names_fits_a_telephone(attack: Any, finished: Path, tm
             view.wait_for_selector("#plot-front svg")
             for opens in (False, True):
                 with attack(f"{width} pixels, all {'open' if opens else 'closed'}"):
-                    view.evaluate("opens => document.querySelectorAll('details').forEach(part => part.open = opens)", opens)
+                    view.evaluate(
+                        "opens => document.querySelectorAll('details').forEach(part => part.open = opens)",
+                        opens,
+                    )
                     view.wait_for_timeout(300)
                     assert view.evaluate("document.documentElement.scrollWidth") <= width
         browser.close()

@@ -26,7 +26,10 @@ BSEARCH = Path(sys.executable).parent / "bsearch"
 STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
-    "space": {"effective_batch": {"low": 16, "high": 400}, "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64}},
+    "space": {
+        "effective_batch": {"low": 16, "high": 400},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+    },
     "training": {"evaluations": 2},
     "sampler": "random",
     "stopping": "none",
@@ -54,7 +57,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study whose driver was killed in its 13th trial; not to be changed."""
     path = written(tmp_path_factory.mktemp("killed"))
     done = subprocess.run(
-        [BSEARCH, "run", path, "--serial"], env={**os.environ, "KILLED_AT": "12"}, capture_output=True, text=True, timeout=120
+        [BSEARCH, "run", path, "--serial"],
+        env={**os.environ, "KILLED_AT": "12"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     return path.parent
@@ -73,7 +80,11 @@ def finished(killed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of(folder: Path, to: Path) -> Path:
-    return Path(shutil.copytree(folder, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("results", "__pycache__")))
+    return Path(
+        shutil.copytree(
+            folder, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("results", "__pycache__")
+        )
+    )
 
 
 def shown(path: Path) -> int:
@@ -113,13 +124,17 @@ def read_only(folder: Path, *commands: list[object]) -> list[tuple[int, str, str
     if subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True).returncode:
         pytest.skip("this machine allows no mounts of a user's own")
     script = ["unshare", "-rm", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c", WALK]
-    done = subprocess.run([*script, json.dumps(commands, default=str)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*script, json.dumps(commands, default=str)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return [(code, out, error) for code, out, error in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
-def test_a_colleagues_read_only_folder_is_shown(attack: Any, finished: Path, tmp_path: Path, journal: str) -> None:
+def test_a_colleagues_read_only_folder_is_shown(
+    attack: Any, finished: Path, tmp_path: Path, journal: str
+) -> None:
     folder = copy_of(finished, tmp_path / journal)
     with closing(sqlite3.connect(folder / "small.db")) as database:
         database.execute({"wal": "PRAGMA journal_mode=wal", "delete": "PRAGMA journal_mode=delete"}[journal])
@@ -145,7 +160,9 @@ def test_a_colleagues_read_only_folder_is_shown(attack: Any, finished: Path, tmp
         assert sum(json.loads(walked[0][1])["trials"].values()) == 16
 
 
-def test_a_read_only_folder_with_a_log_is_never_shown_as_it_was_before(attack: Any, killed: Path, tmp_path: Path) -> None:
+def test_a_read_only_folder_with_a_log_is_never_shown_as_it_was_before(
+    attack: Any, killed: Path, tmp_path: Path
+) -> None:
     for lost in ((), ("small.db-shm",)):
         folder = copy_of(killed, tmp_path / str(len(lost)))
         for file in lost:
@@ -187,7 +204,10 @@ SPOILED = {
     "a page of noise in it": lambda path: path.write_bytes(
         path.read_bytes()[:8192] + os.urandom(4096) + path.read_bytes()[12288:]
     ),
-    "another program's": lambda path: (path.unlink(), statement("CREATE TABLE t (x); INSERT INTO t VALUES (1)")(path)),
+    "another program's": lambda path: (
+        path.unlink(),
+        statement("CREATE TABLE t (x); INSERT INTO t VALUES (1)")(path),
+    ),
     "without measurements": statement("DROP TABLE bsearch_measurement"),
     "without trials": statement("DROP TABLE bsearch_trial"),
     "without a column": statement("ALTER TABLE bsearch_trial DROP COLUMN facts"),
@@ -197,7 +217,9 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_a_file_that_is_not_whole_is_told_with_what_helps(attack: Any, finished: Path, tmp_path: Path, part: int) -> None:
+def test_a_file_that_is_not_whole_is_told_with_what_helps(
+    attack: Any, finished: Path, tmp_path: Path, part: int
+) -> None:
     for place, (name, spoil) in list(enumerate(SPOILED.items()))[part::2]:
         folder = copy_of(finished, tmp_path / str(place))
         spoil(folder / "small.db")

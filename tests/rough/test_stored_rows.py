@@ -63,7 +63,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of(finished: Path, folder: Path) -> Path:
-    shutil.copytree(finished, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("results", "__pycache__"))
+    shutil.copytree(
+        finished, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("results", "__pycache__")
+    )
     # Under a new path the task is another file of the same code.
     return folder / "study.yaml"
 
@@ -80,7 +82,24 @@ def trial_rows(database: Path) -> dict[Any, tuple[Any, ...]]:
 
 # What a value may be replaced with, in SQL and inside of a JSON document.
 SQL_VALUES: tuple[Any, ...] = (
-    *(None, "", "abc", "[]", "{}", "null", "5", 5, -1, 0, 0.5, 1e308, float("inf"), -float("inf"), 2**62, b"\xff\x00"),
+    *(
+        None,
+        "",
+        "abc",
+        "[]",
+        "{}",
+        "null",
+        "5",
+        5,
+        -1,
+        0,
+        0.5,
+        1e308,
+        float("inf"),
+        -float("inf"),
+        2**62,
+        b"\xff\x00",
+    ),
     "\ufffd\x00",
     *('{"a": NaN}', "[NaN, Infinity]", "[1]", "\u202egnp\x1b[31m", "9999-99-99T99:99:99"),
 )
@@ -117,7 +136,13 @@ TABLES = (*DOCUMENTS, "bsearch_trial", "bsearch_trial")  # twice as often: they 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of every value in a JSON document."""
-    inner = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    inner = (
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
+    )
     return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
 
 
@@ -145,7 +170,11 @@ def alter(draw: random.Random, database: Path) -> tuple[str, Any]:
         table = draw.choice(TABLES)
         (rowid,) = draw.choice(sql(database, f"SELECT rowid FROM {table}"))
         columns = [row[1].decode() for row in sql(database, f"PRAGMA table_info({table})")]
-        number = sql(database, f"SELECT number FROM {table} WHERE rowid = ?", rowid)[0][0] if "trial" in table else None
+        number = (
+            sql(database, f"SELECT number FROM {table} WHERE rowid = ?", rowid)[0][0]
+            if "trial" in table
+            else None
+        )
         kind = draw.choice(("document", "document", "column", "delete"))
         if kind == "delete":
             sql(database, f"DELETE FROM {table} WHERE rowid = ?", rowid)
@@ -195,7 +224,9 @@ HOLDERS = {
 
 
 @pytest.mark.long
-def test_a_holder_of_any_form_holds_until_its_lock_expires(attack: Any, finished: Path, tmp_path: Path) -> None:
+def test_a_holder_of_any_form_holds_until_its_lock_expires(
+    attack: Any, finished: Path, tmp_path: Path
+) -> None:
     now = "(julianday('now') - 2440587.5) * 86400.0"
     for place, (name, holder) in enumerate(HOLDERS.items()):
         path = copy_of(finished, tmp_path / str(place))
@@ -227,7 +258,10 @@ def test_any_row_may_be_altered(attack: Any, finished: Path, tmp_path: Path, par
             for command, result in walked.items():
                 try:
                     # A study's results outlive any other row: only its own may end a command that shows them.
-                    in_words(result, *(() if "bsearch_study" in what or command in ("show --pick", "ask") else (0,)))
+                    in_words(
+                        result,
+                        *(() if "bsearch_study" in what or command in ("show --pick", "ask") else (0,)),
+                    )
                 except AssertionError as error:
                     raise AssertionError(f"{command}: {error}") from None
             if (shown := walked["show --all --json"]).exit_code == 0:
@@ -235,8 +269,12 @@ def test_any_row_may_be_altered(attack: Any, finished: Path, tmp_path: Path, par
                 others = {other: trial for other, trial in before.items() if other != number}
                 same = ("outcome", "accuracy", "train_s", "effective_batch", "learning_rate")
                 assert all(now[other][key] == trial[key] for other, trial in others.items() for key in same)
-                if number in before and (number not in now or now[number]["outcome"] not in ("complete", "stopped")):
-                    assert f"trial {number}" in shown.stderr + walked["show --all"].output, "left out without a word"
+                if number in before and (
+                    number not in now or now[number]["outcome"] not in ("complete", "stopped")
+                ):
+                    assert f"trial {number}" in shown.stderr + walked["show --all"].output, (
+                        "left out without a word"
+                    )
             if case % 3 == 0:
                 in_words(run("report", path))
                 with warnings.catch_warnings():
@@ -246,4 +284,6 @@ def test_any_row_may_be_altered(attack: Any, finished: Path, tmp_path: Path, par
             kept = trial_rows(database)
             in_words(run("run", path, "--serial"))
             now_kept = trial_rows(database)
-            assert all(now_kept.get(other) == row for other, row in kept.items() if row[3] != b"interrupted"), "a row changed"
+            assert all(
+                now_kept.get(other) == row for other, row in kept.items() if row[3] != b"interrupted"
+            ), "a row changed"

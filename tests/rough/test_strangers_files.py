@@ -38,7 +38,9 @@ SEED = int(os.environ.get("BSEARCH_SEED", date.today().isocalendar().week))
 TIMES = int(os.environ.get("BSEARCH_ATTACKS_EACH", "150"))
 BUG = ("internal error", "a bug in bsearch")
 # What a terminal interprets: control characters but for line feeds and tabs, and what turns the direction of writing.
-INTERPRETED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+INTERPRETED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 Files = dict[str, bytes]
 Rows = list[dict[str, Any]]
 
@@ -106,7 +108,10 @@ def parquet_source() -> Files:
 def trainer_source() -> Files:
     files: Files = {}
     for place, row in enumerate(rows()):
-        history = [{"eval_accuracy": row["val_acc"] - 0.1, "step": 5}, {"eval_accuracy": row["val_acc"], "step": 10}]
+        history = [
+            {"eval_accuracy": row["val_acc"] - 0.1, "step": 5},
+            {"eval_accuracy": row["val_acc"], "step": 10},
+        ]
         steps = 1280 // row["batch_size"]
         state = {
             "global_step": steps,
@@ -116,7 +121,11 @@ def trainer_source() -> Files:
             "train_batch_size": row["batch_size"],
         }
         history += [{"train_runtime": row["train_s"], "train_loss": 0.5, "step": 10}]
-        arguments = {"learning_rate": row["lr"], "per_device_train_batch_size": row["batch_size"], "seed": place}
+        arguments = {
+            "learning_rate": row["lr"],
+            "per_device_train_batch_size": row["batch_size"],
+            "seed": place,
+        }
         files[f"run{place}/trainer_state.json"] = json.dumps({**state, "log_history": history}).encode()
         files[f"run{place}/args.json"] = json.dumps(arguments).encode()
     return files
@@ -139,7 +148,12 @@ def tune_source() -> Files:
     for place, row in enumerate(rows()):
         settings, results = parts(row)
         files[f"t{place}/params.json"] = json.dumps(settings).encode()
-        report = {"training_iteration": 1, "time_total_s": results["train_s"], "done": True, "val_acc": results["val_acc"]}
+        report = {
+            "training_iteration": 1,
+            "time_total_s": results["train_s"],
+            "done": True,
+            "val_acc": results["val_acc"],
+        }
         files[f"t{place}/result.json"] = json.dumps(report).encode() + b"\n"
         data.append([json.dumps({"relative_logdir": f"t{place}", "status": "TERMINATED"}), "{}"])
     files["experiment_state-2026.json"] = json.dumps({"trial_data": data}).encode()
@@ -172,7 +186,9 @@ def wandb_records(row: dict[str, Any], place: int) -> list[bytes]:
 
 def wandb_source() -> Files:
     return {
-        f"wandb/run-20260101_0000{place:02}-id{place}/run-id{place}.wandb": wandb_log(wandb_records(row, place))
+        f"wandb/run-20260101_0000{place:02}-id{place}/run-id{place}.wandb": wandb_log(
+            wandb_records(row, place)
+        )
         for place, row in enumerate(rows())
     }
 
@@ -212,7 +228,9 @@ def events_of(row: dict[str, Any]) -> list[bytes]:
 
 
 def tensorboard_source() -> Files:
-    return {f"r{place}/events.out.tfevents.1.h": event_file(events_of(row)) for place, row in enumerate(rows())}
+    return {
+        f"r{place}/events.out.tfevents.1.h": event_file(events_of(row)) for place, row in enumerate(rows())
+    }
 
 
 def optuna_source() -> Files:
@@ -247,15 +265,36 @@ def optuna_source() -> Files:
 def mlflow_source() -> Files:
     """A store of files, as MLflow writes it."""
     pytest.importorskip("mlflow")
-    experiment = {"artifact_location": "file:///x", "creation_time": 1, "experiment_id": "1", "last_update_time": 1}
+    experiment = {
+        "artifact_location": "file:///x",
+        "creation_time": 1,
+        "experiment_id": "1",
+        "last_update_time": 1,
+    }
     experiment |= {"lifecycle_stage": "active", "name": "e"}
     files: Files = {"1/meta.yaml": yaml.safe_dump(experiment).encode()}
     for place, row in enumerate(rows()):
         settings, results = parts(row)
         name = f"{place:032x}"
-        info = {"artifact_uri": "file:///x", "end_time": 1700000000000 + int(1000 * results["train_s"]), "entry_point_name": ""}
-        info |= {"experiment_id": "1", "lifecycle_stage": "active", "run_id": name, "run_uuid": name, "run_name": f"r{place}"}
-        info |= {"source_name": "", "source_type": 4, "source_version": "", "start_time": 1700000000000, "status": 3}
+        info = {
+            "artifact_uri": "file:///x",
+            "end_time": 1700000000000 + int(1000 * results["train_s"]),
+            "entry_point_name": "",
+        }
+        info |= {
+            "experiment_id": "1",
+            "lifecycle_stage": "active",
+            "run_id": name,
+            "run_uuid": name,
+            "run_name": f"r{place}",
+        }
+        info |= {
+            "source_name": "",
+            "source_type": 4,
+            "source_version": "",
+            "start_time": 1700000000000,
+            "status": 3,
+        }
         info |= {"tags": [], "user_id": "u"}
         files[f"1/{name}/meta.yaml"] = yaml.safe_dump(info).encode()
         files[f"1/{name}/tags/mlflow.runName"] = f"r{place}".encode()
@@ -303,7 +342,9 @@ def run(*arguments: object) -> Result:
 
 def place_of(text: str) -> str:
     """The last line of this package in a traceback."""
-    found = re.findall(r'File "[^"]*?/((?:search|spaces|commands|extras|objectives|cluster)/[^"]+)", line (\d+)', text)
+    found = re.findall(
+        r'File "[^"]*?/((?:search|spaces|commands|extras|objectives|cluster)/[^"]+)", line (\d+)', text
+    )
     return ":".join(found[-1]) if found else "?"
 
 
@@ -328,7 +369,9 @@ def well(result: Result, seen: set[str], what: str, *, named: str = "") -> None:
     elif result.exit_code and named and named not in output:
         broken = f"the message names no {named}: {output[-300:]}"
     kind = (
-        re.sub(r"-?[\d.]+(e[+-]?\d+)?|'[^']*'|got.*", "", broken)[:90] if "Validation" in broken else broken.partition(":")[0]
+        re.sub(r"-?[\d.]+(e[+-]?\d+)?|'[^']*'|got.*", "", broken)[:90]
+        if "Validation" in broken
+        else broken.partition(":")[0]
     )
     key = f"{kind} {broken.rpartition(' at ')[2][:60]}"
     if broken and key not in seen:
@@ -387,14 +430,18 @@ def limited(attacked: list[str], small: Path) -> None:
     """A command in a process of its own ends in words, soon and within memory."""
     command = [sys.executable, "-c", CHILD, json.dumps(attacked), str(small)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=16, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=16, check=False, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("it did not end within 14 s") from None
     assert done.returncode == 0, f"died with {done.returncode}: {done.stderr[-500:]}"
     found = json.loads(done.stdout.splitlines()[-1])
     output, spent = found["out"] + found["err"], f"({found['s']:.1f} s, {found['mib']} MiB)"
     assert not found["escaped"], f"escaped {spent}: {found['escaped']}"
-    assert not any(word in output for word in BUG), f"{output.splitlines()[-2:]} at {place_of(output)} {spent}"
+    assert not any(word in output for word in BUG), (
+        f"{output.splitlines()[-2:]} at {place_of(output)} {spent}"
+    )
     assert found["code"] in (0, 1, 2), f"exit code {found['code']}"
     assert found["s"] < MOST_S, f"took {found['s']:.0f} s"
     assert found["mib"] < MOST_MIB, f"took {found['mib']} MiB"
@@ -448,7 +495,10 @@ def merges(levels: int) -> str:
 def wide(columns: int, name: str = "column {}", count: int = 3) -> bytes:
     table = rows(count)
     header = [*table[0], *(name.format(place) for place in range(columns))]
-    lines = [[*map(str, row.values()), *(str(place + at) for at in range(columns))] for place, row in enumerate(table)]
+    lines = [
+        [*map(str, row.values()), *(str(place + at) for at in range(columns))]
+        for place, row in enumerate(table)
+    ]
     return "\n".join(",".join(line) for line in [header, *lines]).encode() + b"\n"
 
 
@@ -464,7 +514,9 @@ def parquet_of(**columns: Any) -> bytes:
 def parquet_rows(count: int) -> bytes:
     import numpy as np
 
-    return parquet_of(lr=np.full(count, 0.1, "f4"), batch_size=np.full(count, 8, "i1"), val_acc=np.full(count, 0.5, "f4"))
+    return parquet_of(
+        lr=np.full(count, 0.1, "f4"), batch_size=np.full(count, 8, "i1"), val_acc=np.full(count, 0.5, "f4")
+    )
 
 
 def parquet_list() -> bytes:
@@ -529,15 +581,29 @@ def deep(levels: int = 100_000) -> bytes:
 
 DIGITS = b"1" * 4301
 LIMITS: dict[str, Callable[[], tuple[Files, list[str]]]] = {
-    "pickle: nested tuples as a key": lambda: ask(arguments(STATED % (b"}" + NESTED + b"K\x01s") + b""), "trainer:{}"),
-    "pickle: nested tuples in a set": lambda: ask(arguments(STATED % (b"\x8f(" + NESTED + b"\x90")), "trainer:{}"),
+    "pickle: nested tuples as a key": lambda: ask(
+        arguments(STATED % (b"}" + NESTED + b"K\x01s") + b""), "trainer:{}"
+    ),
+    "pickle: nested tuples in a set": lambda: ask(
+        arguments(STATED % (b"\x8f(" + NESTED + b"\x90")), "trainer:{}"
+    ),
     "pickle: nested tuples in an error": lambda: ask(arguments(b"\x80\x04" + NESTED + b"."), "trainer:{}"),
     "pickle: nested tuples called": lambda: ask(arguments(b"\x80\x04" + NESTED + b")R."), "trainer:{}"),
-    "pickle: 3 GB of bytearray8": lambda: ask(arguments(b"\x80\x05\x96" + struct.pack("<Q", 3 << 30) + b"."), "trainer:{}"),
-    "pickle: 2^62 of bytearray8": lambda: ask(arguments(b"\x80\x05\x96" + struct.pack("<Q", 1 << 62) + b"."), "trainer:{}"),
-    "pickle: 2^40 of frame": lambda: ask(arguments(b"\x80\x05\x95" + struct.pack("<Q", 1 << 40) + b"."), "trainer:{}"),
-    "pickle: 2^40 of bytes": lambda: ask(arguments(b"\x80\x05\x8e" + struct.pack("<Q", 1 << 40) + b"."), "trainer:{}"),
-    "pickle: four million sets": lambda: ask(arguments(b"\x80\x04" + b"\x8f" * ((1 << 22) - 9), packed=True), "trainer:{}"),
+    "pickle: 3 GB of bytearray8": lambda: ask(
+        arguments(b"\x80\x05\x96" + struct.pack("<Q", 3 << 30) + b"."), "trainer:{}"
+    ),
+    "pickle: 2^62 of bytearray8": lambda: ask(
+        arguments(b"\x80\x05\x96" + struct.pack("<Q", 1 << 62) + b"."), "trainer:{}"
+    ),
+    "pickle: 2^40 of frame": lambda: ask(
+        arguments(b"\x80\x05\x95" + struct.pack("<Q", 1 << 40) + b"."), "trainer:{}"
+    ),
+    "pickle: 2^40 of bytes": lambda: ask(
+        arguments(b"\x80\x05\x8e" + struct.pack("<Q", 1 << 40) + b"."), "trainer:{}"
+    ),
+    "pickle: four million sets": lambda: ask(
+        arguments(b"\x80\x04" + b"\x8f" * ((1 << 22) - 9), packed=True), "trainer:{}"
+    ),
     "pickle: a million objects": lambda: ask(
         arguments(b"\x80\x04cm\nC\n" + b"2)R0" * ((1 << 20) - 9), packed=True), "trainer:{}"
     ),
@@ -552,24 +618,34 @@ LIMITS: dict[str, Callable[[], tuple[Files, list[str]]]] = {
     "jsonl: 100,000 levels": lambda: ask({"runs.jsonl": deep()}, "{}/runs.jsonl"),
     "json: 900 levels": lambda: ask({"runs.json": b"[" + deep(900) + b"]"}, "{}/runs.json"),
     "json: 4,301 digits": lambda: ask({"runs.json": b'[{"lr": ' + DIGITS + b"}]"}, "{}/runs.json"),
-    "csv: 4,301 digits": lambda: ask({"runs.csv": as_csv(rows()).replace(b"0.01,", DIGITS + b",", 1)}, "{}/runs.csv"),
+    "csv: 4,301 digits": lambda: ask(
+        {"runs.csv": as_csv(rows()).replace(b"0.01,", DIGITS + b",", 1)}, "{}/runs.csv"
+    ),
     "csv: 20,000 columns": lambda: ask({"runs.csv": wide(20_000)}, "{}/runs.csv"),
     "csv: 200,000 columns": lambda: ask({"runs.csv": wide(200_000)}, "{}/runs.csv"),
     "csv: 20,000 metrics": lambda: ask({"runs.csv": wide(20_000, "val_loss {}")}, "{}/runs.csv"),
-    "csv: 20,000 metrics, init": lambda: ({"runs.csv": wide(20_000, "m{}_loss")}, ["init", "{}/out", "--from", "{}/runs.csv"]),
+    "csv: 20,000 metrics, init": lambda: (
+        {"runs.csv": wide(20_000, "m{}_loss")},
+        ["init", "{}/out", "--from", "{}/runs.csv"],
+    ),
     "csv: 20,000 rates": lambda: ask({"runs.csv": wide(20_000, "a{}.lr")}, "{}/runs.csv"),
     "csv: 20,000 names like a mistyped one": lambda: ask(
         {"runs.csv": wide(20_000, "learning_rat_{}")}, "{}/runs.csv", "--map", "learning_rate=learning_rate"
     ),
     "csv: 1,000 columns of 1,000 rows": lambda: ask({"runs.csv": wide(1000, count=1000)}, "{}/runs.csv"),
-    "csv: a name of 100,000 characters": lambda: ask({"runs.csv": wide(1, "val_loss " * 11_000 + "{}")}, "{}/runs.csv"),
+    "csv: a name of 100,000 characters": lambda: ask(
+        {"runs.csv": wide(1, "val_loss " * 11_000 + "{}")}, "{}/runs.csv"
+    ),
     "csv: a cell of 120,000 spaces": lambda: ask(
         {"runs.csv": as_csv(rows()).replace(b"0.01,", b"0" + b" " * 120_000 + b"1,", 1)}, "{}/runs.csv"
     ),
     "csv: one line of 200 MB": lambda: ask({"runs.csv": b"a,b\n" + b"1" * (200 << 20)}, "{}/runs.csv"),
-    "jsonl: one line of 100 MB": lambda: ask({"runs.jsonl": b'{"a": "' + b"1" * (100 << 20)}, "{}/runs.jsonl"),
+    "jsonl: one line of 100 MB": lambda: ask(
+        {"runs.jsonl": b'{"a": "' + b"1" * (100 << 20)}, "{}/runs.jsonl"
+    ),
     "json: a million curves' ends": lambda: ask(
-        {"runs.json": json.dumps([{**row, "val_loss": [0.5] * 100_000} for row in rows()]).encode()}, "{}/runs.json"
+        {"runs.json": json.dumps([{**row, "val_loss": [0.5] * 100_000} for row in rows()]).encode()},
+        "{}/runs.json",
     ),
     "parquet: fifty million rows": lambda: ask({"runs.parquet": parquet_rows(50_000_000)}, "{}/runs.parquet"),
     "parquet: a text of 256 MiB": lambda: ask({"runs.parquet": parquet_list()}, "{}/runs.parquet"),
@@ -579,24 +655,48 @@ LIMITS: dict[str, Callable[[], tuple[Files, list[str]]]] = {
     "yaml: a hundred thousand aliases": lambda: ask(
         lightning_with("a: &a {x: 1}\n" + "".join(f"k{at}: *a\n" for at in range(20_000))), "lightning:{}"
     ),
-    "yaml: 3 MB of text": lambda: ask(lightning_with("".join(f"key{at}: value\n" for at in range(200_000))), "lightning:{}"),
+    "yaml: 3 MB of text": lambda: ask(
+        lightning_with("".join(f"key{at}: value\n" for at in range(200_000))), "lightning:{}"
+    ),
     "yaml: 100,000 levels": lambda: ask(lightning_with("[" * 100_000), "lightning:{}"),
     "yaml: hexadecimal of 5,000 digits": lambda: ask(lightning_with(f"lr: 0x{'f' * 5000}\n"), "lightning:{}"),
-    "yaml: sexagesimal without end": lambda: ask(lightning_with("lr: 1" + ":10" * 100_000 + "\n"), "lightning:{}"),
-    "mlflow: aliases": lambda: ask({**mlflow_source(), "1/meta.yaml": laughs(30, 9).encode()}, "mlflow:file://{}#e"),
+    "yaml: sexagesimal without end": lambda: ask(
+        lightning_with("lr: 1" + ":10" * 100_000 + "\n"), "lightning:{}"
+    ),
+    "mlflow: aliases": lambda: ask(
+        {**mlflow_source(), "1/meta.yaml": laughs(30, 9).encode()}, "mlflow:file://{}#e"
+    ),
     "mlflow: a run's merged keys": lambda: ask(
         {**mlflow_source(), f"1/{0:032x}/meta.yaml": merges(30).encode()}, "mlflow:file://{}#e"
     ),
     "tune: params of 100,000 levels": lambda: ask({**tune_source(), "t0/params.json": deep()}, "tune:{}"),
-    "tune: state of 100,000 levels": lambda: ask({**tune_source(), "experiment_state-2026.json": deep()}, "tune:{}"),
-    "tensorboard: a record of 2^30": lambda: ask({"r/events.out.tfevents.1": record(1 << 30)}, "tensorboard:{}"),
-    "tensorboard: a record of 2^40": lambda: ask({"r/events.out.tfevents.1": record(1 << 40)}, "tensorboard:{}"),
-    "tensorboard: a record of 2^64-1": lambda: ask({"r/events.out.tfevents.1": record((1 << 64) - 1)}, "tensorboard:{}"),
-    "tensorboard: a tensor of 2^29": lambda: ask({"r/events.out.tfevents.1": huge_tensor(1 << 29)}, "tensorboard:{}"),
-    "tensorboard: a tensor of 2^40": lambda: ask({"r/events.out.tfevents.1": huge_tensor(1 << 40)}, "tensorboard:{}"),
-    "tensorboard: a tensor of 2^62": lambda: ask({"r/events.out.tfevents.1": huge_tensor(1 << 62)}, "tensorboard:{}"),
-    "tensorboard: a tensor of -1": lambda: ask({"r/events.out.tfevents.1": huge_tensor(-1)}, "tensorboard:{}"),
-    "tensorboard: an empty tensor": lambda: ask({"r/events.out.tfevents.1": huge_tensor(1, value=False)}, "tensorboard:{}"),
+    "tune: state of 100,000 levels": lambda: ask(
+        {**tune_source(), "experiment_state-2026.json": deep()}, "tune:{}"
+    ),
+    "tensorboard: a record of 2^30": lambda: ask(
+        {"r/events.out.tfevents.1": record(1 << 30)}, "tensorboard:{}"
+    ),
+    "tensorboard: a record of 2^40": lambda: ask(
+        {"r/events.out.tfevents.1": record(1 << 40)}, "tensorboard:{}"
+    ),
+    "tensorboard: a record of 2^64-1": lambda: ask(
+        {"r/events.out.tfevents.1": record((1 << 64) - 1)}, "tensorboard:{}"
+    ),
+    "tensorboard: a tensor of 2^29": lambda: ask(
+        {"r/events.out.tfevents.1": huge_tensor(1 << 29)}, "tensorboard:{}"
+    ),
+    "tensorboard: a tensor of 2^40": lambda: ask(
+        {"r/events.out.tfevents.1": huge_tensor(1 << 40)}, "tensorboard:{}"
+    ),
+    "tensorboard: a tensor of 2^62": lambda: ask(
+        {"r/events.out.tfevents.1": huge_tensor(1 << 62)}, "tensorboard:{}"
+    ),
+    "tensorboard: a tensor of -1": lambda: ask(
+        {"r/events.out.tfevents.1": huge_tensor(-1)}, "tensorboard:{}"
+    ),
+    "tensorboard: an empty tensor": lambda: ask(
+        {"r/events.out.tfevents.1": huge_tensor(1, value=False)}, "tensorboard:{}"
+    ),
     "xlsx: a zip bomb": lambda: ask({"runs.xlsx": stored(bytes(1 << 28), packed=True)}, "{}/runs.xlsx"),
     "csv: a zip bomb": lambda: ask({"runs.csv": stored(bytes(1 << 28), packed=True)}, "{}/runs.csv"),
     "csv: gzip": lambda: ask({"runs.csv": b"\x1f\x8b\x08" + bytes(100)}, "{}/runs.csv"),
@@ -629,7 +729,9 @@ def test_limits(attack: Any, tmp_path: Path, small: Path, finished: Path, name: 
     files, command = LIMITS[name]()
     put(tmp_path, files)
     with attack(f"limit, {name}"):
-        command = [argument.replace("{}", str(tmp_path)).replace("{study}", str(finished)) for argument in command]
+        command = [
+            argument.replace("{}", str(tmp_path)).replace("{study}", str(finished)) for argument in command
+        ]
         limited(command, small)
 
 
@@ -646,7 +748,12 @@ def loop(path: Path) -> None:
 
 
 # What stands where a file is expected, and the sources it is tried in.
-STRANGE: dict[str, Callable[[Path], Any]] = {"a pipe": os.mkfifo, "/dev/zero": zero, "a folder": folder_instead, "a loop": loop}
+STRANGE: dict[str, Callable[[Path], Any]] = {
+    "a pipe": os.mkfifo,
+    "/dev/zero": zero,
+    "a folder": folder_instead,
+    "a loop": loop,
+}
 PLACES = {
     "csv": ["runs.csv"],
     "json": ["runs.json"],
@@ -680,10 +787,59 @@ def test_no_regular_files(attack: Any, tmp_path: Path, small: Path, strange: str
 
 # ---------------------------------------------------------------- parsers
 
-TEXTS = ["", " ", "nan", "inf", "-inf", "1e308", "-1e308", "-0", "0", "-1", "1e-320", "1e999", "1e-999", "1" * 401, "1" * 4301]
-TEXTS += ["0001-01-01", "9999-12-31T23:59:59", "0001-01-01T00:00:00+14:00", "2024-13-45", "1/2/3", "12:60", "99999:99:99"]
-TEXTS += ["1 day 00:00:01", "999999 days 00:00:01", "1h 20m", "5%", "-5%", "nan%", "1.00000000000000000000e1%", "1e5%", "1,5"]
-TEXTS += ["1.000,5", "٢", "²", "½", "1_000", "0x10", "4xA100", "0,1,2,3", "[0, 1]", "(1, 2)", "None", "true", "False", "never"]
+TEXTS = [
+    "",
+    " ",
+    "nan",
+    "inf",
+    "-inf",
+    "1e308",
+    "-1e308",
+    "-0",
+    "0",
+    "-1",
+    "1e-320",
+    "1e999",
+    "1e-999",
+    "1" * 401,
+    "1" * 4301,
+]
+TEXTS += [
+    "0001-01-01",
+    "9999-12-31T23:59:59",
+    "0001-01-01T00:00:00+14:00",
+    "2024-13-45",
+    "1/2/3",
+    "12:60",
+    "99999:99:99",
+]
+TEXTS += [
+    "1 day 00:00:01",
+    "999999 days 00:00:01",
+    "1h 20m",
+    "5%",
+    "-5%",
+    "nan%",
+    "1.00000000000000000000e1%",
+    "1e5%",
+    "1,5",
+]
+TEXTS += [
+    "1.000,5",
+    "٢",
+    "²",
+    "½",
+    "1_000",
+    "0x10",
+    "4xA100",
+    "0,1,2,3",
+    "[0, 1]",
+    "(1, 2)",
+    "None",
+    "true",
+    "False",
+    "never",
+]
 TEXTS += [
     "x" * 5000,
     "[bold]",
@@ -732,7 +888,18 @@ NUMBERS: list[Any] = [
     2**63,
 ]
 NUMBERS += [2**64, 1e16, 1e15, 0.1, 3, 1.5, True, False, 1.7e9, 1.7e12, 1e300]
-OTHERS: list[Any] = [None, [], {}, [1] * 9, [[[]]], {"a": {"b": 1}}, {"": ""}, [None], ["x", 1], {"lr": 0.1, "batch_size": 8}]
+OTHERS: list[Any] = [
+    None,
+    [],
+    {},
+    [1] * 9,
+    [[[]]],
+    {"a": {"b": 1}},
+    {"": ""},
+    [None],
+    ["x", 1],
+    {"lr": 0.1, "batch_size": 8},
+]
 NAMES = [
     "acc²",
     "val_acc²",
@@ -833,7 +1000,15 @@ NAMES += [
     "params.1st",
     "choices",
 ]
-NAMES += ["params.low", "params.value", "params.devices", "params.noise_batch", "params.batch", "params.betas", "params.rule"]
+NAMES += [
+    "params.low",
+    "params.value",
+    "params.devices",
+    "params.noise_batch",
+    "params.batch",
+    "params.betas",
+    "params.rule",
+]
 
 
 class Dice(random.Random):
@@ -859,7 +1034,9 @@ class Dice(random.Random):
                 case 3:
                     data[at:at] = data[at:end]
                 case 4:
-                    data[at:at] = self.choice([b"\0", b"\xff\xff\xff\xff", b"\n", b'"', b"[[[", b"{", b"!!int ''", b"9" * 30])
+                    data[at:at] = self.choice(
+                        [b"\0", b"\xff\xff\xff\xff", b"\n", b'"', b"[[[", b"{", b"!!int ''", b"9" * 30]
+                    )
                 case 5:
                     del data[at:]
         return bytes(data)
@@ -922,7 +1099,14 @@ YAML_TEXTS = [
     "!!omap [a]",
     "!!pairs [a]",
 ]
-YAML_TEXTS += ["!!null x", "!!str [a]", "!!map x", "!!python/object/apply:os.system [x]", "!!python/tuple [1, 2]", "2024-99-99"]
+YAML_TEXTS += [
+    "!!null x",
+    "!!str [a]",
+    "!!map x",
+    "!!python/object/apply:os.system [x]",
+    "!!python/tuple [1, 2]",
+    "2024-99-99",
+]
 YAML_TEXTS += [
     "0001-01-01",
     "9999-12-31 23:59:59 -10:00",
@@ -1000,7 +1184,9 @@ def mutated_wandb(dice: Dice, place: int) -> bytes:
     if dice.random() < 0.2:
         item.key = dice.choice(NAMES)
     item.value_json = (
-        dice.choice(["", "{", "nul", "1" * 4301, "[" * 5000]) if dice.random() < 0.2 else json.dumps(dice.anything())
+        dice.choice(["", "{", "nul", "1" * 4301, "[" * 5000])
+        if dice.random() < 0.2
+        else json.dumps(dice.anything())
     )
     records[at] = found.SerializeToString()
     return wandb_log(records)
@@ -1053,13 +1239,17 @@ def mutated_events(dice: Dice, row: dict[str, Any]) -> bytes:
 def mutated_database(dice: Dice, path: Path) -> None:
     """A cell of an SQLite database replaced, whatever its column's type."""
     with closing(sqlite3.connect(path)) as connection:
-        tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+        tables = [
+            name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")
+        ]
         full = [name for name in tables if connection.execute(f"select count(*) from {name}").fetchone()[0]]  # noqa: S608
         table = dice.choice(full)
         column = dice.choice([row[1] for row in connection.execute(f"pragma table_info({table})")])
         old = connection.execute(f"select {column} from {table} limit 1").fetchone()[0]  # noqa: S608
         new: Any = (
-            dice.scalar() if dice.random() < 0.7 else dice.choice([None, b"\xff", "{}", "[]", "[1]", "{", "1", "null", '"x"'])
+            dice.scalar()
+            if dice.random() < 0.7
+            else dice.choice([None, b"\xff", "{}", "[]", "[1]", "{", "1", "null", '"x"'])
         )
         if isinstance(old, str) and old[:1] in "[{" and dice.random() < 0.6:
             try:
@@ -1098,7 +1288,11 @@ def mutated(dice: Dice, kind: str, name: str, content: bytes) -> bytes:
     if kind == "tensorboard":
         return mutated_events(dice, rows()[int(name[1 : name.index("/")])])
     if kind == "mlflow":
-        return str(dice.scalar()).encode("utf-8", "replace") if dice.random() < 0.7 else content.replace(b" ", b"  ")
+        return (
+            str(dice.scalar()).encode("utf-8", "replace")
+            if dice.random() < 0.7
+            else content.replace(b" ", b"  ")
+        )
     return dice.damaged(content)
 
 
@@ -1157,7 +1351,9 @@ def test_mutated_sources(attack: Any, tmp_path: Path, kind: str, monkeypatch: py
                     saved = run("ask", source, "--save", out / "old.db")
                     well(saved, seen, what)
                     if saved.exit_code == 0:
-                        shown = run("show", f"sqlite:///{out}/old.db#{re.findall(r'study ([^ ]+):', saved.stdout)[0]}")
+                        shown = run(
+                            "show", f"sqlite:///{out}/old.db#{re.findall(r'study ([^ ]+):', saved.stdout)[0]}"
+                        )
                         well(shown, seen, what)
                         is_plain(shown, what)
 
@@ -1176,8 +1372,20 @@ def test_mutated_studies(attack: Any, tmp_path: Path) -> None:
 
 def profile() -> dict[str, Any]:
     """A profile of a CPU, as `bsearch profile --out` writes it."""
-    law = {"points": [[1, 0.01], [64, 0.05]], "update_s": 0.001, "devices": 1, "power": [[1, 50.0]], "timed": []}
-    known = {"kind": "cpu", "device": "cpu", "training_set": 1000, "step_times": [law], "largest_micro_batch": 64}
+    law = {
+        "points": [[1, 0.01], [64, 0.05]],
+        "update_s": 0.001,
+        "devices": 1,
+        "power": [[1, 50.0]],
+        "timed": [],
+    }
+    known = {
+        "kind": "cpu",
+        "device": "cpu",
+        "training_set": 1000,
+        "step_times": [law],
+        "largest_micro_batch": 64,
+    }
     entry = {"parameters": {}, "profile": {**known, "device_bytes": 1 << 30}}
     return {"device": "cpu", "task": {"name": "Points"}, "training": {}, "profiles": [entry]}
 
@@ -1239,18 +1447,33 @@ EVIL += [
 def evil_tables(text: str) -> Iterator[tuple[str, Rows]]:
     """A text as a value, as a name and beside other names, in each column in turn."""
     for name in rows()[0]:
-        yield f"as a value of {name}", [{**row, name: text if place == 3 else row[name]} for place, row in enumerate(rows())]
+        yield (
+            f"as a value of {name}",
+            [{**row, name: text if place == 3 else row[name]} for place, row in enumerate(rows())],
+        )
     for name in rows()[0]:
         yield (
             f"in {name}'s name",
-            [{f"{text}.{key}" if key == name else key: value for key, value in row.items()} for row in rows()],
+            [
+                {f"{text}.{key}" if key == name else key: value for key, value in row.items()}
+                for row in rows()
+            ],
         )
-    yield "as choices", [{**row, "optimizer": text if place % 2 else "sgd"} for place, row in enumerate(rows())]
+    yield (
+        "as choices",
+        [{**row, "optimizer": text if place % 2 else "sgd"} for place, row in enumerate(rows())],
+    )
     yield "as groups", [{**row, "dataset": text if place % 3 else "b"} for place, row in enumerate(rows())]
-    yield "as a setting", [{**row, "params.activation": text if place % 2 else "gelu"} for place, row in enumerate(rows())]
+    yield (
+        "as a setting",
+        [{**row, "params.activation": text if place % 2 else "gelu"} for place, row in enumerate(rows())],
+    )
     yield "as a run", [{"run": f"{text}{place}", **row} for place, row in enumerate(rows())]
     yield "as a run twice", [{"run": text, **row} for row in rows()]
-    yield "as a status", [{"status": text if place == 2 else "finished", **row} for place, row in enumerate(rows())]
+    yield (
+        "as a status",
+        [{"status": text if place == 2 else "finished", **row} for place, row in enumerate(rows())],
+    )
     yield "as one of two metrics", [{**row, f"{text} loss": place} for place, row in enumerate(rows())]
 
 
@@ -1277,7 +1500,9 @@ def test_nothing_that_a_terminal_interprets(attack: Any, tmp_path: Path, number:
                 if command[0] == "init" and result.exit_code == 0:
                     is_readable(out, what)
                     keys = yaml.safe_load((out / "study.yaml").read_text())
-                    assert keys["study"] == "runs-next" and keys["task"] == "tasks.py:MyTask", f"keys come from a text {what}"
+                    assert keys["study"] == "runs-next" and keys["task"] == "tasks.py:MyTask", (
+                        f"keys come from a text {what}"
+                    )
                     checked = run("check", out / "study.yaml")
                     well(checked, seen, what)
                     is_plain(checked, what)
@@ -1293,7 +1518,15 @@ def test_names_of_files(attack: Any, tmp_path: Path, number: int) -> None:
     folder = put(tmp_path / text, trainer_source())
     broken = tmp_path / f"{text}.json"
     broken.write_text("{")
-    for source in (path, folder, f"trainer:{folder}", broken, tmp_path / f"none{text}.csv", f"{text}:x", f"{text}.csv"):
+    for source in (
+        path,
+        folder,
+        f"trainer:{folder}",
+        broken,
+        tmp_path / f"none{text}.csv",
+        f"{text}:x",
+        f"{text}.csv",
+    ):
         for command in (["ask", source], ["ask", "--json", source], ["init", emptied(out), "--from", source]):
             with attack(f"output, {text!r} in the name of {str(source)[-20:]!r}: {command[0]}"):
                 result = run(*command)
@@ -1302,7 +1535,15 @@ def test_names_of_files(attack: Any, tmp_path: Path, number: int) -> None:
                 if command[0] == "init" and result.exit_code == 0:
                     is_readable(out, f"{text!r} in a file's name")
                     keys = yaml.safe_load((out / "study.yaml").read_text())
-                    assert set(keys) <= {"study", "task", "space", "objectives", "budget", "baseline", "warm_start"}, keys
+                    assert set(keys) <= {
+                        "study",
+                        "task",
+                        "space",
+                        "objectives",
+                        "budget",
+                        "baseline",
+                        "warm_start",
+                    }, keys
                     assert keys["task"] == "tasks.py:MyTask", keys
 
 
@@ -1320,7 +1561,16 @@ ODD = [
     "x:",
     ":x",
 ]
-ODD += ["/dev/zero", "/dev/null", "/proc/self/mem", ".csv", "-", "--", "http://127.0.0.1:1/x.csv", "s3://x/y.csv"]
+ODD += [
+    "/dev/zero",
+    "/dev/null",
+    "/proc/self/mem",
+    ".csv",
+    "-",
+    "--",
+    "http://127.0.0.1:1/x.csv",
+    "s3://x/y.csv",
+]
 ODD += [
     "sqlite:///x",
     "sqlite://",
@@ -1335,7 +1585,18 @@ ODD += [
     "é.csv",
 ]
 READERS = ("wandb", "mlflow", "optuna", "tensorboard", "trainer", "lightning", "tune")
-AFTER = ("", LONG, "~nobody-of-this-name/x", "#", "x#y", "/dev/zero", "/dev/null", "sqlite:///x#y", "sqlite://#", "..#..")
+AFTER = (
+    "",
+    LONG,
+    "~nobody-of-this-name/x",
+    "#",
+    "x#y",
+    "/dev/zero",
+    "/dev/null",
+    "sqlite:///x#y",
+    "sqlite://#",
+    "..#..",
+)
 ODD += [f"{reader}:{rest}" for reader in READERS for rest in AFTER]
 ODD += [
     "optuna:x://",

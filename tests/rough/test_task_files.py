@@ -15,7 +15,10 @@ from conftest import BSEARCH
 
 KIND = "tasks in other people's layouts"
 pytestmark = pytest.mark.long
-SPACE = {"effective_batch": {"low": 16, "high": 400}, "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64}}
+SPACE = {
+    "effective_batch": {"low": 16, "high": 400},
+    "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+}
 YIELDS = "    yield bsearch.Measurement(setup.samples_budget, 0.1, accuracy={value})\n"
 TRAIN = "import bsearch\n{imports}\ndef train(setup):\n" + YIELDS
 
@@ -46,7 +49,10 @@ LAYOUTS: dict[str, tuple[dict[str, str], str, str]] = {
         "net/layers/deep.py",
     ),
     "a folder without __init__": (
-        {"tasks.py": TRAIN.format(imports="from net import layers", value="layers.VALUE"), "net/layers.py": "VALUE = 0.5\n"},
+        {
+            "tasks.py": TRAIN.format(imports="from net import layers", value="layers.VALUE"),
+            "net/layers.py": "VALUE = 0.5\n",
+        },
         "tasks.py:train",
         "net/layers.py",
     ),
@@ -69,12 +75,18 @@ LAYOUTS: dict[str, tuple[dict[str, str], str, str]] = {
         "proj/model.py",
     ),
     "a relative import without a package": (
-        {"tasks.py": TRAIN.format(imports="from .model import VALUE", value="VALUE"), "model.py": "VALUE = 0.5\n"},
+        {
+            "tasks.py": TRAIN.format(imports="from .model import VALUE", value="VALUE"),
+            "model.py": "VALUE = 0.5\n",
+        },
         "tasks.py:train",
         "model.py",
     ),
     "a relative import of a module": (
-        {"tasks.py": TRAIN.format(imports="from . import model", value="model.VALUE"), "model.py": "VALUE = 0.5\n"},
+        {
+            "tasks.py": TRAIN.format(imports="from . import model", value="model.VALUE"),
+            "model.py": "VALUE = 0.5\n",
+        },
         "tasks.py:train",
         "model.py",
     ),
@@ -105,21 +117,26 @@ LAYOUTS: dict[str, tuple[dict[str, str], str, str]] = {
     ),
     "an import inside a function": (
         {
-            "tasks.py": "import bsearch\ndef train(setup):\n    from late import VALUE\n" + YIELDS.format(value="VALUE"),
+            "tasks.py": "import bsearch\ndef train(setup):\n    from late import VALUE\n"
+            + YIELDS.format(value="VALUE"),
             "late.py": "VALUE = 0.5\n",
         },
         "tasks.py:train",
         "late.py",
     ),
     "a name with a dash": (
-        {"my-tasks.v2.py": TRAIN.format(imports="import model", value="model.VALUE"), "model.py": "VALUE = 0.5\n"},
+        {
+            "my-tasks.v2.py": TRAIN.format(imports="import model", value="model.VALUE"),
+            "model.py": "VALUE = 0.5\n",
+        },
         "my-tasks.v2.py:train",
         "model.py",
     ),
     "a decorated generator": (
         {
             "tasks.py": "import functools, bsearch\nfrom model import VALUE\ndef logged(f):\n    @functools.wraps(f)\n"
-            "    def g(*a): return f(*a)\n    return g\n@logged\ndef train(setup):\n" + YIELDS.format(value="VALUE"),
+            "    def g(*a): return f(*a)\n    return g\n@logged\ndef train(setup):\n"
+            + YIELDS.format(value="VALUE"),
             "model.py": "VALUE = 0.5\n",
         },
         "tasks.py:train",
@@ -172,12 +189,16 @@ def study(folder: Path, task: str, **changes: object) -> Path:
 
 
 def bsearch(*arguments: object, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BSEARCH, *map(str, arguments)], capture_output=True, text=True, timeout=limit_s, check=False)
+    return subprocess.run(
+        [BSEARCH, *map(str, arguments)], capture_output=True, text=True, timeout=limit_s, check=False
+    )
 
 
 def accuracies(path: Path) -> set[float]:
     with closing(sqlite3.connect(path.parent / "small.db")) as connection:
-        rows = connection.execute("SELECT objectives FROM bsearch_trial WHERE outcome = 'complete'").fetchall()
+        rows = connection.execute(
+            "SELECT objectives FROM bsearch_trial WHERE outcome = 'complete'"
+        ).fetchall()
     return {json.loads(objectives)[1] for (objectives,) in rows}
 
 
@@ -213,7 +234,9 @@ def test_a_file_edited_in_a_notebook_is_trained_as_it_is_now(attack, tmp_path: P
             "print(found)\n"
         )
         with attack(name):
-            done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+            )
             assert done.stdout.splitlines()[-1:] == ["[{0.5}, {0.75}]"], done.stdout + done.stderr
 
 
@@ -263,7 +286,9 @@ class Mine(Task):
 def test_loader_workers_start_in_every_way(attack, tmp_path: Path, method: str) -> None:  # type: ignore[no-untyped-def]
     start = f"import multiprocessing\nmultiprocessing.set_start_method({method!r}, force=True)\n"
     (tmp_path / "tasks.py").write_text(start.replace("\n", "\n", 1) + LOADERS)
-    path = study(tmp_path, "tasks.py:Mine", space=SPACE | {"epochs": 1}, training={"evaluations": 1, "workers": 2})
+    path = study(
+        tmp_path, "tasks.py:Mine", space=SPACE | {"epochs": 1}, training={"evaluations": 1, "workers": 2}
+    )
     with attack(method):
         done = bsearch("run", path, "--serial", limit_s=240)
         assert done.returncode == 0, done.stdout + done.stderr

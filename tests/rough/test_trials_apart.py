@@ -20,14 +20,26 @@ pytestmark = pytest.mark.long
 CHANGES = {
     "torch's default dtype": ("torch.set_default_dtype(torch.float64)", "torch.get_default_dtype()"),
     "torch's default device": ("torch.set_default_device('meta')", "torch.zeros(1).device"),
-    "determinism": ("torch.use_deterministic_algorithms(True)", "torch.are_deterministic_algorithms_enabled()"),
-    "matmul precision": ("torch.set_float32_matmul_precision('medium')", "torch.get_float32_matmul_precision()"),
+    "determinism": (
+        "torch.use_deterministic_algorithms(True)",
+        "torch.are_deterministic_algorithms_enabled()",
+    ),
+    "matmul precision": (
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.get_float32_matmul_precision()",
+    ),
     "TF32 by the new name": ("torch.backends.fp32_precision = 'tf32'", "torch.backends.fp32_precision"),
     "TF32 in cuDNN": ("torch.backends.cudnn.allow_tf32 = False", "torch.backends.cudnn.allow_tf32"),
     "cudnn.enabled": ("torch.backends.cudnn.enabled = False", "torch.backends.cudnn.enabled"),
     "cudnn.benchmark": ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark"),
-    "cudnn.deterministic": ("torch.backends.cudnn.deterministic = True", "torch.backends.cudnn.deterministic"),
-    "flash attention": ("torch.backends.cuda.enable_flash_sdp(False)", "torch.backends.cuda.flash_sdp_enabled()"),
+    "cudnn.deterministic": (
+        "torch.backends.cudnn.deterministic = True",
+        "torch.backends.cudnn.deterministic",
+    ),
+    "flash attention": (
+        "torch.backends.cuda.enable_flash_sdp(False)",
+        "torch.backends.cuda.flash_sdp_enabled()",
+    ),
     "threads": ("torch.set_num_threads(7)", "torch.get_num_threads()"),
     "grad mode": ("torch.set_grad_enabled(False)", "torch.is_grad_enabled()"),
     "anomaly detection": ("torch.autograd.set_detect_anomaly(True)", "torch.is_anomaly_enabled()"),
@@ -59,7 +71,10 @@ CHANGES = {
         "resource.setrlimit(resource.RLIMIT_NOFILE, (150, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
         "resource.getrlimit(resource.RLIMIT_NOFILE)[0]",
     ),
-    "the cores": ("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", "sorted(os.sched_getaffinity(0))"),
+    "the cores": (
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+        "sorted(os.sched_getaffinity(0))",
+    ),
     "Python's random numbers": ("random.seed(99)", "random.random()"),
     "NumPy's random numbers": ("np.random.seed(99)", "np.random.rand()"),
     "torch's random numbers": ("torch.manual_seed(99)", "float(torch.rand(()))"),
@@ -108,7 +123,9 @@ def found(folder: Path, which: str, trials: int, fails: int = -1) -> list[dict[s
 def ran(study: dict[str, Any]) -> str:
     """Runs a study in a process of its own, since what leaks would change this one; returns what it prints."""
     program = f"import bsearch\nprint([trial.accuracy for trial in bsearch.run({study!r}, serial=True, progress=False).trials])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     return done.stdout + done.stderr
 
 
@@ -117,7 +134,10 @@ def test_each_is_set_back(attack: Any, tmp_path: Path) -> None:
     names = [*CHANGES]
     made = found(tmp_path, "lambda number: [*CHANGES][number : number + 1]", len(names) + 1)
     with closing(sqlite3.connect(tmp_path / "apart.db")) as connection:
-        facts = [json.loads(row[0]) for row in connection.execute("SELECT facts FROM bsearch_trial ORDER BY number")]
+        facts = [
+            json.loads(row[0])
+            for row in connection.execute("SELECT facts FROM bsearch_trial ORDER BY number")
+        ]
     for number, name in enumerate(names):
         with attack(name):
             assert made[number + 1][name] == made[0][name]

@@ -30,7 +30,10 @@ RAISED = {
     "SystemExit": ("raise SystemExit(3)", "SystemExit"),
     "StopIteration": ("raise StopIteration", "StopIteration"),
     "an exception group": ("raise ExceptionGroup('several', [ValueError('one')])", "several"),
-    "a message that raises": ("class Bad(Exception):\n    def __str__(self): raise ValueError\nraise Bad", "Bad"),
+    "a message that raises": (
+        "class Bad(Exception):\n    def __str__(self): raise ValueError\nraise Bad",
+        "Bad",
+    ),
     "recursion": ("def f(): f()\nf()", "RecursionError"),
     "a string": ("yielded = 'a string'", "str"),
     "None": ("yielded = None", "NoneType"),
@@ -74,7 +77,9 @@ def trials(folder: Path, code: dict[str, str], **options: Any) -> tuple[list[dic
         **options.pop("changes", {}),
     )
     program = f"import bsearch\nbsearch.run({study!r}, **{options!r})"
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=400, check=False
+    )
     assert (folder / "exits.db").exists(), done.stdout + done.stderr
     with closing(sqlite3.connect(folder / "exits.db")) as connection:
         connection.row_factory = sqlite3.Row
@@ -83,7 +88,9 @@ def trials(folder: Path, code: dict[str, str], **options: Any) -> tuple[list[dic
 
 
 def test_what_a_trial_raises(attack: Any, tmp_path: Path) -> None:
-    found, printed = trials(tmp_path, {name: code for name, (code, _) in RAISED.items()}, complete=len(RAISED) + 1, serial=True)
+    found, printed = trials(
+        tmp_path, {name: code for name, (code, _) in RAISED.items()}, complete=len(RAISED) + 1, serial=True
+    )
     for place, (name, (_, word)) in enumerate(RAISED.items()):
         with attack(name):
             assert len(found) > 2 * place + 2, printed[-400:]
@@ -108,14 +115,18 @@ def test_what_is_raised_before_the_first_trial(attack: Any, tmp_path: Path) -> N
             )
             task = f"{file}:{'train' if where == 'first' else 'Bad'}"
             storage = f"sqlite:///{tmp_path}/early.db"
-            cases[f"{where}: {name}"] = small_study(study=file.stem, task=task, storage=storage, training={"samples": 64})
+            cases[f"{where}: {name}"] = small_study(
+                study=file.stem, task=task, storage=storage, training={"samples": 64}
+            )
     program = (
         f"import bsearch, json\nsaid = {{}}\nfor name, study in {cases!r}.items():\n    try:\n"
         "        bsearch.run(study, serial=True, progress=False)\n"
         "    except bsearch.BsearchError as error:\n        said[name] = str(error)\n"
         "    except BaseException:\n        pass\nprint(json.dumps(said))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     said = json.loads(done.stdout.splitlines()[-1])
     for name in cases:
         with attack(name):
@@ -137,7 +148,9 @@ def test_a_training_that_fails_raises_in_python(attack: Any, tmp_path: Path) -> 
     ran = bsearch.run(study, serial=True, progress=False)
     with attack("what it returns reads well"):
         made = ran.train(out=tmp_path / "out", serial=True, say=lambda line: None)
-        assert "complete" in repr(made) and "0.51" in repr(made) and str(tmp_path / "out") in repr(made), repr(made)
+        assert "complete" in repr(made) and "0.51" in repr(made) and str(tmp_path / "out") in repr(made), (
+            repr(made)
+        )
         assert len(repr(made)) < 400, repr(made)
     os.environ["FAIL"] = "1"
     try:
@@ -154,7 +167,11 @@ def test_a_training_that_fails_raises_in_python(attack: Any, tmp_path: Path) -> 
 
 def test_cleaning_up_is_no_outcome(attack: Any, tmp_path: Path) -> None:
     """A generator that raises, or goes on, as it is closed: its trial has ended by what came before."""
-    for name, cleanup in {"raises": "raise ValueError('late')", "goes on": "yield 3", "exits": "raise SystemExit(4)"}.items():
+    for name, cleanup in {
+        "raises": "raise ValueError('late')",
+        "goes on": "yield 3",
+        "exits": "raise SystemExit(4)",
+    }.items():
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         (folder / "task.py").write_text(

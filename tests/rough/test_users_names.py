@@ -28,10 +28,38 @@ def give(setup):
 
 # Columns of what we write, which a user's value of that name would replace.
 OURS = (
-    *("learning_rate", "train_s", "effective_batch", "micro_batch", "accumulation", "devices", "rule", "epochs", "seed"),
+    *(
+        "learning_rate",
+        "train_s",
+        "effective_batch",
+        "micro_batch",
+        "accumulation",
+        "devices",
+        "rule",
+        "epochs",
+        "seed",
+    ),
     *("device_s", "cost", "trial", "outcome", "on_front", "started_at", "ended_at", "message"),
-    *("attempts", "host", "samples_budget", "samples_per_s", "measured_train_s", "train_s_source", "train_s_error"),
-    *("reference_rate", "baseline", "repeats", "runs", "price", "spent", "extra", "curve", "stopped_fraction"),
+    *(
+        "attempts",
+        "host",
+        "samples_budget",
+        "samples_per_s",
+        "measured_train_s",
+        "train_s_source",
+        "train_s_error",
+    ),
+    *(
+        "reference_rate",
+        "baseline",
+        "repeats",
+        "runs",
+        "price",
+        "spent",
+        "extra",
+        "curve",
+        "stopped_fraction",
+    ),
     *("weight_decay", "elapsed_s", "train_loss", "samples_seen", "kind", "exponent", "device_kind", "curve"),
 )
 
@@ -85,7 +113,13 @@ def test_a_fact_of_ours_has_its_type(attack: Any, tmp_path: Path) -> None:
 
 
 def test_a_name_of_ones_own_is_kept(attack: Any, tmp_path: Path) -> None:
-    names = [("scores", "recall@5"), ("scores", "val_loss"), ("facts", "branch"), ("facts", "räume"), ("facts", "peak_bytes")]
+    names = [
+        ("scores", "recall@5"),
+        ("scores", "val_loss"),
+        ("facts", "branch"),
+        ("facts", "räume"),
+        ("facts", "peak_bytes"),
+    ]
     found = trials(tmp_path, [{field: {name: 1234}} for field, name in names])
     for place, (field, name) in enumerate(names):
         with attack(f"{field}: {name}"):
@@ -118,7 +152,9 @@ def test_a_metric_of_a_name_of_ours(attack: Any, tmp_path: Path) -> None:
         with attack(f"metric: {name}"):
             study = small_study(task="nowhere:Task", objectives={"metric": name})
             try:
-                bsearch.run({**study, "storage": f"sqlite:///{tmp_path}/{name}.db"}, serial=True, progress=False)
+                bsearch.run(
+                    {**study, "storage": f"sqlite:///{tmp_path}/{name}.db"}, serial=True, progress=False
+                )
             except bsearch.BsearchError as error:
                 assert isinstance(error, bsearch.StudyFileError), str(error)
                 assert "metric" in str(error) and "expected" in str(error) and name in str(error)

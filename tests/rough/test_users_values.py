@@ -54,10 +54,22 @@ VALUES: dict[str, Any] = {
     "bytes": b"0.5",
     "object": object(),
 }
-NUMBERS = {name for name in VALUES if name.startswith(("int", "float", "numpy", "torch", "0-d")) and "bool" not in name} - {
-    "torch complex"
+NUMBERS = {
+    name
+    for name in VALUES
+    if name.startswith(("int", "float", "numpy", "torch", "0-d")) and "bool" not in name
+} - {"torch complex"}
+MUST_REFUSE = {
+    "array of two",
+    "tensor of two",
+    "complex",
+    "torch complex",
+    "dict",
+    "list",
+    "bytes",
+    "object",
+    "text",
 }
-MUST_REFUSE = {"array of two", "tensor of two", "complex", "torch complex", "dict", "list", "bytes", "object", "text"}
 PLAIN = (bool, int, float, str)
 
 
@@ -171,12 +183,20 @@ def ran(folder: Path, task: str, trials: int = 1, **changes: Any) -> bsearch.Stu
     return bsearch.run(study, serial=True, progress=False)
 
 
-@pytest.mark.parametrize("place", ["score.total", "score.denominator", "score.of", "whole", "denominator", "measure"])
+@pytest.mark.parametrize(
+    "place", ["score.total", "score.denominator", "score.of", "whole", "denominator", "measure"]
+)
 def test_what_a_task_returns(attack: Any, tmp_path: Path, place: str) -> None:
     task = "measures" if place == "measure" else "Given"
     training = {"accept_inexact": True} | ({"samples": 64} if place == "measure" else {})
     with suppress(Exception):
-        ran(tmp_path, task, len(VALUES) + 1, space={} if place == "measure" else {"place": place}, training=training)
+        ran(
+            tmp_path,
+            task,
+            len(VALUES) + 1,
+            space={} if place == "measure" else {"place": place},
+            training=training,
+        )
     with closing(sqlite3.connect(tmp_path / "values.db")) as connection:
         rows = connection.execute("SELECT number, outcome, facts FROM bsearch_trial").fetchall()
     for number, name in enumerate(VALUES):
@@ -211,7 +231,9 @@ def test_the_users_line_is_named(attack: Any, tmp_path: Path) -> None:
         "import torch\nfrom bsearch import Measurement\n\ndef train(setup):\n"
         "    yield Measurement(setup.samples_budget, 1.0, accuracy=torch.tensor([0.5, 0.5]))\n"
     )
-    study = small_study(task=f"{tmp_path}/task.py:train", space=SPACE, training={"samples": 64, "evaluations": 1})
+    study = small_study(
+        task=f"{tmp_path}/task.py:train", space=SPACE, training={"samples": 64, "evaluations": 1}
+    )
     study["budget"] |= {"trials": 1}
     with attack("a tensor of two"):
         try:
@@ -248,7 +270,10 @@ def test_scores_at_the_ends_of_doubles(attack: Any, tmp_path: Path) -> None:
             (folder / "study.yaml").write_text(json.dumps(study))
             result = entered("run", folder / "study.yaml", "--serial")
             assert result.exit_code == 0, result.output[-500:]
-            assert kind != "tiny" or json.loads((folder / "results" / "small" / "front.json").read_text())["front"]
+            assert (
+                kind != "tiny"
+                or json.loads((folder / "results" / "small" / "front.json").read_text())["front"]
+            )
             assert kind == "tiny" or "8 diverged" in result.output
 
 
@@ -281,9 +306,9 @@ def test_choices_of_a_study_file(attack: Any, tmp_path: Path) -> None:
                 )
                 result = entered("run", file, "--serial")
                 assert result.exit_code in (1, 2), result.output[-300:]
-                assert "study.yaml:6" in result.output and "expected" in result.output and hint in result.output, result.output[
-                    -500:
-                ]
+                assert (
+                    "study.yaml:6" in result.output and "expected" in result.output and hint in result.output
+                ), result.output[-500:]
 
 
 def test_values_of_a_mapping(attack: Any, tmp_path: Path) -> None:
@@ -292,7 +317,10 @@ def test_values_of_a_mapping(attack: Any, tmp_path: Path) -> None:
         with attack(f"space: {name}"):
             space = {**SPACE, "clip": value}
             try:
-                bsearch.run(small_study(task="nowhere:Task", space=space, storage=f"sqlite:///{tmp_path}/a.db"), serial=True)
+                bsearch.run(
+                    small_study(task="nowhere:Task", space=space, storage=f"sqlite:///{tmp_path}/a.db"),
+                    serial=True,
+                )
             except bsearch.StudyFileError as error:
                 assert "clip" in str(error) and ("expected" in str(error) or name == "dict"), str(error)
                 assert name not in NUMBERS, str(error)

@@ -20,7 +20,10 @@ DATA = Path(__file__).parents[1] / "data" / "databases"
 STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
-    "space": {"effective_batch": {"low": 16, "high": 400}, "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64}},
+    "space": {
+        "effective_batch": {"low": 16, "high": 400},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+    },
     "training": {"evaluations": 2},
     "baseline": [{"effective_batch": 64, "reference_rate": 0.1}],
     "stopping": "none",
@@ -113,7 +116,9 @@ def test_what_a_newer_version_adds_is_left_alone_and_said(attack: Any, tmp_path:
             with attack(f"{name}: {command}"):
                 result = look(path, command)
                 if name == "a key of setups" and command == "export --to yaml":
-                    assert "glow" in in_words(result, 1, 2)  # those settings would not be the ones that were trained
+                    assert "glow" in in_words(
+                        result, 1, 2
+                    )  # those settings would not be the ones that were trained
                 else:
                     in_words(result, 0)
                     assert result.stderr.count(SAID.get(name, "")) == 1 or name not in SAID, result.stderr
@@ -125,7 +130,9 @@ def test_what_a_newer_version_adds_is_left_alone_and_said(attack: Any, tmp_path:
             ended = {number: row for number, row in before.items() if row[2] in ("complete", "evolved")}
             assert {number: now[number] for number in ended} == ended
             if name == "a column with data":
-                assert {row[-1] for number, row in now.items() if number in before} == {f"of {number}" for number in before}
+                assert {row[-1] for number, row in now.items() if number in before} == {
+                    f"of {number}" for number in before
+                }
 
 
 def test_what_would_not_be_the_same_experiment_is_refused_by_name(attack: Any, tmp_path: Path) -> None:
@@ -138,7 +145,10 @@ def test_what_would_not_be_the_same_experiment_is_refused_by_name(attack: Any, t
         assert "training.glow" in in_words(run("run", path, "--serial"), 2)
         assert trials(path) == before
     path = earlier(tmp_path / "schema")
-    change(path, "UPDATE bsearch_alembic_version SET version_num = '9999'; ALTER TABLE bsearch_trial ADD COLUMN dream TEXT;")
+    change(
+        path,
+        "UPDATE bsearch_alembic_version SET version_num = '9999'; ALTER TABLE bsearch_trial ADD COLUMN dream TEXT;",
+    )
     for command in (*LOOK, "run"):
         with attack(f"a newer schema: {command}"):
             result = run("run", path, "--serial") if command == "run" else look(path, command)

@@ -47,7 +47,11 @@ def tiny_study(folder: Path, task: str = TASK, **changes: Any) -> Path:
     study = {
         "study": "small",
         "task": "tasks.py:Points",
-        "space": {"effective_batch": {"low": 8, "high": 16}, "reference_rate": {"low": 0.1, "high": 0.5}, "epochs": 1},
+        "space": {
+            "effective_batch": {"low": 8, "high": 16},
+            "reference_rate": {"low": 0.1, "high": 0.5},
+            "epochs": 1,
+        },
         "training": {"evaluations": 1},
         "devices": {"kind": "cpu"},
         "budget": {"trials": 2},

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-SPACE = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.02, "high": 0.5}, "epochs": 1}
+SPACE = {
+    "effective_batch": {"low": 16, "high": 64},
+    "reference_rate": {"low": 0.02, "high": 0.5},
+    "epochs": 1,
+}
 
 
 def small_study(**changes: Any) -> dict[str, Any]:

@@ -22,7 +22,9 @@ number, total = 0, args.epochs * len(loader)
 for _ in range(args.epochs):
     for inputs, targets in loader:
         if number:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * 0.5 * (1 + math.cos(math.pi * number / total))
+            optimizer.param_groups[0]["lr"] = (
+                args.learning_rate * 0.5 * (1 + math.cos(math.pi * number / total))
+            )
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()

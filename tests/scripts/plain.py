@@ -47,7 +47,9 @@ def main():
             loss.backward()
             optimizer.step()
             if index % 10 == 0:
-                print(f"Train Epoch: {epoch} [{index * len(data)}/{len(train.dataset)}] Loss: {loss.item():.6f}")
+                print(
+                    f"Train Epoch: {epoch} [{index * len(data)}/{len(train.dataset)}] Loss: {loss.item():.6f}"
+                )
         evaluate(model, test)
         scheduler.step()
     torch.save(model.state_dict(), "model.pt")

@@ -34,7 +34,12 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 scalars = st.booleans() | st.integers(-50, 50) | st.floats() | st.text(max_size=3)
-anything = scalars | st.none() | st.lists(scalars, max_size=2) | st.dictionaries(st.text(max_size=2), scalars, max_size=2)
+anything = (
+    scalars
+    | st.none()
+    | st.lists(scalars, max_size=2)
+    | st.dictionaries(st.text(max_size=2), scalars, max_size=2)
+)
 
 
 @given(st.integers(-40, 40), st.integers(0, 12), st.integers(1, 9), st.booleans())
@@ -51,7 +56,9 @@ def test_a_range_of_integers_contains_what_it_lists(low: int, steps: int, step: 
 
 
 @given(st.floats(-1e3, 1e3).map(lambda low: round(low, 9)), st.integers(0, 50), st.floats(1e-3, 10))
-def test_a_range_in_real_steps_contains_each_step_and_nothing_between(low: float, steps: int, step: float) -> None:
+def test_a_range_in_real_steps_contains_each_step_and_nothing_between(
+    low: float, steps: int, step: float
+) -> None:
     domain = Range(low=low, high=low + steps * step, step=step)
     assert count_of(domain) is None
     assert all(domain.contains(min(low + place * step, domain.high)) for place in range(steps + 1))
@@ -64,7 +71,12 @@ def test_a_range_without_steps_contains_all_between_its_ends_and_them() -> None:
     assert not any(map(domain.contains, (-1e-12, 1 + 1e-12, True, math.nan)))
 
 
-@given(st.sampled_from([Range(low=1, high=9), Range(low=0.0, high=1.0), Choices(choices=(1, "a")), Fixed(value=0.5)]), anything)
+@given(
+    st.sampled_from(
+        [Range(low=1, high=9), Range(low=0.0, high=1.0), Choices(choices=(1, "a")), Fixed(value=0.5)]
+    ),
+    anything,
+)
 def test_whether_it_contains_a_value_may_be_asked_of_anything(domain: Domain, value: Any) -> None:
     assert domain.contains(value) in (True, False)
 
@@ -73,7 +85,10 @@ def test_a_choice_is_of_its_own_type() -> None:
     domain = Choices(choices=(1, 2.0, "3", True))
     assert [domain.contains(value) for value in (1, 2.0, "3", True)] == [True] * 4
     assert [domain.contains(value) for value in (1.0, 2, 3, False)] == [False] * 4
-    assert (count_of(Choices(choices=("a", "b", "a"))), every_value_of(Choices(choices=("a", "b", "a")))) == (2, ["a", "b"])
+    assert (count_of(Choices(choices=("a", "b", "a"))), every_value_of(Choices(choices=("a", "b", "a")))) == (
+        2,
+        ["a", "b"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,14 +113,22 @@ def test_numbers_are_checked_at_both_ends_and_truth_is_none(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_value_is_one_that_json_does_not_have(value: float) -> None:
-    for make in (lambda: Choices(choices=(1, value)), lambda: Fixed(value=value), lambda: Range(low=0.0, high=value)):
+    for make in (
+        lambda: Choices(choices=(1, value)),
+        lambda: Fixed(value=value),
+        lambda: Range(low=0.0, high=value),
+    ):
         with pytest.raises(ValidationError, match="expected a finite number"):
             make()
 
 
 @pytest.mark.parametrize("number", [1e-320, -5e-324, 1e300, -1e200])
 def test_no_number_has_a_square_or_a_quotient_that_is_none(number: float) -> None:
-    for ends in ({"low": number, "high": 1e99}, {"low": -1e99, "high": number}, {"low": 0, "high": 1, "step": abs(number)}):
+    for ends in (
+        {"low": number, "high": 1e99},
+        {"low": -1e99, "high": number},
+        {"low": 0, "high": 1, "step": abs(number)},
+    ):
         with pytest.raises(ValidationError, match="expected 0, or a magnitude from 1e-100 to 1e"):
             Range.model_validate(ends)
     with pytest.raises(ValidationError, match="expected at most 1e\\+12 steps from low to high"):
@@ -123,7 +146,11 @@ def test_a_scale_is_logarithmic_by_default_where_it_can_be() -> None:
     assert batches(Range(low=8, high=64, log=False)).log is False
     assert batches(Range(low=8, high=64, step=8)).log is None
     assert log_by_default(Range(low=0, high=64)).log is False
-    for bad in ({"low": 0, "high": 1, "log": True}, {"low": 1, "high": 9, "log": True, "step": 1}, {"low": 2, "high": 1}):
+    for bad in (
+        {"low": 0, "high": 1, "log": True},
+        {"low": 1, "high": 9, "log": True, "step": 1},
+        {"low": 2, "high": 1},
+    ):
         with pytest.raises(ValidationError, match="expected"):
             Range(**bad)
 
@@ -140,19 +167,26 @@ def test_a_value_applies_where_all_its_conditions_do() -> None:
     assert not applies(when, {"optimizer": "nesterov", "rule": "sqrt"})
     assert not applies(when, {"rule": "linear"})
     domains = {"momentum": Range(low=0.0, high=1.0, when={"optimizer": ("sgd",)})}
-    assert applying(domains, {"momentum": 0.9, "optimizer": "adamw", "other": 1}) == {"optimizer": "adamw", "other": 1}
+    assert applying(domains, {"momentum": 0.9, "optimizer": "adamw", "other": 1}) == {
+        "optimizer": "adamw",
+        "other": 1,
+    }
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("5%", 0.05), (" 12.5 % ", 0.125), (".5%", 0.005), ("5.%", 0.05), (0, 0.0), (0.5, 0.5), ("0%", 0.0)]
+    ("written", "meant"),
+    [("5%", 0.05), (" 12.5 % ", 0.125), (".5%", 0.005), ("5.%", 0.05), (0, 0.0), (0.5, 0.5), ("0%", 0.0)],
 )
 def test_a_share_may_be_a_percentage(written: Any, meant: float) -> None:
     assert share(written) == meant
 
 
 @pytest.mark.parametrize(
-    "written", [1, 1.0, -0.1, "100%", "5", "half", "5%%", "5 per cent", "1.2.3%", ".%", True, False, None, math.nan]
+    "written",
+    [1, 1.0, -0.1, "100%", "5", "half", "5%%", "5 per cent", "1.2.3%", ".%", True, False, None, math.nan],
 )
 def test_what_is_no_share_is_told_how_to_write_one(written: Any) -> None:
-    with pytest.raises(PydanticCustomError, match=r"expected a share from 0 up to 1, got .*\. Write 5% or 0\.05\."):
+    with pytest.raises(
+        PydanticCustomError, match=r"expected a share from 0 up to 1, got .*\. Write 5% or 0\.05\."
+    ):
         share(written)

@@ -19,7 +19,12 @@ from hypothesis import strategies as st
 
 @given(st.one_of(st.integers(-(1 << 53), 1 << 53), st.floats(allow_nan=False, width=32)))
 def test_a_number_is_the_same_from_every_library(number: float) -> None:
-    kinds: list[Any] = [number, np.asarray(number), np.asarray([number]), torch.tensor(number, dtype=torch.float64)]
+    kinds: list[Any] = [
+        number,
+        np.asarray(number),
+        np.asarray([number]),
+        torch.tensor(number, dtype=torch.float64),
+    ]
     kinds += [Fraction(number), Decimal(number)] if np.isfinite(number) else []
     for value in kinds:
         found = number_of("it", value)
@@ -28,7 +33,8 @@ def test_a_number_is_the_same_from_every_library(number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["0.5", None, True, np.bool_(True), np.ones(2), torch.ones(2), 1j, {}, [1.0], b"1", object(), 10**400]
+    "value",
+    ["0.5", None, True, np.bool_(True), np.ones(2), torch.ones(2), 1j, {}, [1.0], b"1", object(), 10**400],
 )
 def test_what_is_no_number_is_refused_where_it_enters(value: Any) -> None:
     with pytest.raises(TaskError, match="it: expected a number"):

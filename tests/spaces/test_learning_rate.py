@@ -24,7 +24,9 @@ HALF = RuleConstants(exponent=0.5, noise_kappa=3.0)
 
 @pytest.mark.parametrize("rule", RATE_RULES)
 @given(st.floats(1e-6, 10), st.integers(1, 10**6))
-def test_every_rule_gives_the_reference_back_at_the_reference_batch(rule: str, rate: float, batch: int) -> None:
+def test_every_rule_gives_the_reference_back_at_the_reference_batch(
+    rule: str, rate: float, batch: int
+) -> None:
     reference = OptimizerSettings(rate, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
     scaled = scaled_settings(rule, reference, reference_batch=batch, effective_batch=batch, constants=HALF)
     assert scaled.learning_rate == pytest.approx(rate)
@@ -34,12 +36,16 @@ def test_every_rule_gives_the_reference_back_at_the_reference_batch(rule: str, r
 
 @pytest.mark.parametrize("rule", RULE_EXPONENTS)
 @given(st.floats(1e-6, 10), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_a_rule_of_an_exponent_is_that_power_of_the_batches_ratio(rule: str, rate: float, reference: int, batch: int) -> None:
+def test_a_rule_of_an_exponent_is_that_power_of_the_batches_ratio(
+    rule: str, rate: float, reference: int, batch: int
+) -> None:
     # Goyal 2017 and You 2019 have it of linear and sqrt; `power` is of any exponent.
     batches, exponent = {"reference_batch": reference, "effective_batch": batch}, RULE_EXPONENTS[rule]
     scaled = scaled_settings(rule, OptimizerSettings(rate), **batches)
     assert scaled.learning_rate == pytest.approx(rate * (batch / reference) ** exponent)
-    assert scaled == scaled_settings("power", OptimizerSettings(rate), **batches, constants=RuleConstants(exponent))
+    assert scaled == scaled_settings(
+        "power", OptimizerSettings(rate), **batches, constants=RuleConstants(exponent)
+    )
 
 
 def test_power_asks_for_an_exponent() -> None:
@@ -62,7 +68,9 @@ def test_adam_sde_is_undefined_where_an_average_would_hold_less_than_a_step() ->
     with pytest.raises(InfeasiblePlanError, match=r"below 1 .* at kappa 16"):
         scaled_settings("adam_sde", OptimizerSettings(1e-3), reference_batch=64, effective_batch=1024)
     with pytest.raises(InfeasiblePlanError) as just:
-        RATE_RULES["adam_sde"](OptimizerSettings(1e-3, betas=(0.5, 0.75)), 2.0, HALF)  # it would hold one step
+        RATE_RULES["adam_sde"](
+            OptimizerSettings(1e-3, betas=(0.5, 0.75)), 2.0, HALF
+        )  # it would hold one step
     with pytest.raises(InfeasiblePlanError) as far:
         RATE_RULES["adam_sde"](OptimizerSettings(1e-3, betas=(0.5, 0.75)), 3.0, HALF)
     assert (just.value.violation, far.value.violation) == pytest.approx((0.0, 0.5), abs=1e-5)
@@ -89,7 +97,10 @@ def test_surge_peaks_at_the_noise_batch_and_is_alike_on_both_sides(noise: float,
     assert below == pytest.approx(above)
     assert peak >= below * (1 - 1e-12)
     # Li 2024, far below the peak: the square root.
-    far = [RATE_RULES["surge"](OptimizerSettings(0.1), kappa, RuleConstants(noise_kappa=1e8)).learning_rate for kappa in (1, 4)]
+    far = [
+        RATE_RULES["surge"](OptimizerSettings(0.1), kappa, RuleConstants(noise_kappa=1e8)).learning_rate
+        for kappa in (1, 4)
+    ]
     assert far[1] / far[0] == pytest.approx(2, rel=1e-4)
 
 
@@ -138,7 +149,9 @@ def test_every_rule_tells_its_formula_and_its_source(rule: str) -> None:
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.floats(0, 0.9), st.floats(0, 1))
-def test_the_schedule_stays_between_nothing_and_the_peak(schedule: str, warmup: float, fraction: float) -> None:
+def test_the_schedule_stays_between_nothing_and_the_peak(
+    schedule: str, warmup: float, fraction: float
+) -> None:
     assert -1e-12 <= rate_factor(schedule, warmup, fraction) <= 1 + 1e-12
 
 

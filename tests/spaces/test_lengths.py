@@ -36,7 +36,11 @@ from torch import nn
 HERE = Path(__file__)
 LAW = StepTime(((1, 0.002), (64, 0.06), (400, 0.5)), update_s=0.001, interval=0.01)
 PROFILE = DeviceProfile("cpu", "none", 1000, step_times=(LAW,), unit="tokens", units_per_sample=7.0)
-SPACE = {"effective_batch": {"low": 1, "high": 400}, "reference_rate": 0.1, "accumulation": {"low": 1, "high": 4}}
+SPACE = {
+    "effective_batch": {"low": 1, "high": 400},
+    "reference_rate": 0.1,
+    "accumulation": {"low": 1, "high": 4},
+}
 
 
 def studies(study_file: Callable[..., Path], length: str, value: object) -> Path:
@@ -44,8 +48,15 @@ def studies(study_file: Callable[..., Path], length: str, value: object) -> Path
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(length=st.sampled_from(LENGTHS), batch=st.integers(1, 400), much=st.floats(0.01, 1.0), parts=st.integers(1, 4))
-def test_a_length_is_so_many_samples(study_file: Callable[..., Path], length: str, batch: int, much: float, parts: int) -> None:
+@given(
+    length=st.sampled_from(LENGTHS),
+    batch=st.integers(1, 400),
+    much=st.floats(0.01, 1.0),
+    parts=st.integers(1, 4),
+)
+def test_a_length_is_so_many_samples(
+    study_file: Callable[..., Path], length: str, batch: int, much: float, parts: int
+) -> None:
     most = {"epochs": 9.0, "samples": 5000, "tokens": 40000, "steps": 60, "train_s": 30.0}[length]
     value = most * much if isinstance(most, float) else max(int(most * much), 1)
     spec = read_study(studies(study_file, length, value))
@@ -55,7 +66,9 @@ def test_a_length_is_so_many_samples(study_file: Callable[..., Path], length: st
     except InfeasiblePlanError:
         law = known_taken(spec, {(): PROFILE}, None)
         assert law is not None
-        assert law({"effective_batch": batch, "accumulation": parts}) != law({"effective_batch": batch, "accumulation": parts})
+        assert law({"effective_batch": batch, "accumulation": parts}) != law(
+            {"effective_batch": batch, "accumulation": parts}
+        )
         return
     step_s, samples = LAW.step_s(setup.plan), setup.samples_budget
     wanted = {"epochs": value * 1000, "samples": value, "tokens": value / 7, "steps": value * batch}
@@ -75,7 +88,10 @@ def test_one_thing_says_how_long_a_training_is(study_file: Callable[..., Path]) 
     assert read_study(study_file(space={**SPACE})).space.length == "epochs"
     assert read_study(studies(study_file, "steps", 10)).space.epochs is None
     for wrong, expected in (
-        ({"epochs": 3, "train_s": 20}, "expected one of epochs, samples, tokens, steps, train_s, got epochs and train_s"),
+        (
+            {"epochs": 3, "train_s": 20},
+            "expected one of epochs, samples, tokens, steps, train_s, got epochs and train_s",
+        ),
         ({"train_s": 0}, "expected a number above 0"),
         ({"steps": 1.5}, "expected an integer >= 1"),
         ({"train_s": 20, "rule": "adamw_tau", "weight_decay": 0.1}, "expected epochs, of which the longest"),
@@ -119,7 +135,9 @@ def test_where_steps_are_not_timed_the_clock_ends_a_training(study_file: Callabl
     assert yaml.safe_load(FRAMEWORKS["yaml"](chosen).text)["samples_budget"] == samples
     assert f"max_steps={chosen.even_steps}" in FRAMEWORKS["hf"](chosen).text
     assert chosen.even_steps < 100
-    assert f"'samples_budget': {UNTIMED_SAMPLES}" in FRAMEWORKS["pytorch"](chosen).text  # it has the trial's code and clock
+    assert (
+        f"'samples_budget': {UNTIMED_SAMPLES}" in FRAMEWORKS["pytorch"](chosen).text
+    )  # it has the trial's code and clock
     assert "samples" not in event_answer(Event("started", setup=by_clock), "accuracy")
     assert setup_facts(by_clock, None).epochs is None
     (again,) = planned_trainings(study, record, path.parent / "again")
@@ -137,8 +155,14 @@ def test_where_steps_are_not_timed_the_clock_ends_a_training(study_file: Callabl
 @pytest.mark.slow
 def test_trainings_of_equal_seconds_are_the_same_whatever_else_runs(study_file: Callable[..., Path]) -> None:
     """The samples follow from the law that the study began with, whichever process trains."""
-    space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}, "train_s": 0.05}
-    path = study_file(task=f"{TASKS}:Points", space=space, budget={"trials": 6, "profile_s": 2}, stopping="none")
+    space = {
+        "effective_batch": {"low": 16, "high": 64},
+        "reference_rate": {"low": 0.01, "high": 1},
+        "train_s": 0.05,
+    }
+    path = study_file(
+        task=f"{TASKS}:Points", space=space, budget={"trials": 6, "profile_s": 2}, stopping="none"
+    )
     assert not run(path).failure
     study = StoredStudy.open(str(path))
     assert [record.train_s for record in study.records] == [0.05] * 6
@@ -163,7 +187,9 @@ def test_times_have_to_be_known(study_file: Callable[..., Path]) -> None:
     with pytest.raises(StudyFileError, match=r"space.train_s: expected budget.profile_s above 0"):
         run(path)
     space = {**{name: space[name] for name in ("effective_batch", "reference_rate")}, "tokens": 1000}
-    with pytest.raises(StudyFileError, match=r"space.tokens: expected data that say how many each sample has"):
+    with pytest.raises(
+        StudyFileError, match=r"space.tokens: expected data that say how many each sample has"
+    ):
         run(study_file(task=f"{TASKS}:Points", space=space))
 
 
@@ -173,7 +199,10 @@ def test_rates_of_groups_are_ratios_under_one_rule(study_file: Callable[..., Pat
     assert list(spec.searched()) == ["effective_batch", "accumulation", "rates.head"]
     values = {**spec.fixed(), "effective_batch": 128, "accumulation": 1, "rates.head": 3.0}
     setup = trial_setup(spec, "rates", Suggestion(0, values), PROFILE, "cpu")
-    assert (setup.rate("body"), setup.rate("head")) == (setup.learning_rate, pytest.approx(3 * setup.learning_rate))
+    assert (setup.rate("body"), setup.rate("head")) == (
+        setup.learning_rate,
+        pytest.approx(3 * setup.learning_rate),
+    )
     assert setup.learning_rate == pytest.approx(0.1 * 128 / 256)
     with pytest.raises(Exception, match=r"space.rates: expected 'tail'"):
         setup.rate("tail")
@@ -194,17 +223,27 @@ class TwoRates(Points):
 
 @pytest.mark.slow
 def test_a_study_searches_ratios_of_rates(study_file: Callable[..., Path]) -> None:
-    space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}, "epochs": 1}
+    space = {
+        "effective_batch": {"low": 16, "high": 64},
+        "reference_rate": {"low": 0.01, "high": 1},
+        "epochs": 1,
+    }
     path = study_file(task=f"{HERE}:TwoRates", space={**space, "rates": {"bias": {"low": 0.1, "high": 10}}})
     assert not run(path).failure
     records = StoredStudy.open(str(path)).records
     assert all(0.1 <= record.parameters["rates.bias"] <= 10 for record in records)
     assert len({record.parameters["rates.bias"] for record in records}) > 1
     with pytest.raises(StudyFileError, match=r"rates.head: expected a parameter that the task reads"):
-        run(study_file(task=f"{HERE}:TwoRates", study="unread", space={**space, "rates": {"bias": 1, "head": [1, 2]}}))
+        run(
+            study_file(
+                task=f"{HERE}:TwoRates", study="unread", space={**space, "rates": {"bias": 1, "head": [1, 2]}}
+            )
+        )
 
 
-@pytest.mark.parametrize(("length", "was"), [("epochs", 0.3), ("train_s", 0.3), ("samples", 1), ("steps", 1), ("tokens", 1)])
+@pytest.mark.parametrize(
+    ("length", "was"), [("epochs", 0.3), ("train_s", 0.3), ("samples", 1), ("steps", 1), ("tokens", 1)]
+)
 def test_a_shortened_training_has_the_length_that_it_had(length: str, was: float) -> None:
     record = TrialRecord(0, "running", {length: 3})
     ended = record.ended(TrialResult("complete", TrialFacts(shortened_to=0.1), (1.0, 0.9)), "")
@@ -215,5 +254,7 @@ def test_a_shortened_training_has_the_length_that_it_had(length: str, was: float
 def test_so_many_samples_are_no_clock(study_file: Callable[..., Path]) -> None:
     """The number that stands for a training without known samples is one that a study may write."""
     spec = read_study(studies(study_file, "samples", UNTIMED_SAMPLES))
-    setup = trial_setup(spec, "many", Suggestion(0, {**spec.fixed(), "effective_batch": 8, "accumulation": 1}), PROFILE, "cpu")
+    setup = trial_setup(
+        spec, "many", Suggestion(0, {**spec.fixed(), "effective_batch": 8, "accumulation": 1}), PROFILE, "cpu"
+    )
     assert (setup.samples_budget, setup.is_timed_by_clock) == (UNTIMED_SAMPLES, False)

@@ -15,8 +15,34 @@ from bsearch.spaces.names import HIGHER, LOWER, direction_of
 from bsearch.spaces.study.file import parse_study
 
 MINIMIZED = (
-    *("err", "ppl", "mse", "rmse", "mae", "wer", "cer", "nll", "bpb", "bits_per_byte", "val_rmse", "val_mse", "test_mae"),
-    *("top1_err", "err_top1", "fid", "ece", "mape", "eer", "regret", "val_loss", "Perplexity", "error_rate/val", "fpr95"),
+    *(
+        "err",
+        "ppl",
+        "mse",
+        "rmse",
+        "mae",
+        "wer",
+        "cer",
+        "nll",
+        "bpb",
+        "bits_per_byte",
+        "val_rmse",
+        "val_mse",
+        "test_mae",
+    ),
+    *(
+        "top1_err",
+        "err_top1",
+        "fid",
+        "ece",
+        "mape",
+        "eer",
+        "regret",
+        "val_loss",
+        "Perplexity",
+        "error_rate/val",
+        "fpr95",
+    ),
     *("cross_entropy", "negative_log_likelihood", "epochs_to_accuracy", "testLoss"),
     *(
         "val_loss_at_best_acc",
@@ -28,20 +54,61 @@ MINIMIZED = (
     ),
 )
 MAXIMIZED = (
-    *("accuracy", "val_acc", "acc@1", "val_top1", "top5", "f1_macro", "roc_auc", "bleu", "miou", "mAP", "dice_val", "r2"),
+    *(
+        "accuracy",
+        "val_acc",
+        "acc@1",
+        "val_top1",
+        "top5",
+        "f1_macro",
+        "roc_auc",
+        "bleu",
+        "miou",
+        "mAP",
+        "dice_val",
+        "r2",
+    ),
     *("neg_log_loss", "neg_mean_squared_error", "log_likelihood", "psnr", "reward", "average_precision"),
-    *("TPR@FPR", "recall_at_fpr", "acc_at_best_loss", "f1_score", "MulticlassF1Score", "roc_auc_score", "mIoU", "nDCG@10"),
+    *(
+        "TPR@FPR",
+        "recall_at_fpr",
+        "acc_at_best_loss",
+        "f1_score",
+        "MulticlassF1Score",
+        "roc_auc_score",
+        "mIoU",
+        "nDCG@10",
+    ),
     *("metrics/mAP50(B)", "test_acc_epoch", "accuracy_percent", "neg_root_mean_squared_error"),
 )
 ASKED = (
-    *("score", "gap", "value", "val_acc_drop", "1 - acc", "-val_loss", "negative_recall", "neg_accuracy", "loss_reduction"),
+    *(
+        "score",
+        "gap",
+        "value",
+        "val_acc_drop",
+        "1 - acc",
+        "-val_loss",
+        "negative_recall",
+        "neg_accuracy",
+        "loss_reduction",
+    ),
     *("latency", "inverse_loss", "learning_rate", "val", "true_negative_accuracy", "accuracy_std", "std_acc"),
-    *("drop_in_accuracy", "loss_of_accuracy", "negative_sampling_loss", "neg_loss", "energy_per_acc", "latency_at_recall"),
+    *(
+        "drop_in_accuracy",
+        "loss_of_accuracy",
+        "negative_sampling_loss",
+        "neg_loss",
+        "energy_per_acc",
+        "latency_at_recall",
+    ),
 )
 STUDY = "study: s\ntask: tasks.py:train\nobjectives: {metric: %s}\nspace:\n  effective_batch: 8\n  reference_rate: 0.1\n"
 
 
-DIRECTIONS = dict.fromkeys(MINIMIZED, "minimize") | dict.fromkeys(MAXIMIZED, "maximize") | dict.fromkeys(ASKED)
+DIRECTIONS = (
+    dict.fromkeys(MINIMIZED, "minimize") | dict.fromkeys(MAXIMIZED, "maximize") | dict.fromkeys(ASKED)
+)
 
 
 @pytest.mark.parametrize(("name", "direction"), DIRECTIONS.items())
@@ -49,7 +116,9 @@ def test_all_doors_take_the_same_direction_or_ask(name: str, direction: str | No
     rows = [Run(f"row {place}", {"bs": 8, "lr": rate}, {name: rate}) for place, rate in enumerate((0.1, 0.2))]
     for written in (f"'{name}'", f"{{name: '{name}'}}"):
         if direction is None:
-            with pytest.raises(StudyFileError, match=r"study.yaml:3: objectives.metric.direction: expected minimize or"):
+            with pytest.raises(
+                StudyFileError, match=r"study.yaml:3: objectives.metric.direction: expected minimize or"
+            ):
                 parse_study(STUDY % written)
         else:
             metric = parse_study(STUDY % written).objectives.metric
@@ -72,7 +141,9 @@ def test_what_is_written_counts_unless_it_would_maximize_a_loss() -> None:
     ):
         assert parse_study(STUDY % written).objectives.metric.direction in written
     for written in ("{name: val_loss, direction: maximize}", "{name: wer, direction: maximize}"):
-        with pytest.raises(StudyFileError, match=r"study.yaml:3: objectives.metric: expected direction: minimize with"):
+        with pytest.raises(
+            StudyFileError, match=r"study.yaml:3: objectives.metric: expected direction: minimize with"
+        ):
             parse_study(STUDY % written)
 
 
@@ -91,18 +162,30 @@ def test_a_script_that_prints_a_metric_has_its_direction(word: str) -> None:
 
 def test_a_script_whose_metric_has_no_direction_is_asked_before_it_runs() -> None:
     looked = Looked(
-        {"--batch": 8, "--lr": 0.1, "--epochs": 2}, 8, 64, [0.1], "SGD", 2, lines=["val score: 0.5"], evaluates=True
+        {"--batch": 8, "--lr": 0.1, "--epochs": 2},
+        8,
+        64,
+        [0.1],
+        "SGD",
+        2,
+        lines=["val score: 0.5"],
+        evaluates=True,
     )
     script = found_in("train.py", [], asdict(looked))
     assert "lower or higher is better?" in script.sentence()
-    with pytest.raises(StudyFileError, match=r"objectives.metric.direction: expected minimize or maximize with 'val_score'"):
+    with pytest.raises(
+        StudyFileError, match=r"objectives.metric.direction: expected minimize or maximize with 'val_score'"
+    ):
         parse_study(files_of(script)["study.yaml"])
 
 
 @pytest.mark.parametrize(
-    "name", ["bs", "global_batch_size", "mini_batch_size", "micro_batch_size", "grad_accum", "max_epochs", "lr0"]
+    "name",
+    ["bs", "global_batch_size", "mini_batch_size", "micro_batch_size", "grad_accum", "max_epochs", "lr0"],
 )
 def test_what_others_call_our_keys_is_no_parameter_of_its_own(name: str) -> None:
     text = f"study: s\ntask: tasks.py:train\nspace:\n  {name}: 8\n"
-    with pytest.raises(StudyFileError, match=rf"space.{name}: expected (effective_batch|accumulation|epochs|reference_rate)"):
+    with pytest.raises(
+        StudyFileError, match=rf"space.{name}: expected (effective_batch|accumulation|epochs|reference_rate)"
+    ):
         parse_study(text)

@@ -62,7 +62,9 @@ def test_without_a_wish_accumulation_is_the_fewest_that_fits() -> None:
 
 
 @given(st.integers(1, 10**6), st.integers(1, 64), st.integers(1, 10**4), st.integers(1, 50))
-def test_a_wish_below_the_minimum_is_raised_and_above_it_kept(batch: int, devices: int, cap: int, wish: int) -> None:
+def test_a_wish_below_the_minimum_is_raised_and_above_it_kept(
+    batch: int, devices: int, cap: int, wish: int
+) -> None:
     if batch < devices:
         return
     fewest = plan_batch(batch, devices=devices, largest_micro_batch=cap).accumulation
@@ -108,9 +110,14 @@ def test_where_devices_synchronise_in_each_none_skips_a_micro_batch() -> None:
             for accumulation in range(1, 7):
                 plan = plan_batch(batch, devices=devices, accumulation=accumulation)
                 if all(map(all, passes_of(plan))):
-                    assert plan_batch(batch, devices=devices, accumulation=accumulation, every_micro_batch=True) == plan
+                    assert (
+                        plan_batch(batch, devices=devices, accumulation=accumulation, every_micro_batch=True)
+                        == plan
+                    )
                     continue
-                with pytest.raises(InfeasiblePlanError, match="a sample in every micro-batch of every device"):
+                with pytest.raises(
+                    InfeasiblePlanError, match="a sample in every micro-batch of every device"
+                ):
                     plan_batch(batch, devices=devices, accumulation=accumulation, every_micro_batch=True)
 
 
@@ -140,7 +147,9 @@ def test_the_steps_of_a_training_are_its_step_sizes_each_planned(
 
 
 @given(st.integers(1, 400), st.integers(1, 120), st.integers(1, 4), st.integers(1, 60))
-def test_cached_embeddings_are_of_several_micro_batches_each_step(budget: int, batch: int, devices: int, cap: int) -> None:
+def test_cached_embeddings_are_of_several_micro_batches_each_step(
+    budget: int, batch: int, devices: int, cap: int
+) -> None:
     """The cap holds for what runs twice: a remainder in one micro-batch would take more."""
     limits = {"largest_micro_batch": cap, **accumulation_limits("cached", couples_samples=False)}
     if batch < devices or budget < batch:
@@ -158,7 +167,9 @@ def test_cached_embeddings_are_of_several_micro_batches_each_step(budget: int, b
 
 def test_several_devices_have_room_for_a_second_copy_of_the_gradients() -> None:
     law = MemoryLaw(((1, 100), (11, 1100)))
-    known = DeviceProfile("gpu", "a card", 100, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200)
+    known = DeviceProfile(
+        "gpu", "a card", 100, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200
+    )
     assert (known.usable_bytes(1, 0.0), known.usable_bytes(2, 0.0)) == (1000, 800)
     assert tuple(known.cap_on(devices, 0.0, None) for devices in (1, 2)) == (10, 8)
     assert DeviceProfile.from_dict(known.to_dict()) == known

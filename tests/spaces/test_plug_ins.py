@@ -17,7 +17,11 @@ GROUPS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
-    monkeypatch.setattr(plug_ins, "entry_points", lambda group, name: [p for p in points if (p.group, p.name) == (group, name)])
+    monkeypatch.setattr(
+        plug_ins,
+        "entry_points",
+        lambda group, name: [p for p in points if (p.group, p.name) == (group, name)],
+    )
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in GROUPS[group]])
@@ -48,5 +52,7 @@ def test_one_that_cannot_be_loaded_is_named(value: str, monkeypatch: pytest.Monk
 def test_without_any_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(plug_ins, "_PROJECT", tmp_path / "pyproject.toml")  # as where a wheel is installed
     installed(monkeypatch)
-    with pytest.raises(StudyFileError, match=r"mlflow: expected an entry point of bsearch.trackers .* Reinstall bsearch"):
+    with pytest.raises(
+        StudyFileError, match=r"mlflow: expected an entry point of bsearch.trackers .* Reinstall bsearch"
+    ):
         plug_in("bsearch.trackers", "mlflow")

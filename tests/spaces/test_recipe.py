@@ -44,10 +44,22 @@ def test_a_trial_gets_its_own_recipe_and_the_rest_from_the_study() -> None:
     }
     spec = study(space, training={"evaluations": 3})
     parameters = {"schedule": "constant", "warmup": 0.1, "clip_norm": 2.0, "precision": "bf16", "beta2": 0.95}
-    others = {"effective_batch": 16, "reference_rate": 0.1, "rule": "sqrt", "epochs": 1, "weight_decay": 0.0, "devices": 1}
+    others = {
+        "effective_batch": 16,
+        "reference_rate": 0.1,
+        "rule": "sqrt",
+        "epochs": 1,
+        "weight_decay": 0.0,
+        "devices": 1,
+    }
     setup = trial_setup(spec, "s", Suggestion(0, {**others, **parameters}), PROFILE, "cpu")
     training = setup.training
-    assert (training.schedule, training.warmup, training.clip_norm, training.precision) == ("constant", 0.1, 2.0, "bf16")
+    assert (training.schedule, training.warmup, training.clip_norm, training.precision) == (
+        "constant",
+        0.1,
+        2.0,
+        "bf16",
+    )
     assert training.evaluations == 3
     assert setup.betas == setup.training.betas == (0.9, 0.95)
     assert not setup.parameters
@@ -67,17 +79,31 @@ def test_a_trial_gets_its_own_recipe_and_the_rest_from_the_study() -> None:
         ({"warmup": {"low": 0, "high": 1}}, {}, "expected a number >= 0 and < 1, got 1"),
         ({"clip_norm": 0}, {}, "expected a number above 0"),
         ({}, {"ema": 1.0}, "training.ema: expected a number"),
-        ({"effective_batch": {"low": 16, "high": 64, "step": 0.5}}, {}, "expected a step of whole numbers, got 0.5"),
+        (
+            {"effective_batch": {"low": 16, "high": 64, "step": 0.5}},
+            {},
+            "expected a step of whole numbers, got 0.5",
+        ),
         (
             {"warmup": {"choices": [0.0, 0.1], "changes_cost": True}},
             {},
             "expected changes_cost on a parameter of the task",
         ),
-        ({"width": {"low": 2, "high": 8, "step": 4}}, {}, "expected a whole number of steps from low to high, got 1.5 of 4"),
-        ({"width": {"low": 2, "high": 8, "step": 2, "log": True}}, {}, "expected a step or a logarithmic scale"),
+        (
+            {"width": {"low": 2, "high": 8, "step": 4}},
+            {},
+            "expected a whole number of steps from low to high, got 1.5 of 4",
+        ),
+        (
+            {"width": {"low": 2, "high": 8, "step": 2, "log": True}},
+            {},
+            "expected a step or a logarithmic scale",
+        ),
     ],
 )
-def test_what_contradicts_itself_is_refused(space: dict[str, Any], training: dict[str, Any], words: str) -> None:
+def test_what_contradicts_itself_is_refused(
+    space: dict[str, Any], training: dict[str, Any], words: str
+) -> None:
     with pytest.raises(StudyFileError) as error:
         study(space, training=training)
     assert words in str(error.value)
@@ -87,21 +113,31 @@ def test_a_half_life_of_beta2_reaches_the_trial_and_needs_an_optimizer_that_gets
     profile = DeviceProfile("cpu", "here", 1000, optimizer="AdamW")
     for kind, beta2 in (("constant", 0.999), ("half_life", 0.999**2)):
         spec = study({"rule": ["linear", "sqrt"]}, training={"beta2_scaling": kind})
-        parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
+        parameters = {
+            **spec.fixed(),
+            "effective_batch": 2 * spec.space.reference_batch,
+            "reference_rate": 0.1,
+        }
         made = trial_setup(spec, "s", Suggestion(0, {**parameters, "rule": "linear"}), profile, "cpu")
         assert made.betas == pytest.approx((0.9, beta2))
         assert made.learning_rate == pytest.approx(0.2)
     assert profiling_setup(spec, "cpu").betas != (0.9, 0.999)
     (fault,) = profile_faults(spec, replace(profile, applies_betas=False))
     assert str(fault).startswith("training.beta2_scaling: expected a task whose AdamW gets betas=setup.betas")
-    with pytest.raises(StudyFileError, match=r"training\.beta2_scaling: expected constant with rule adam_sde"):
+    with pytest.raises(
+        StudyFileError, match=r"training\.beta2_scaling: expected constant with rule adam_sde"
+    ):
         study({"rule": "adam_sde"}, training={"beta2_scaling": "half_life"})
 
 
 @given(st.floats(0.5, 20.0), st.floats(0.5, 20.0), st.integers(8, 64))
-def test_a_decay_in_shares_of_the_training_is_that_of_the_studys_longest(epochs: float, longest: float, batch: int) -> None:
+def test_a_decay_in_shares_of_the_training_is_that_of_the_studys_longest(
+    epochs: float, longest: float, batch: int
+) -> None:
     # Wang & Aitchison 2024: B / (rate x decay x samples) is one number, whatever a trial's length.
-    spec = study({"rule": "adamw_tau", "weight_decay": 0.1, "epochs": {"low": min(epochs, longest), "high": longest}})
+    spec = study(
+        {"rule": "adamw_tau", "weight_decay": 0.1, "epochs": {"low": min(epochs, longest), "high": longest}}
+    )
     if epochs <= longest:
         made = optimizer_settings(spec, batch, epochs, spec.fixed())
         reference = spec.space.reference_batch / (0.1 * 0.1 * longest)
@@ -122,7 +158,9 @@ def test_an_average_of_weights_is_the_trials_own_and_a_part_of_the_cost() -> Non
 
 def test_an_average_of_weights_is_refused_with_fsdp2_by_name() -> None:
     devices = {"per_trial": 2, "sharding": "fsdp2"}
-    with pytest.raises(StudyFileError, match=r"training\.ema: expected no average of weights with devices\.sharding: fsdp2"):
+    with pytest.raises(
+        StudyFileError, match=r"training\.ema: expected no average of weights with devices\.sharding: fsdp2"
+    ):
         study({}, training={"ema": 0.9}, devices=devices)
 
 
@@ -145,7 +183,10 @@ def test_a_range_in_steps_holds_its_own_values_alone(low: int, step: int, steps:
 
 def test_suggestions_keep_their_steps() -> None:
     domains = {"width": Range(low=16, high=64, step=16), "dropout": Range(low=0.0, high=0.5, step=0.125)}
-    trials, suggester = Trials(), suggester_of("front", SearchSpace.of({**study({}).domains(), **domains}), Objectives())
+    trials, suggester = (
+        Trials(),
+        suggester_of("front", SearchSpace.of({**study({}).domains(), **domains}), Objectives()),
+    )
     for _ in range(12):
         (proposal,) = suggester.suggest(trials)
         assert isinstance(proposal, dict)
@@ -161,7 +202,9 @@ def test_whole_numbers_with_changes_cost_are_profiled_one_by_one() -> None:
 
 def test_too_many_combinations_are_refused_where_the_file_is_read() -> None:
     costly = {"choices": [1, 2, 3, 4, 5], "changes_cost": True}
-    with pytest.raises(StudyFileError, match=r"^space\.depth: expected at most 16 .*; got 25 \(5 of depth, 5 of width\)"):
+    with pytest.raises(
+        StudyFileError, match=r"^space\.depth: expected at most 16 .*; got 25 \(5 of depth, 5 of width\)"
+    ):
         study({"depth": costly, "width": costly})
     with pytest.raises(StudyFileError, match=r"space\.depth: expected at most 16 combinations"):
         study({"depth": {"low": 1, "high": 10**15, "changes_cost": True}})
@@ -184,7 +227,7 @@ def test_a_study_searches_its_recipe(study_file: Callable[..., Path]) -> None:
     assert [record.outcome for record in study.records] == ["complete"] * 6
     for record in study.records:
         training = study.setup_of(record).training
-        assert {name: record.parameters[name] for name in ("schedule", "warmup", "clip_norm", "precision")} == {
-            name: getattr(training, name) for name in ("schedule", "warmup", "clip_norm", "precision")
-        }
+        assert {
+            name: record.parameters[name] for name in ("schedule", "warmup", "clip_norm", "precision")
+        } == {name: getattr(training, name) for name in ("schedule", "warmup", "clip_norm", "precision")}
     assert len({record.parameters["precision"] for record in study.records}) == 2

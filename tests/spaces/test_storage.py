@@ -27,7 +27,10 @@ from sqlalchemy.exc import ArgumentError
 
 
 @given(
-    st.lists(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=30), min_size=1)
+    st.lists(
+        st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=30),
+        min_size=1,
+    )
 )
 @example(["what?1", "My%20Project", "a#b", "ann:x@host", ":memory:", "caf\udce9"])
 def test_a_path_comes_back_from_its_url_and_nothing_in_it_looks_like_a_password(names: list[str]) -> None:
@@ -108,7 +111,10 @@ def test_no_mounts_are_no_network() -> None:
         ("AccountKey=s3cret;x=1&sig=s3cret", "AccountKey=***;x=1&sig=***"),
         ("Authorization: Bearer s3crets3cret", "Authorization: Bearer ***"),
         ("pad_token='<pad>', max_tokens=5", "pad_token='<pad>', max_tokens=5"),
-        ("a token representation of a basic configuration", "a token representation of a basic configuration"),
+        (
+            "a token representation of a basic configuration",
+            "a token representation of a basic configuration",
+        ),
         ("passes=3, db_pass=s3cret", "passes=3, db_pass=***"),
         ("postgresql://u@corp:s3cret@h/d", "postgresql://u@corp:***@h/d"),
         ("postgresql://u:@h/d", "postgresql://u:***@h/d"),
@@ -122,10 +128,16 @@ def test_no_mounts_are_no_network() -> None:
         ),
         ("db:\n  password: s3cret\n  api_key: s3cret", "db:\n  password: ***\n  api_key: ***"),
         ("key: expected a number", "key: expected a number"),
-        ("python train.py --token=s3cret --password s3cret --lr 1", "python train.py --token=*** --password *** --lr 1"),
+        (
+            "python train.py --token=s3cret --password s3cret --lr 1",
+            "python train.py --token=*** --password *** --lr 1",
+        ),
         ("train.py --hub_token=s3cret --hf-tokenizer t5", "train.py --hub_token=*** --hf-tokenizer t5"),
         ("sqlite:////home/ann/a:b@c/study.db", "sqlite:////home/ann/a:b@c/study.db"),
-        ("study.yaml:9: space.rule: expected linear, got 'a@b'", "study.yaml:9: space.rule: expected linear, got 'a@b'"),
+        (
+            "study.yaml:9: space.rule: expected linear, got 'a@b'",
+            "study.yaml:9: space.rule: expected linear, got 'a@b'",
+        ),
     ],
 )
 def test_no_password_is_shown(written: str, shown: str) -> None:
@@ -173,16 +185,25 @@ def test_only_what_is_known_to_be_harmless_is_shown(parsed: URL) -> None:
 
 
 def test_a_url_is_shown_as_it_was_written_where_it_has_no_secret() -> None:
-    for url in ("sqlite:///a b?.db", "sqlite:////x.db?mode=ro", "postgresql://ann@corp@h:1/d?sslmode=require", "mysql://h/d"):
+    for url in (
+        "sqlite:///a b?.db",
+        "sqlite:////x.db?mode=ro",
+        "postgresql://ann@corp@h:1/d?sslmode=require",
+        "mysql://h/d",
+    ):
         assert shown_url(url) == url
     assert shown_url("https://s3cret@h/x?a=1") == "https://***@h/x?a=***"
     assert shown_url("https://s3cret@h/x") == "https://***@h/x"
     assert shown_url("postgresql:u:s3cret@h/d") == "postgresql:***@h/d"
-    assert shown_url("postgresql://u:s3cret\nx@h/d?host=a&key=s3cret") == "postgresql://u:***@h/d?host=a&key=***"
+    assert (
+        shown_url("postgresql://u:s3cret\nx@h/d?host=a&key=s3cret") == "postgresql://u:***@h/d?host=a&key=***"
+    )
 
 
 def test_a_password_with_an_unescaped_at_is_told_how_to_be_written() -> None:
-    with pytest.raises(StudyFileError, match=r"a password with @ written as %40.*got 'postgresql\+psycopg://u:\*\*\*@h/d'"):
+    with pytest.raises(
+        StudyFileError, match=r"a password with @ written as %40.*got 'postgresql\+psycopg://u:\*\*\*@h/d'"
+    ):
         Tables("postgresql+psycopg://u:s3cr@et@h/d")
 
 

@@ -80,7 +80,9 @@ def test_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
 
 def test_every_fault_is_told_at_once_with_its_line() -> None:
     text = (
-        EVERYTHING.replace("low: 16", "low: 0").replace("[linear, power]", "[linear, sqr]").replace("warmup: 5%", "warmup: 5")
+        EVERYTHING.replace("low: 16", "low: 0")
+        .replace("[linear, power]", "[linear, sqr]")
+        .replace("warmup: 5%", "warmup: 5")
     )
     text = text.replace("precision: bf16", "precison: bf16").replace("trials: 60", "trials: many")
     assert messages(text) == [
@@ -98,17 +100,49 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
     ("before", "after", "message"),
     [
         ("study: cifar-resnet", "study: a b", "study.yaml:2: study: expected a name of letters"),
-        ("task: tasks.py:Cifar", "task: tasks.py", "task: expected module:name or path/file.py:name, got 'tasks.py'"),
+        (
+            "task: tasks.py:Cifar",
+            "task: tasks.py",
+            "task: expected module:name or path/file.py:name, got 'tasks.py'",
+        ),
         ("task: tasks.py:Cifar\n", "", "study.yaml:2: task: missing required key"),
-        ("low: 16, high: 4096", "low: 16.5, high: 4096", "space.effective_batch: expected an integer >= 1, got 16.5"),
-        ("low: 16, high: 4096", "low: 4096, high: 16", "space.effective_batch: expected low <= high, got low 4096 and high 16"),
-        ("low: 16, high: 4096", "lo: 16, high: 4096", "space.effective_batch.lo: unknown key. Did you mean 'low'?"),
-        ("low: 1e-3, high: 1.0", "low: -1, high: 1.0", "space.reference_rate: expected a number above 0, got -1"),
-        ("low: 1e-3, high: 1.0", "low: .nan, high: 1.0", "space.reference_rate.low: expected a finite number, got nan"),
+        (
+            "low: 16, high: 4096",
+            "low: 16.5, high: 4096",
+            "space.effective_batch: expected an integer >= 1, got 16.5",
+        ),
+        (
+            "low: 16, high: 4096",
+            "low: 4096, high: 16",
+            "space.effective_batch: expected low <= high, got low 4096 and high 16",
+        ),
+        (
+            "low: 16, high: 4096",
+            "lo: 16, high: 4096",
+            "space.effective_batch.lo: unknown key. Did you mean 'low'?",
+        ),
+        (
+            "low: 1e-3, high: 1.0",
+            "low: -1, high: 1.0",
+            "space.reference_rate: expected a number above 0, got -1",
+        ),
+        (
+            "low: 1e-3, high: 1.0",
+            "low: .nan, high: 1.0",
+            "space.reference_rate.low: expected a finite number, got nan",
+        ),
         ("at_batch: 128", "at_batch: 1.5", "space.reference_rate.at_batch: expected an integer, got 1.5"),
         ("  exponent: {low: 0, high: 1}\n", "", "space.rule: power: expected space.exponent, got none"),
-        ("weight_decay: {low: 1e-6", "weight_decay: {low: 0", "expected low above 0 on a logarithmic scale, got low 0"),
-        ("weight_decay: {", "weight_decy: {", "space.weight_decy: 'weight_decy' would be a parameter of the task"),
+        (
+            "weight_decay: {low: 1e-6",
+            "weight_decay: {low: 0",
+            "expected low above 0 on a logarithmic scale, got low 0",
+        ),
+        (
+            "weight_decay: {",
+            "weight_decy: {",
+            "space.weight_decy: 'weight_decy' would be a parameter of the task",
+        ),
         (
             "choices: [32, 64]",
             "choices: [32, [64]]",
@@ -129,7 +163,11 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "low: 1e-3, high: 1.0, when: {rule: sqrt}",
             "reference_rate: expected `when` on a parameter of the task alone",
         ),
-        ("low: 1e-3, high: 1.0", "low: small, high: 1.0", "space.reference_rate.low: expected a number, got 'small'"),
+        (
+            "low: 1e-3, high: 1.0",
+            "low: small, high: 1.0",
+            "space.reference_rate.low: expected a number, got 'small'",
+        ),
         ("choices: [32, 64]", "choices: []", "space.width.choices: expected at least one value, got []"),
         ("seed: 0", "seed: -1", "training.seed: expected a number >= 0, got -1"),
         ("largest_micro_batch: 256", "largest_micro_batch: 0", "expected a number >= 1, got 0"),
@@ -156,13 +194,33 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "baseline[0]: expected a value for every searched parameter, got none for devices",
         ),
         ("kind: cpu", "kind: cuda", "devices.kind: expected one of auto, cpu, gpu; got 'cuda'."),
-        ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s, cost; got 'time'"),
-        ("effective_batch: 256, r", "effective_batch: 9000, r", "baseline[0].effective_batch: expected 16 to 4096 (log)"),
-        ("width: 32}", "wdth: 32}", "baseline[0].wdth: expected a parameter from space, got 'wdth'. Did you mean 'width'?"),
-        (", width: 32}", "}", "baseline[0]: expected a value for every searched parameter, got none for width"),
+        (
+            "speed: train_s",
+            "speed: time",
+            "objectives.speed: expected one of train_s, device_s, cost; got 'time'",
+        ),
+        (
+            "effective_batch: 256, r",
+            "effective_batch: 9000, r",
+            "baseline[0].effective_batch: expected 16 to 4096 (log)",
+        ),
+        (
+            "width: 32}",
+            "wdth: 32}",
+            "baseline[0].wdth: expected a parameter from space, got 'wdth'. Did you mean 'width'?",
+        ),
+        (
+            ", width: 32}",
+            "}",
+            "baseline[0]: expected a value for every searched parameter, got none for width",
+        ),
         ("budget: {", "budget: {}\nbudget: {", "budget: duplicate key, first on line 17"),
         ("  dataset: cifar10", "  seed: 3", "space.seed: 'seed' is reserved for bsearch's own results"),
-        ("  reference_rate:", "  learning_rate:", "space.learning_rate: expected reference_rate, the rate at one batch"),
+        (
+            "  reference_rate:",
+            "  learning_rate:",
+            "space.learning_rate: expected reference_rate, the rate at one batch",
+        ),
         (
             "direction: minimize",
             "direction: minimize, at_least: 2",
@@ -175,7 +233,11 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ),
         ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
         ("{name: val_loss, direction: minimize}", "gap", "Write metric: {name: gap, direction: minimize}"),
-        ("epochs: {low: 2, high: 20}", "epochs: 1e300", "space.epochs: expected a number above 0, at most a million"),
+        (
+            "epochs: {low: 2, high: 20}",
+            "epochs: 1e300",
+            "space.epochs: expected a number above 0, at most a million",
+        ),
         ("hours: 8}", "hours: 8", "invalid YAML: expected ',' or '}'"),
     ],
 )
@@ -199,7 +261,10 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
         (b"", "expected keys such as study, task and space; got an empty file"),
         (b"- a", "got a list"),
         (b"\xff\xfe", "expected UTF-8 text"),
-        (b"a: !!python/object/apply:os.system [true]", "got the tag .tag:yaml.org,2002:python/object/apply:os.system"),
+        (
+            b"a: !!python/object/apply:os.system [true]",
+            "got the tag .tag:yaml.org,2002:python/object/apply:os.system",
+        ),
         (b"x" * (1 << 21), "at most 1048576 bytes"),
     ]:
         path = tmp_path / "study.yaml"
@@ -236,7 +301,10 @@ def test_no_text_ends_in_a_traceback(text: str) -> None:
 
 def test_the_identity_holds_what_may_not_change(study_file: Callable[..., Path]) -> None:
     spec = read_study(study_file())
-    assert spec.identity() == read_study(study_file(budget={"trials": 99}, cluster={"trials_at_once": 1})).identity()
+    assert (
+        spec.identity()
+        == read_study(study_file(budget={"trials": 99}, cluster={"trials_at_once": 1})).identity()
+    )
     assert spec.identity() != read_study(study_file(training={"evaluations": 3})).identity()
     floor = {"metric": {"name": "accuracy", "at_least": 0.9}}
     assert spec.identity() == read_study(study_file(objectives=floor)).identity()
@@ -271,10 +339,18 @@ def test_auto_searches_so_it_takes_neither_one_exponent_nor_other_rules() -> Non
 def test_settings_of_today_name_an_exponent_where_the_rule_is_auto() -> None:
     data = yaml.safe_load(small_text(rule="auto"))
     today = {"effective_batch": 64, "reference_rate": 0.1}
-    assert parse_study(yaml.safe_dump(data | {"baseline": [today | {"exponent": 0.5}]})).baseline[0]["exponent"] == 0.5
+    assert (
+        parse_study(yaml.safe_dump(data | {"baseline": [today | {"exponent": 0.5}]})).baseline[0]["exponent"]
+        == 0.5
+    )
     lines = messages(yaml.safe_dump(data | {"baseline": [today | {"rule": "sqrt"}]}))
-    assert any("expected power as in space.rule, got 'sqrt'. Write rule: power, exponent: 0.5." in line for line in lines)
-    assert any("expected a value for every searched parameter, got none for exponent" in line for line in lines)
+    assert any(
+        "expected power as in space.rule, got 'sqrt'. Write rule: power, exponent: 0.5." in line
+        for line in lines
+    )
+    assert any(
+        "expected a value for every searched parameter, got none for exponent" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize("rule", ["saturating", "surge"])
@@ -294,18 +370,28 @@ def test_a_parameter_of_the_task_may_speak_of_noise() -> None:
 
 def test_adamw_tau_wants_a_decay_to_scale() -> None:
     [message] = messages(small_text(rule="adamw_tau"))
-    assert "space.rule: adamw_tau: expected a weight decay to scale, got 0. Write weight_decay: 0.1" in message
+    assert (
+        "space.rule: adamw_tau: expected a weight decay to scale, got 0. Write weight_decay: 0.1" in message
+    )
     parse_study(small_text(rule="adamw_tau", weight_decay={"low": 0.0, "high": 0.1}))
 
 
 def test_faults_of_a_study_without_a_file_name_none() -> None:
     with pytest.raises(StudyFileError) as raised:
-        study_from_dict({"study": "a", "task": "t:T", "space": {"effective_batch": 0, "reference_rate": 0.1, "rule": "power"}})
+        study_from_dict(
+            {
+                "study": "a",
+                "task": "t:T",
+                "space": {"effective_batch": 0, "reference_rate": 0.1, "rule": "power"},
+            }
+        )
     assert str(raised.value).splitlines() == ["space.effective_batch: expected an integer >= 1, got 0"]
 
 
 def test_a_task_in_place_of_a_file_is_told() -> None:
-    with pytest.raises(StudyFileError, match=r"^tasks.py:Net: expected a study file, got a task. `bsearch run` takes one"):
+    with pytest.raises(
+        StudyFileError, match=r"^tasks.py:Net: expected a study file, got a task. `bsearch run` takes one"
+    ):
         read_study(Path("tasks.py:Net"))
 
 

@@ -20,7 +20,10 @@ BASE: dict[str, Any] = {
         ({"budget": "{cost: 3}", "devices": "{prices: {cpu: 1}}"}, True),
         ({"budget": "{trials: 40}"}, False),
         ({"budget": "{trials: 40, hours: 1}"}, False),
-        ({"space": "{effective_batch: 8, reference_rate: {low: 0.1, high: 1}, epochs: {low: 2, high: 9}}"}, False),
+        (
+            {"space": "{effective_batch: 8, reference_rate: {low: 0.1, high: 1}, epochs: {low: 2, high: 9}}"},
+            False,
+        ),
         ({"budget": "{by: 1h}"}, False),
         ({"budget": "{hours: 1}", "stopping": "none"}, False),
         ({"sampler": "tpe"}, False),

@@ -164,7 +164,9 @@ def spoken(steps: Sequence[Step]) -> list[float]:
 class WeightedTrainer(Trainer):
     """As the library's documentation shows a loss with class weights."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         labels = inputs.get("labels")
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         criterion = nn.CrossEntropyLoss(weight=TAG_WEIGHTS.to(labels.device))
@@ -234,20 +236,32 @@ class Captioned(Dataset[Any]):
 
 def clip_model() -> Any:
     common = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    special = {"vocab_size": 30, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    special = {
+        "vocab_size": 30,
+        "max_position_embeddings": 8,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     config = CLIPConfig(
-        text_config={**common, **special}, vision_config={**common, "image_size": 8, "patch_size": 4}, projection_dim=16
+        text_config={**common, **special},
+        vision_config={**common, "image_size": 8, "patch_size": 4},
+        projection_dim=16,
     )
     torch.manual_seed(0)
     return CLIPModel(config)
 
 
 class Contrastive(Trainer):
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         outputs = model(**inputs, return_loss=True)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             return self.compute_loss(model, inputs).detach(), None, None

@@ -50,7 +50,9 @@ class Module(lightning.LightningModule):
 def loaders(**options: Any) -> tuple[Any, Any]:
     images, labels = digits()
     return (
-        DataLoader(TensorDataset(images[TRAINING], labels[TRAINING]), batch_size=32, **{"shuffle": True, **options}),
+        DataLoader(
+            TensorDataset(images[TRAINING], labels[TRAINING]), batch_size=32, **{"shuffle": True, **options}
+        ),
         DataLoader(TensorDataset(images[VALIDATION], labels[VALIDATION]), batch_size=64),
     )
 
@@ -86,7 +88,10 @@ def class_weights(setup: TrialSetup) -> Iterator[Measurement]:
 
 class Declared(Weighted):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"loss": super().training_step(batch, batch_idx), "denominator": CLASS_WEIGHTS[batch[1].cpu()].sum()}
+        return {
+            "loss": super().training_step(batch, batch_idx),
+            "denominator": CLASS_WEIGHTS[batch[1].cpu()].sum(),
+        }
 
 
 def declared_weights(setup: TrialSetup) -> Iterator[Measurement]:

@@ -106,7 +106,9 @@ def simclr(steps: Sequence[Step]) -> list[float]:
         for place in range(2 * count):
             partner = (place + count) % (2 * count)
             others = [other for other in range(2 * count) if other != place]
-            losses.append(torch.logsumexp(views[others] @ views[place] / 0.5, 0) - views[place] @ views[partner] / 0.5)
+            losses.append(
+                torch.logsumexp(views[others] @ views[place] / 0.5, 0) - views[place] @ views[partner] / 0.5
+            )
         return torch.stack(losses).mean()
 
     return trained(nesterov(model), steps, loss)
@@ -255,7 +257,10 @@ def pairs() -> tuple[Tensor, Tensor]:
 class CLIP(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.image_tower, self.text_tower = embedder(), nn.Sequential(nn.EmbeddingBag(30, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.image_tower, self.text_tower = (
+            embedder(),
+            nn.Sequential(nn.EmbeddingBag(30, 32), nn.ReLU(), nn.Linear(32, 16)),
+        )
         self.log_scale = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,7 +269,9 @@ class CLIP(nn.Module):
 
 class ImagesAndWords(Task):
     def data(self, setup: TrialSetup) -> Data:
-        return Data(*(TensorDataset(*(values[part] for values in pairs())) for part in (TRAINING, VALIDATION)))
+        return Data(
+            *(TensorDataset(*(values[part] for values in pairs())) for part in (TRAINING, VALIDATION))
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return CLIP()
@@ -312,7 +319,9 @@ def clip_metrics() -> dict[str, float]:
     images, words = (values[VALIDATION] for values in pairs())
     torch.manual_seed(0)
     seen, said = CLIP()(images, words)
-    return {"accuracy": sum(int((said @ one).argmax()) == place for place, one in enumerate(seen)) / len(seen)}
+    return {
+        "accuracy": sum(int((said @ one).argmax()) == place for place, one in enumerate(seen)) / len(seen)
+    }
 
 
 # Whole batches in a formula
@@ -344,7 +353,10 @@ class BatchDice(Task):
 def rollouts() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """States, actions, their advantages, and their log probabilities when they were taken."""
     generator = torch.Generator().manual_seed(16)
-    states, actions = torch.randn(600, 4, generator=generator), torch.randint(0, 3, (600,), generator=generator)
+    states, actions = (
+        torch.randn(600, 4, generator=generator),
+        torch.randint(0, 3, (600,), generator=generator),
+    )
     advantages = states[:, 0] * (actions == 1) + 0.3 * torch.randn(600, generator=generator) + 2
     return states, actions, advantages, torch.full((600,), -1.1)
 
@@ -357,7 +369,9 @@ class Policy(Task):
     """PPO: its advantages are normalised in every mini-batch."""
 
     def data(self, setup: TrialSetup) -> Data:
-        return Data(*(TensorDataset(*(one[part] for one in rollouts())) for part in (slice(0, 500), slice(500, 600))))
+        return Data(
+            *(TensorDataset(*(one[part] for one in rollouts())) for part in (slice(0, 500), slice(500, 600)))
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return deciding()

@@ -71,7 +71,9 @@ CARTPOLE = Path(__file__).parents[2] / "examples" / "own_loop" / "cartpole.py"
 _EXACT = [
     Entry("classifier", "zoo.vision:Digits", "exact", twin="classifier", metrics="classifier_metrics"),
     Entry("label smoothing", "zoo.vision:Smoothed", "exact", twin="smoothed"),
-    Entry("class weights, their sum as denominator", "zoo.vision:ClassWeights", "exact", twin="class_weights"),
+    Entry(
+        "class weights, their sum as denominator", "zoo.vision:ClassWeights", "exact", twin="class_weights"
+    ),
     Entry("L1 penalty × samples", "zoo.vision:SparseWeights", "exact", twin="sparse_weights"),
     Entry("dropout", "zoo.vision:Dropout", "exact", twin="dropout"),
     Entry(
@@ -105,12 +107,27 @@ _EXACT = [
         metrics="detection_metrics",
         metric="box_error",
     ),
-    Entry("batches fetched at once", "zoo.vision:FetchedAtOnce", "exact", twin="classifier", metrics="classifier_metrics"),
+    Entry(
+        "batches fetched at once",
+        "zoo.vision:FetchedAtOnce",
+        "exact",
+        twin="classifier",
+        metrics="classifier_metrics",
+    ),
     Entry("tokens with ignored labels", "zoo.text:Tagger", "exact", twin="tagged", metrics="tagged_metrics"),
     Entry("batch in a defaultdict", "zoo.text:Named", "exact", twin="tagged", metrics="tagged_metrics"),
     Entry("batch in a UserDict", "zoo.text:Tokenized", "exact", twin="tagged", metrics="tagged_metrics"),
-    Entry("LSTM of packed sequences", "zoo.text:PackedLSTM", "exact", twin="packed", metrics="packed_metrics"),
-    Entry("CTC, unequal lengths", "zoo.text:CTC", "exact", twin="aligned", metrics="aligned_metrics", metric="ctc"),
+    Entry(
+        "LSTM of packed sequences", "zoo.text:PackedLSTM", "exact", twin="packed", metrics="packed_metrics"
+    ),
+    Entry(
+        "CTC, unequal lengths",
+        "zoo.text:CTC",
+        "exact",
+        twin="aligned",
+        metrics="aligned_metrics",
+        metric="ctc",
+    ),
     Entry(
         "language model with tied weights, AdamW",
         "zoo.text:TiedWeights",
@@ -197,7 +214,9 @@ _EXACT = [
 ]
 
 _COUPLED = [
-    Entry(f"{name}, {told}", f"zoo.coupled:{declared}{task}", expects, says, twin, metrics, metric, needs=needs)
+    Entry(
+        f"{name}, {told}", f"zoo.coupled:{declared}{task}", expects, says, twin, metrics, metric, needs=needs
+    )
     for name, task, twin in (
         ("SimCLR", "SimCLR", "simclr"),
         ("supervised contrast", "SupCon", "supcon"),
@@ -206,11 +225,22 @@ _COUPLED = [
     )
     for told, declared, expects, says, twin, metrics, metric, needs in (
         ("mean × n", "", "refused", "couples_samples", "", "", "alignment", ""),
-        ("couples_samples", "Declared", "unsplit", "", twin, "nearest_neighbour_metrics", "accuracy", "couples_samples"),
+        (
+            "couples_samples",
+            "Declared",
+            "unsplit",
+            "",
+            twin,
+            "nearest_neighbour_metrics",
+            "accuracy",
+            "couples_samples",
+        ),
     )
 ]
 _COUPLED += [
-    Entry("CLIP, mean × n, accuracy in the batch", "zoo.coupled:ImagesAndWords", "refused", "couples_samples"),
+    Entry(
+        "CLIP, mean × n, accuracy in the batch", "zoo.coupled:ImagesAndWords", "refused", "couples_samples"
+    ),
     Entry(
         "CLIP, couples_samples",
         "zoo.coupled:DeclaredCLIP",
@@ -220,7 +250,13 @@ _COUPLED += [
         needs="couples_samples",
     ),
     Entry("Dice over the batch", "zoo.coupled:BatchDice", "refused", "couples_samples"),
-    Entry("PPO, advantages normalised in the batch", "zoo.coupled:Policy", "refused", "couples_samples", metric="gain"),
+    Entry(
+        "PPO, advantages normalised in the batch",
+        "zoo.coupled:Policy",
+        "refused",
+        "couples_samples",
+        metric="gain",
+    ),
     Entry(
         "PPO, couples_samples",
         "zoo.coupled:DeclaredPolicy",
@@ -242,12 +278,22 @@ _WRONG = [
     Entry("mean, denominator 1", "zoo.wrong:MeanOfMeans", "refused", "denominator|mean"),
     Entry("(N, 1) against (N,)", "zoo.wrong:Broadcast", "refused", "broadcast", metric="rmse", double=True),
     Entry("L1 penalty once a call", "zoo.wrong:PenaltyOnce", "refused", "constant term"),
-    Entry("denominator clamped to 1", "zoo.wrong:ClampedDenominator", "refused", "a denominator|own denominator"),
-    Entry("mean over padding", "zoo.wrong:MeanOverPadding", "refused", "pad|collate|samples", metric="val_loss"),
+    Entry(
+        "denominator clamped to 1", "zoo.wrong:ClampedDenominator", "refused", "a denominator|own denominator"
+    ),
+    Entry(
+        "mean over padding", "zoo.wrong:MeanOverPadding", "refused", "pad|collate|samples", metric="val_loss"
+    ),
     Entry("AUROC × n", "zoo.wrong:MeanAUROC", "refused", "WholeSet", metric="auroc"),
     Entry("macro F1 × n", "zoo.wrong:MeanF1", "refused", "WholeSet", metric="f1"),
     Entry("MixUp in collate, validation too", "zoo.wrong:MixUp", "noted", "train_collate"),
-    Entry("MixUp in train_collate", "zoo.wrong:MixUpInTraining", "noted", "collate|random|mix", needs="train_collate"),
+    Entry(
+        "MixUp in train_collate",
+        "zoo.wrong:MixUpInTraining",
+        "noted",
+        "collate|random|mix",
+        needs="train_collate",
+    ),
     Entry("training data with default_rng", "zoo.wrong:OwnGenerator", "refused", "generator|random"),
     Entry("validation data with default_rng", "zoo.wrong:UnrepeatableValidation", "noted", "again|random"),
     Entry("a stream, its samples not stated", "zoo.wrong:Unmeasured", "refused", "samples"),
@@ -265,15 +311,27 @@ _LOOPS = [
 ]
 
 _LIFE = [
-    Entry("a temperature beside the model", "zoo.life:Temperature", "refused", "self.log_temperature, which no model holds"),
+    Entry(
+        "a temperature beside the model",
+        "zoo.life:Temperature",
+        "refused",
+        "self.log_temperature, which no model holds",
+    ),
     Entry("a backbone in no optimizer", "zoo.life:HeadAlone", "refused", "got none for 0.bias, 0.weight"),
     Entry("layer-wise decay, lr_scale", "zoo.life:LayerDecay", "exact", twin="layer_decayed"),
     Entry("layer-wise decay, multiplied", "zoo.life:LayerDecayMultiplied", "exact", twin="layer_decayed"),
     Entry("schedule-free SGD", "zoo.life:WithoutSchedule", "exact", twin="schedule_free"),
-    Entry("a curriculum that counts steps", "zoo.life:Curriculum", "refused", "self.steps, which was 2 and is 0 again"),
+    Entry(
+        "a curriculum that counts steps",
+        "zoo.life:Curriculum",
+        "refused",
+        "self.steps, which was 2 and is 0 again",
+    ),
     Entry("a generator of the task's", "zoo.life:OwnDraws", "refused", "saved and resumed"),
     Entry("a score that changes the loss", "zoo.life:ScoreThatCounts", "refused", "when it is evaluated"),
-    Entry("a layer that counts its calls", "zoo.life:CountsCalls", "refused", "once per micro-batch: 1.calls"),
+    Entry(
+        "a layer that counts its calls", "zoo.life:CountsCalls", "refused", "once per micro-batch: 1.calls"
+    ),
     Entry("unfreezing in after_step", "zoo.life:Unfreezing", "refused", "got none for 0.bias, 0.weight"),
     Entry("a mean teacher in after_step", "zoo.life:Teacher", "exact", twin="taught"),
     Entry("experts with a loss of their balance", "zoo.life:Experts", "refused", "couples_samples"),
@@ -286,7 +344,10 @@ _LIFE = [
     Entry("Loop, its own rate", "zoo.life:rate_of_its_own", "refused", "something else sets it"),
     Entry("Loop, counting its steps", "zoo.life:counts_steps", "refused", "step.number"),
     Entry(
-        "Loop, pseudo-labels of its own model as data", "zoo.life:pseudo_labels", "refused", "that do not depend on the weights"
+        "Loop, pseudo-labels of its own model as data",
+        "zoo.life:pseudo_labels",
+        "refused",
+        "that do not depend on the weights",
     ),
     Entry("Loop, PPO on cart-pole", f"{CARTPOLE}:train", "exact", metric="balanced"),
     Entry("Loop, weight decay by the fraction", "zoo.life:weight_decay_by_the_step", "exact"),
@@ -305,7 +366,13 @@ _ADAPTERS = [
         metric="loss",
         needs="hf_arguments",
     ),
-    Entry("HF tokens, micro-batches without labels", f"{_HF}:few_labels", "exact", twin="few_labelled", metric="loss"),
+    Entry(
+        "HF tokens, micro-batches without labels",
+        f"{_HF}:few_labels",
+        "exact",
+        twin="few_labelled",
+        metric="loss",
+    ),
     Entry("HF CLIP", f"{_HF}:clip", "refused", "couples_samples", metric="loss"),
     Entry(
         "HF CLIP, couples_samples=True",
@@ -316,7 +383,13 @@ _ADAPTERS = [
         needs="hf_arguments",
     ),
     Entry("Lightning classifier", f"{_LIGHTNING}:classifier", "exact", twin="classified", metric="val_f1"),
-    Entry("Lightning, class-weighted mean", f"{_LIGHTNING}:class_weights", "refused", "denominator", metric="val_f1"),
+    Entry(
+        "Lightning, class-weighted mean",
+        f"{_LIGHTNING}:class_weights",
+        "refused",
+        "denominator",
+        metric="val_f1",
+    ),
     Entry(
         "Lightning, class weights, denominator",
         f"{_LIGHTNING}:declared_weights",

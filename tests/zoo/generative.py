@@ -164,7 +164,10 @@ def diffusion(steps: Sequence[Step]) -> list[float]:
 
 def diffusion_metrics() -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
-    times, noise = torch.randint(0, STEPS, (200,), generator=generator), torch.randn(200, 2, generator=generator)
+    times, noise = (
+        torch.randint(0, STEPS, (200,), generator=generator),
+        torch.randn(200, 2, generator=generator),
+    )
     torch.manual_seed(0)
     return {"val_loss": float(denoised_mean(Denoiser(), moons()[600:], times, noise).detach())}
 

@@ -31,7 +31,9 @@ class Temperature(Digits):
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         images, labels = batch
-        return Loss(F.cross_entropy(model(images) * self.log_temperature.exp(), labels, reduction="sum"), len(labels))
+        return Loss(
+            F.cross_entropy(model(images) * self.log_temperature.exp(), labels, reduction="sum"), len(labels)
+        )
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         return torch.optim.SGD([*model.parameters(), self.log_temperature], lr=setup.learning_rate)
@@ -68,7 +70,9 @@ def layer_decayed(steps: Sequence[Samples]) -> list[float]:
     torch.manual_seed(0)
     model = convolutional()
     optimizer = torch.optim.SGD(layers(model, RATE, scaled=True), lr=RATE)
-    return trained(optimizer, steps, lambda step: F.cross_entropy(model(images[whole(step)]), labels[whole(step)]))
+    return trained(
+        optimizer, steps, lambda step: F.cross_entropy(model(images[whole(step)]), labels[whole(step)])
+    )
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -83,7 +87,9 @@ class ScheduleFree(torch.optim.Optimizer):
             if group["trains"] != trains:
                 for parameter in group["params"]:
                     if "z" in self.state[parameter]:
-                        parameter.lerp_(self.state[parameter]["z"], 1 - group["beta"] if trains else 1 - 1 / group["beta"])
+                        parameter.lerp_(
+                            self.state[parameter]["z"], 1 - group["beta"] if trains else 1 - 1 / group["beta"]
+                        )
                 group["trains"] = trains
 
     def train(self) -> None:
@@ -116,7 +122,9 @@ def schedule_free(steps: Sequence[Samples]) -> list[float]:
     model = convolutional()
     optimizer = ScheduleFree(model.parameters(), RATE)
     optimizer.train()
-    return trained(optimizer, steps, lambda step: F.cross_entropy(model(images[whole(step)]), labels[whole(step)]))
+    return trained(
+        optimizer, steps, lambda step: F.cross_entropy(model(images[whole(step)]), labels[whole(step)])
+    )
 
 
 class Curriculum(Digits):
@@ -152,7 +160,9 @@ class ScoreThatCounts(Digits):
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         images, labels = batch
-        return Loss(F.cross_entropy(model(images) / (1 + self.evaluated), labels, reduction="sum"), len(labels))
+        return Loss(
+            F.cross_entropy(model(images) / (1 + self.evaluated), labels, reduction="sum"), len(labels)
+        )
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
         self.evaluated += 1
@@ -203,7 +213,8 @@ class Teacher(Digits):
         images, labels = batch
         logits, aim = model["student"](images), model["teacher"](images).softmax(1)
         return Loss(
-            F.cross_entropy(logits, labels, reduction="sum") + F.cross_entropy(logits, aim, reduction="sum"), len(labels)
+            F.cross_entropy(logits, labels, reduction="sum") + F.cross_entropy(logits, aim, reduction="sum"),
+            len(labels),
         )
 
     def after_step(self, model: Any, setup: TrialSetup) -> None:
@@ -245,14 +256,20 @@ class Experts(Digits):
     """A sparse mixture with the auxiliary loss of Switch Transformers, which is of the batch's shares."""
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        return nn.ModuleDict({"router": nn.Linear(64, 3), "experts": nn.ModuleList(nn.Linear(64, 10) for _ in range(3))})
+        return nn.ModuleDict(
+            {"router": nn.Linear(64, 3), "experts": nn.ModuleList(nn.Linear(64, 10) for _ in range(3))}
+        )
 
     def loss(self, model: Any, batch: Any, setup: TrialSetup) -> Loss:
         images, labels = batch
         gates = model["router"](images.flatten(1)).softmax(1)
-        logits = sum(gates[:, [place]] * expert(images.flatten(1)) for place, expert in enumerate(model["experts"]))
+        logits = sum(
+            gates[:, [place]] * expert(images.flatten(1)) for place, expert in enumerate(model["experts"])
+        )
         balance = 3 * (F.one_hot(gates.argmax(1), 3).float().mean(0) * gates.mean(0)).sum()
-        return Loss(F.cross_entropy(logits, labels, reduction="sum") + 0.5 * balance * len(labels), len(labels))
+        return Loss(
+            F.cross_entropy(logits, labels, reduction="sum") + 0.5 * balance * len(labels), len(labels)
+        )
 
     def score(self, model: Any, batch: Any, setup: TrialSetup) -> Any:
         return {"accuracy": Score(len(batch[1]), len(batch[1]))}
@@ -265,7 +282,10 @@ Body = Callable[[Loop, Step, nn.Module, torch.optim.Optimizer], None]
 
 def data() -> Data:
     images, labels = digits()
-    return Data(TensorDataset(images[TRAINING], labels[TRAINING]), TensorDataset(images[VALIDATION], labels[VALIDATION]))
+    return Data(
+        TensorDataset(images[TRAINING], labels[TRAINING]),
+        TensorDataset(images[VALIDATION], labels[VALIDATION]),
+    )
 
 
 def looped(
@@ -360,7 +380,9 @@ def plateau(setup: TrialSetup) -> Iterator[Measurement]:
     schedulers: list[Any] = []
 
     def body(loop: Loop, step: Step, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        schedulers.append(schedulers[0] if schedulers else torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+        schedulers.append(
+            schedulers[0] if schedulers else torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        )
         right(loop, step, model, optimizer)
 
     yield from looped(setup, body)
@@ -370,7 +392,9 @@ def rate_of_its_own(setup: TrialSetup) -> Iterator[Measurement]:
     """As nanoGPT's `get_lr`."""
 
     def body(loop: Loop, step: Step, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.param_groups[0]["lr"] = setup.learning_rate * (0.5 + 0.5 * math.cos(math.pi * step.fraction))
+        optimizer.param_groups[0]["lr"] = setup.learning_rate * (
+            0.5 + 0.5 * math.cos(math.pi * step.fraction)
+        )
         right(loop, step, model, optimizer)
 
     yield from looped(setup, body)

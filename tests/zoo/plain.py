@@ -21,7 +21,9 @@ def whole(step: Step) -> list[int]:
     return [sample for part in step for sample in part]
 
 
-def trained(optimizer: torch.optim.Optimizer, steps: Sequence[Step], loss: Callable[[Step], Tensor]) -> list[float]:
+def trained(
+    optimizer: torch.optim.Optimizer, steps: Sequence[Step], loss: Callable[[Step], Tensor]
+) -> list[float]:
     """The mean loss of every step, before its update."""
     losses = []
     for step in steps:

@@ -66,7 +66,9 @@ def indexed_data(*more, **options):
 
 
 def mlp(width=16, out=CLASSES):
-    return seeded(lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, out)).double())
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, out)).double()
+    )
 
 
 def flat(*models):
@@ -148,7 +150,9 @@ class TiedLM(nn.Module):
     def __init__(self, width=12):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, width, padding_idx=0)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(3)
+        )
         self.head = nn.Linear(width, VOCAB, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -228,7 +232,15 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
     def __init__(self, params, lr, momentum=0.9, weight_decay=0.0):
         super().__init__(
             params,
-            dict(lr=lr, momentum=momentum, weight_decay=weight_decay, k=0, weight_sum=0.0, lr_max=-1.0, train_mode=False),
+            dict(
+                lr=lr,
+                momentum=momentum,
+                weight_decay=weight_decay,
+                k=0,
+                weight_sum=0.0,
+                lr_max=-1.0,
+                train_mode=False,
+            ),
         )
 
     @torch.no_grad()
@@ -365,7 +377,9 @@ case(
 
 def unfreezing_net():
     return seeded(
-        lambda: nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
+        lambda: nn.Sequential(
+            nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES)
+        ).double()
     )
 
 
@@ -395,7 +409,13 @@ def twin_unfreezing(steps):
     net = unfreezing_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-3)
     where = iter(fractions(steps))
-    fit(net, optimizer, lambda i: F.cross_entropy(net(X[i]), Y[i]), steps, before=lambda: unfreeze(net, next(where)))
+    fit(
+        net,
+        optimizer,
+        lambda i: F.cross_entropy(net(X[i]), Y[i]),
+        steps,
+        before=lambda: unfreeze(net, next(where)),
+    )
     return flat(net)
 
 
@@ -417,7 +437,9 @@ class MuonWithAdam(torch.optim.Optimizer):
     def __init__(self, groups, lr):
         for group in groups:
             group.setdefault("lr", lr)
-        super().__init__(groups, dict(lr=lr, momentum=0.95, ns_steps=5, betas=BETAS, eps=1e-10, use_muon=False))
+        super().__init__(
+            groups, dict(lr=lr, momentum=0.95, ns_steps=5, betas=BETAS, eps=1e-10, use_muon=False)
+        )
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -438,7 +460,9 @@ class MuonWithAdam(torch.optim.Optimizer):
                 else:
                     s["step"] = s.get("step", 0) + 1
                     m = s.setdefault("exp_avg", torch.zeros_like(p)).lerp_(p.grad, 1 - group["betas"][0])
-                    v = s.setdefault("exp_avg_sq", torch.zeros_like(p)).lerp_(p.grad.square(), 1 - group["betas"][1])
+                    v = s.setdefault("exp_avg_sq", torch.zeros_like(p)).lerp_(
+                        p.grad.square(), 1 - group["betas"][1]
+                    )
                     corrected = m / (1 - group["betas"][0] ** s["step"])
                     scale = (v / (1 - group["betas"][1] ** s["step"])).sqrt() + group["eps"]
                     p.addcdiv_(corrected, scale, value=-group["lr"])
@@ -460,7 +484,12 @@ class MuonGroups(Classifier):
 
 def twin_muon(steps):
     model = mlp()
-    return fit(model, MuonWithAdam(muon_groups(model, RATE), RATE), lambda i: F.cross_entropy(model(X[i]), Y[i]), steps)
+    return fit(
+        model,
+        MuonWithAdam(muon_groups(model, RATE), RATE),
+        lambda i: F.cross_entropy(model(X[i]), Y[i]),
+        steps,
+    )
 
 
 case(
@@ -507,7 +536,9 @@ class LinearHooks(Classifier):
 
 def twin_linear_hooks(steps):
     model = seeded(BagModel)
-    return fit(model, sgd(model.parameters()), lambda i: F.cross_entropy(model(TOKENS[i]), BAG_LABELS[i]), steps)
+    return fit(
+        model, sgd(model.parameters()), lambda i: F.cross_entropy(model(TOKENS[i]), BAG_LABELS[i]), steps
+    )
 
 
 case(
@@ -537,7 +568,9 @@ class ClipInPreHook(Classifier):
     """Clips each layer's gradient in optimizer.register_step_pre_hook: once a step, on the accumulated gradient."""
 
     def optimizer(self, model, setup):
-        return clip_modules_before(torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9), model)
+        return clip_modules_before(
+            torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9), model
+        )
 
 
 def twin_clip_pre_hook(steps):
@@ -581,7 +614,10 @@ class WarmupInBuffer(Classifier):
     def loss(self, model, batch, setup):
         x, y = batch
         hidden = model.body(x).tanh()
-        return Loss(F.cross_entropy(model.head(hidden), y, reduction="sum") + model.weight() * hidden.abs().sum(), len(y))
+        return Loss(
+            F.cross_entropy(model.head(hidden), y, reduction="sum") + model.weight() * hidden.abs().sum(),
+            len(y),
+        )
 
     def after_step(self, model, setup):
         model.steps += 1
@@ -612,7 +648,9 @@ case(
 class ProbeNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh()).requires_grad_(False)
+        self.backbone = nn.Sequential(
+            nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh()
+        ).requires_grad_(False)
         self.head = nn.Linear(16, CLASSES)
         self.double()
 
@@ -791,7 +829,9 @@ def rollouts(n=N + VALID):
     obs = torch.randn(n, FEATURES, generator=g, dtype=torch.float64)
     action = torch.randint(0, CLASSES, (n,), generator=g)
     logp = torch.full((n,), -math.log(CLASSES), dtype=torch.float64)
-    returns = (action == obs[:, :CLASSES].argmax(1)).double() + 0.1 * torch.randn(n, generator=g, dtype=torch.float64)
+    returns = (action == obs[:, :CLASSES].argmax(1)).double() + 0.1 * torch.randn(
+        n, generator=g, dtype=torch.float64
+    )
     advantage = returns - returns[:N].mean()
     return obs, action, logp, advantage / advantage[:N].std(), returns
 
@@ -929,9 +969,18 @@ def wd_schedule(setup):
     model = StudentTeacher()
     student, teacher = model.student, model.teacher
     optimizer = torch.optim.AdamW(
-        student.parameters(), lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay
+        student.parameters(),
+        lr=setup.learning_rate,
+        betas=setup.betas,
+        eps=setup.eps,
+        weight_decay=setup.weight_decay,
     )
-    loop = Loop(setup, plain_data(), models={"student": student, "teacher": teacher}, optimizers={"student": optimizer})
+    loop = Loop(
+        setup,
+        plain_data(),
+        models={"student": student, "teacher": teacher},
+        optimizers={"student": optimizer},
+    )
     for step in loop:
         for group in optimizer.param_groups:
             group["weight_decay"] = setup.weight_decay * (1 + step.fraction)
@@ -989,7 +1038,11 @@ def two_optimizers(setup):
     optimizers = {
         "wide": torch.optim.SGD(wide.parameters(), lr=setup.learning_rate),
         "deep": torch.optim.AdamW(
-            deep.parameters(), lr=0.2 * setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=0.0
+            deep.parameters(),
+            lr=0.2 * setup.learning_rate,
+            betas=setup.betas,
+            eps=setup.eps,
+            weight_decay=0.0,
         ),
     }
     loop = Loop(setup, plain_data(), models={"wide": wide, "deep": deep}, optimizers=optimizers)
@@ -1093,7 +1146,9 @@ class MoE(nn.Module):
         for e, expert in enumerate(self.experts):
             rows = (chosen == e).nonzero().squeeze(1)
             if len(rows):
-                out = out.index_add(0, rows, checkpoint(expert, x[rows], use_reentrant=False) * gate[rows, None])
+                out = out.index_add(
+                    0, rows, checkpoint(expert, x[rows], use_reentrant=False) * gate[rows, None]
+                )
         return out, logits, chosen
 
 
@@ -1106,7 +1161,9 @@ class MoEZLoss(Classifier):
     def loss(self, model, batch, setup):
         x, y = batch
         out, logits, _ = model(x)
-        return Loss(F.cross_entropy(out, y, reduction="sum") + 0.1 * logits.logsumexp(-1).square().sum(), len(y))
+        return Loss(
+            F.cross_entropy(out, y, reduction="sum") + 0.1 * logits.logsumexp(-1).square().sum(), len(y)
+        )
 
     def score(self, model, batch, setup):
         x, y = batch
@@ -1174,13 +1231,21 @@ def teacher_in_parts(setup):
     model = StudentTeacher()
     student, teacher = model.student, model.teacher
     optimizer = torch.optim.SGD(student.parameters(), lr=setup.learning_rate, momentum=0.9)
-    loop = Loop(setup, plain_data(), models={"student": student, "teacher": teacher}, optimizers={"student": optimizer})
+    loop = Loop(
+        setup,
+        plain_data(),
+        models={"student": student, "teacher": teacher},
+        optimizers={"student": optimizer},
+    )
     for step in loop:
         for part in step:
             x, y = part.batch
             with torch.no_grad():
                 target = teacher(x).softmax(-1)
-            loss = F.cross_entropy(student(x), y) + 5 * (student(1.1 * x).softmax(-1) - target).square().sum(1).mean()
+            loss = (
+                F.cross_entropy(student(x), y)
+                + 5 * (student(1.1 * x).softmax(-1) - target).square().sum(1).mean()
+            )
             (part.weight * loss).backward()
             model.move()
         optimizer.step()
@@ -1227,7 +1292,9 @@ class CenterLossOutside(Classifier):
     def loss(self, model, batch, setup):
         x, y = batch
         out = model(x)
-        return Loss(F.cross_entropy(out, y, reduction="sum") + 0.1 * (out - self.centers[y]).square().sum(), len(y))
+        return Loss(
+            F.cross_entropy(out, y, reduction="sum") + 0.1 * (out - self.centers[y]).square().sum(), len(y)
+        )
 
     def after_step(self, model, setup):
         self.center_optimizer.step()
@@ -1269,7 +1336,9 @@ class TemperatureOutside(Classifier):
         return mlp()
 
     def optimizer(self, model, setup):
-        return torch.optim.SGD([*model.parameters(), self.log_temperature], lr=setup.learning_rate, momentum=0.9)
+        return torch.optim.SGD(
+            [*model.parameters(), self.log_temperature], lr=setup.learning_rate, momentum=0.9
+        )
 
     def loss(self, model, batch, setup):
         x, y = batch
@@ -1278,7 +1347,9 @@ class TemperatureOutside(Classifier):
 
 def twin_temperature(steps):
     model, t = mlp(), nn.Parameter(torch.zeros((), dtype=torch.float64))
-    return fit(model, sgd([*model.parameters(), t]), lambda i: F.cross_entropy(model(X[i]) * t.exp(), Y[i]), steps)
+    return fit(
+        model, sgd([*model.parameters(), t]), lambda i: F.cross_entropy(model(X[i]) * t.exp(), Y[i]), steps
+    )
 
 
 case(
@@ -1298,7 +1369,9 @@ def plateau(setup):
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=setup.learning_rate, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.5)
-    loop = Loop(setup, plain_data(), models={"net": net}, optimizers={"net": optimizer}, state={"plateau": scheduler})
+    loop = Loop(
+        setup, plain_data(), models={"net": net}, optimizers={"net": optimizer}, state={"plateau": scheduler}
+    )
     for step in loop:
         for part in step:
             x, y = part.batch
@@ -1329,7 +1402,11 @@ def nanogpt_lr(setup):
     optimizer = torch.optim.SGD(net.parameters(), lr=setup.learning_rate, momentum=0.9)
     loop = Loop(setup, plain_data(), models={"net": net}, optimizers={"net": optimizer})
     for step in loop:
-        rate = setup.learning_rate * min(1, (step.number + 1) / 3) * (0.5 + 0.5 * math.cos(math.pi * min(1, step.number / 100)))
+        rate = (
+            setup.learning_rate
+            * min(1, (step.number + 1) / 3)
+            * (0.5 + 0.5 * math.cos(math.pi * min(1, step.number / 100)))
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
         for part in step:
@@ -1349,7 +1426,9 @@ def twin_nanogpt(steps):
 
     def before():
         n = next(numbers)
-        optimizer.param_groups[0]["lr"] = RATE * min(1, (n + 1) / 3) * (0.5 + 0.5 * math.cos(math.pi * min(1, n / 100)))
+        optimizer.param_groups[0]["lr"] = (
+            RATE * min(1, (n + 1) / 3) * (0.5 + 0.5 * math.cos(math.pi * min(1, n / 100)))
+        )
 
     fit(net, optimizer, lambda i: F.cross_entropy(net(X[i]), Y[i]), steps, before=before)
     return flat(net)
@@ -1430,7 +1509,11 @@ case(
 
 def eval_left_on(setup):
     """net.eval() before each evaluation and no net.train() after it: dropout is off from the first evaluation on."""
-    net = seeded(lambda: nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, CLASSES)).double())
+    net = seeded(
+        lambda: nn.Sequential(
+            nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, CLASSES)
+        ).double()
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=setup.learning_rate, momentum=0.9)
     loop = Loop(setup, plain_data(), models={"net": net}, optimizers={"net": optimizer})
     for step in loop:
@@ -1566,7 +1649,11 @@ case(
 class AnnealedGate(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.gate, self.head = nn.Linear(FEATURES, 16), nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+        self.body, self.gate, self.head = (
+            nn.Linear(FEATURES, 16),
+            nn.Linear(FEATURES, 16),
+            nn.Linear(16, CLASSES),
+        )
         self.double()
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
@@ -1796,7 +1883,10 @@ class FocalClampedPositives(Task):
 def twin_focal(steps):
     model = mlp(out=1)
     return fit(
-        model, sgd(model.parameters()), lambda i: focal(model(X[i]).squeeze(1), RARE[i]) / RARE[i].sum().clamp(min=1), steps
+        model,
+        sgd(model.parameters()),
+        lambda i: focal(model(X[i]).squeeze(1), RARE[i]) / RARE[i].sum().clamp(min=1),
+        steps,
     )
 
 

@@ -30,7 +30,9 @@ def molecules() -> list[SimpleNamespace]:
     graphs = []
     for _ in range(400):
         nodes = int(torch.randint(2, 10, (1,), generator=generator))
-        edges = torch.randint(0, nodes, (2, int(torch.randint(1, 3 * nodes, (1,), generator=generator))), generator=generator)
+        edges = torch.randint(
+            0, nodes, (2, int(torch.randint(1, 3 * nodes, (1,), generator=generator))), generator=generator
+        )
         features = torch.randn(nodes, 4, generator=generator)
         graphs.append(SimpleNamespace(x=features, edges=edges, label=edges.shape[1] % 3))
     return graphs
@@ -139,7 +141,9 @@ class MultiTask(Task):
     def data(self, setup: TrialSetup) -> Data:
         images, labels = digits()
         values = images, labels, images.sum((1, 2, 3)) / 10
-        return Data(*(TensorDataset(*(one[part] for one in values)) for part in (slice(0, 600), slice(600, 800))))
+        return Data(
+            *(TensorDataset(*(one[part] for one in values)) for part in (slice(0, 600), slice(600, 800)))
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return TwoHeads()
@@ -147,7 +151,9 @@ class MultiTask(Task):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         images, labels, ink = batch
         logits, found = model(images)
-        total = F.cross_entropy(logits, labels, reduction="sum") + 0.3 * F.mse_loss(found, ink, reduction="sum")
+        total = F.cross_entropy(logits, labels, reduction="sum") + 0.3 * F.mse_loss(
+            found, ink, reduction="sum"
+        )
         return Loss(total, len(labels))
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> dict[str, Score]:
@@ -167,7 +173,9 @@ def multi_task(steps: Sequence[Step]) -> list[float]:
     def loss(step: Step) -> Tensor:
         chosen = images[whole(step)]
         logits, found = model(chosen)
-        return F.cross_entropy(logits, labels[whole(step)]) + 0.3 * F.mse_loss(found, chosen.flatten(1).sum(1) / 10)
+        return F.cross_entropy(logits, labels[whole(step)]) + 0.3 * F.mse_loss(
+            found, chosen.flatten(1).sum(1) / 10
+        )
 
     return trained(torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, nesterov=True), steps, loss)
 
@@ -189,7 +197,12 @@ class Regression(Task):
     """NumPy's numbers are double, and so is the model."""
 
     def data(self, setup: TrialSetup) -> Data:
-        return Data(*(TensorDataset(*(values[part] for values in numbers())) for part in (slice(0, 600), slice(600, 800))))
+        return Data(
+            *(
+                TensorDataset(*(values[part] for values in numbers()))
+                for part in (slice(0, 600), slice(600, 800))
+            )
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return regressor()
@@ -226,7 +239,9 @@ class Determination(Regression):
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
         inputs, targets = batch
-        return {"r2": WholeSet(lambda found, right: r2_score(right, found), model(inputs).squeeze(-1), targets)}
+        return {
+            "r2": WholeSet(lambda found, right: r2_score(right, found), model(inputs).squeeze(-1), targets)
+        }
 
 
 def determination_metrics() -> dict[str, float]:
@@ -242,7 +257,9 @@ def determination_metrics() -> dict[str, float]:
 @cache
 def rare() -> tuple[Tensor, Tensor]:
     """One sample of eight is positive."""
-    inputs, labels = make_classification(900, 8, n_informative=5, weights=[0.88], class_sep=0.7, random_state=13)
+    inputs, labels = make_classification(
+        900, 8, n_informative=5, weights=[0.88], class_sep=0.7, random_state=13
+    )
     return torch.tensor(inputs, dtype=torch.float32), torch.from_numpy(labels)
 
 
@@ -254,14 +271,21 @@ class Screening(Task):
     """Ranked by AUROC over the whole set."""
 
     def data(self, setup: TrialSetup) -> Data:
-        return Data(*(TensorDataset(*(values[part] for values in rare())) for part in (slice(0, 600), slice(600, 900))))
+        return Data(
+            *(
+                TensorDataset(*(values[part] for values in rare()))
+                for part in (slice(0, 600), slice(600, 900))
+            )
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return screening()
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         inputs, labels = batch
-        return Loss(F.binary_cross_entropy_with_logits(model(inputs), labels.float(), reduction="sum"), len(labels))
+        return Loss(
+            F.binary_cross_entropy_with_logits(model(inputs), labels.float(), reduction="sum"), len(labels)
+        )
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
         inputs, labels = batch
@@ -275,7 +299,9 @@ def screened(steps: Sequence[Step]) -> list[float]:
     return trained(
         torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, nesterov=True),
         steps,
-        lambda step: F.binary_cross_entropy_with_logits(model(inputs[whole(step)]), labels[whole(step)].float()),
+        lambda step: F.binary_cross_entropy_with_logits(
+            model(inputs[whole(step)]), labels[whole(step)].float()
+        ),
     )
 
 
@@ -288,7 +314,9 @@ def screened_metrics() -> dict[str, float]:
 class MacroF1(Screening):
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
         inputs, labels = batch
-        return WholeSet(lambda logits, right: f1_score(right, logits > 0, average="macro"), model(inputs), labels)
+        return WholeSet(
+            lambda logits, right: f1_score(right, logits > 0, average="macro"), model(inputs), labels
+        )
 
 
 def macro_f1_metrics() -> dict[str, float]:

@@ -41,11 +41,22 @@ BATCH, MICRO_BATCHES = 50, 4
 ROUNDING = 1e-6
 
 
-def made(entry: Entry, batch: int = BATCH, accumulation: int = 1, budget: int = BATCH, **changes: Any) -> TrialSetup:
+def made(
+    entry: Entry, batch: int = BATCH, accumulation: int = 1, budget: int = BATCH, **changes: Any
+) -> TrialSetup:
     """A setup whose rate stays as it is, and which splits a remainder as well."""
     training = {"schedule": "constant", "warmup": 0.0, **changes.pop("training", {})}
     cap = -(-batch // accumulation)
-    return setup(batch, accumulation, budget, RATE, metric=entry.metric, largest_micro_batch=cap, training=training, **changes)
+    return setup(
+        batch,
+        accumulation,
+        budget,
+        RATE,
+        metric=entry.metric,
+        largest_micro_batch=cap,
+        training=training,
+        **changes,
+    )
 
 
 def profile(entry: Entry, **changes: Any) -> DeviceProfile:
@@ -108,7 +119,12 @@ def first_step(entry: Entry, accumulation: int, noise: SameNoise) -> tuple[Tenso
 
     def keep(optimizer: Any, *_: Any) -> None:
         if not kept:
-            gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+            gradients = [
+                one.grad
+                for group in optimizer.param_groups
+                for one in group["params"]
+                if one.grad is not None
+            ]
             kept.append(torch.cat([one.to_dense().detach().flatten().double() for one in gradients]))
 
     setup = made(entry, accumulation=accumulation, budget=2 * BATCH, training={"evaluations": 1})
@@ -164,7 +180,11 @@ def scores_apart(entry: Entry) -> list[str]:
     def apart(other: Mapping[str, float]) -> float:
         return max(abs(other[name] - value) / max(abs(value), 1e-12) for name, value in first.items())
 
-    return [f"{name} {off:.0e}" for name, off in (("score", apart(small)), ("again", apart(again))) if off > ROUNDING]
+    return [
+        f"{name} {off:.0e}"
+        for name, off in (("score", apart(small)), ("again", apart(again)))
+        if off > ROUNDING
+    ]
 
 
 # The table
@@ -184,7 +204,12 @@ def row(entry: Entry) -> tuple[str, str, str, str]:
     if examination is None:
         return entry.name, "-", difference, found.note or "valid"
     said = "; ".join(f"{one.where}: {one.message}" for one in examination.findings)
-    return entry.name, examination.verdict, difference, _short(said or getattr(examination, "note", "") or "valid")
+    return (
+        entry.name,
+        examination.verdict,
+        difference,
+        _short(said or getattr(examination, "note", "") or "valid"),
+    )
 
 
 def told(what: Callable[[Entry], list[str]], entry: Entry) -> list[str]:

@@ -32,22 +32,32 @@ INSTEAD = {
 def made(case: Case, accumulation: int = 1, **changes: Any) -> TrialSetup:
     training = {"schedule": "constant", "warmup": 0.0, **changes.pop("training", {})}
     optimizer = OptimizerSettings(RATE, BETAS, EPS, DECAY)
-    return setup(24, accumulation, 90, optimizer=optimizer, training=training, parameters=case.space, **changes)
+    return setup(
+        24, accumulation, 90, optimizer=optimizer, training=training, parameters=case.space, **changes
+    )
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_it_is_what_its_author_says(case: Case) -> None:
     try:
-        verdict = profile_task(case.reference, ProfileRequest(made(case), Memory(), highest=40)).examination.verdict  # type: ignore[union-attr]
+        verdict = profile_task(
+            case.reference, ProfileRequest(made(case), Memory(), highest=40)
+        ).examination.verdict  # type: ignore[union-attr]
     except BsearchError as error:
         verdict, said = "refused", str(error)
     else:
         said = ""
-    assert verdict == INSTEAD.get(case.name, case.expects) or (case.expects == "exact" and verdict == "unsplit"), said
+    assert verdict == INSTEAD.get(case.name, case.expects) or (
+        case.expects == "exact" and verdict == "unsplit"
+    ), said
 
 
 # Those with a table of samples.
-TABLES = [case for case in CASES if case.expects == "exact" and case.twin and case.kind == "task" and "stream" not in case.name]
+TABLES = [
+    case
+    for case in CASES
+    if case.expects == "exact" and case.twin and case.kind == "task" and "stream" not in case.name
+]
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

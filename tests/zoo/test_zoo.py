@@ -43,7 +43,9 @@ def entries(chosen: Callable[[Entry], Any], *marks: Any) -> list[Any]:
     """Parameters of a test: the entries that it is about, those of adapters with their marker."""
     return [
         pytest.param(
-            entry, id=entry.reference.removeprefix("zoo."), marks=[*marks, *[pytest.mark.frameworks] * bool(entry.framework)]
+            entry,
+            id=entry.reference.removeprefix("zoo."),
+            marks=[*marks, *[pytest.mark.frameworks] * bool(entry.framework)],
         )
         for entry in ENTRIES
         if chosen(entry)
@@ -75,7 +77,10 @@ def told(entry: Entry, **changes: Any) -> tuple[str, str]:
 # Every other entry in the quick tier.
 @pytest.mark.parametrize(
     "entry",
-    [*entries(lambda entry: ENTRIES.index(entry) % 2), *entries(lambda entry: not ENTRIES.index(entry) % 2, pytest.mark.slow)],
+    [
+        *entries(lambda entry: ENTRIES.index(entry) % 2),
+        *entries(lambda entry: not ENTRIES.index(entry) % 2, pytest.mark.slow),
+    ],
 )
 def test_every_training_is_told_what_it_is(entry: Entry) -> None:
     if not has("examination"):
@@ -91,7 +96,9 @@ def test_every_training_is_told_what_it_is(entry: Entry) -> None:
     assert re.search(entry.says, message, re.IGNORECASE), message
 
 
-@pytest.mark.parametrize("reference", ["wrong:WeightedMean", "coupled:SimCLR", "coupled:OwnNorm", "wrong:MeanAUROC"])
+@pytest.mark.parametrize(
+    "reference", ["wrong:WeightedMean", "coupled:SimCLR", "coupled:OwnNorm", "wrong:MeanAUROC"]
+)
 def test_what_is_inexact_runs_where_the_study_accepts_it(reference: str) -> None:
     if not has("accept_inexact"):
         pytest.skip("this bsearch has no training.accept_inexact")
@@ -158,21 +165,31 @@ def test_metrics_are_those_of_the_whole_set_at_any_evaluation_batch(entry: Entry
 
 @pytest.mark.parametrize(
     "entry",
-    entries(lambda entry: entry.expects in ("exact", "unsplit") and not (entry.metrics or entry.framework or entry.is_loop)),
+    entries(
+        lambda entry: (
+            entry.expects in ("exact", "unsplit") and not (entry.metrics or entry.framework or entry.is_loop)
+        )
+    ),
 )
 def test_metrics_do_not_depend_on_the_evaluation_batch(entry: Entry) -> None:
     check_possible(entry)
     task: Any = load_task(entry.reference)
-    of_all, *others = (TrainingRun(task, made(entry, evaluation_batch=size)).evaluate() for size in (512, 4, 64))
+    of_all, *others = (
+        TrainingRun(task, made(entry, evaluation_batch=size)).evaluate() for size in (512, 4, 64)
+    )
     for found in others:
         assert found == pytest.approx(of_all, rel=1e-5)
 
 
 def test_the_zoo_is_complete() -> None:
     """Nothing in it is there twice, and what is right has its twin."""
-    assert len({entry.name for entry in ENTRIES}) == len({entry.reference for entry in ENTRIES}) == len(ENTRIES)
+    assert (
+        len({entry.name for entry in ENTRIES}) == len({entry.reference for entry in ENTRIES}) == len(ENTRIES)
+    )
     untwinned = {
-        entry.reference for entry in ENTRIES if entry.expects in ("exact", "unsplit") and not (entry.twin or entry.is_loop)
+        entry.reference
+        for entry in ENTRIES
+        if entry.expects in ("exact", "unsplit") and not (entry.twin or entry.is_loop)
     }
     # The noise of one follows seeds of our own; the twins of streams are in test_streams.py.
     assert untwinned == {"zoo.wrong:JitteredValidation", "zoo.wrong:Stream"}

@@ -26,7 +26,10 @@ def sentences() -> tuple[list[Tensor], list[Tensor]]:
     generator = torch.Generator().manual_seed(7)
     lengths = torch.randint(3, 13, (500,), generator=generator).tolist()
     words = [torch.randint(1, WORDS, (length,), generator=generator) for length in lengths]
-    tags = [torch.where(torch.rand(len(one), generator=generator) < 0.3, IGNORED, (one + one.roll(1)) % TAGS) for one in words]
+    tags = [
+        torch.where(torch.rand(len(one), generator=generator) < 0.3, IGNORED, (one + one.roll(1)) % TAGS)
+        for one in words
+    ]
     return words, tags
 
 
@@ -42,7 +45,9 @@ class Sentences(Dataset[Any]):
 
 
 def tagger() -> nn.Module:
-    return nn.Sequential(nn.Embedding(WORDS, 16, padding_idx=0), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, TAGS))
+    return nn.Sequential(
+        nn.Embedding(WORDS, 16, padding_idx=0), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, TAGS)
+    )
 
 
 def padded(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -61,7 +66,9 @@ class Tagger(Task):
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         words, tags = batch
-        total = F.cross_entropy(model(words).flatten(0, 1), tags.flatten(), ignore_index=IGNORED, reduction="sum")
+        total = F.cross_entropy(
+            model(words).flatten(0, 1), tags.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
         return Loss(total, (tags != IGNORED).sum())
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
@@ -125,7 +132,9 @@ def packed(steps: Sequence[Step]) -> list[float]:
     model = Reader()
 
     def loss(step: Step) -> Tensor:
-        logits = torch.cat([model(pack_sequence([words[sample]])) for sample in whole(step)])  # one sentence at a time
+        logits = torch.cat(
+            [model(pack_sequence([words[sample]])) for sample in whole(step)]
+        )  # one sentence at a time
         return F.cross_entropy(logits, torch.stack([words[sample].sum() % 3 for sample in whole(step)]))
 
     return trained(torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, nesterov=True), steps, loss)
@@ -137,7 +146,10 @@ def packed_metrics() -> dict[str, float]:
     model = Reader()
     logits = torch.cat([model(pack_sequence([one])) for one in words]).detach()
     right = torch.stack([one.sum() % 3 for one in words])
-    return {"accuracy": accuracy_score(right, logits.argmax(1)), "val_loss": float(F.cross_entropy(logits, right))}
+    return {
+        "accuracy": accuracy_score(right, logits.argmax(1)),
+        "val_loss": float(F.cross_entropy(logits, right)),
+    }
 
 
 # Aligned
@@ -149,7 +161,9 @@ def recordings() -> tuple[list[Tensor], list[Tensor]]:
     generator = torch.Generator().manual_seed(8)
     frames, letters = [], []
     for _ in range(400):
-        said = torch.randint(1, 6, (int(torch.randint(1, 5, (1,), generator=generator)),), generator=generator)
+        said = torch.randint(
+            1, 6, (int(torch.randint(1, 5, (1,), generator=generator)),), generator=generator
+        )
         length = int(torch.randint(8, 21, (1,), generator=generator))
         spoken = F.one_hot(said[torch.arange(length) * len(said) // length], 6)
         frames.append(spoken + 0.5 * torch.randn(length, 6, generator=generator))
@@ -193,7 +207,9 @@ class CTC(Task):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         log_probabilities = model(batch["frames"]).log_softmax(-1)
         lengths = batch["letter_lengths"]
-        losses = F.ctc_loss(log_probabilities, batch["letters"], batch["frame_lengths"], lengths, reduction="none")
+        losses = F.ctc_loss(
+            log_probabilities, batch["letters"], batch["frame_lengths"], lengths, reduction="none"
+        )
         return Loss((losses / lengths).sum(), len(lengths))
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> dict[str, Score]:
@@ -252,7 +268,9 @@ class TiedWeights(Task):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         (texts,) = batch
         targets = texts[:, 1:]
-        total = F.cross_entropy(model(texts[:, :-1]).transpose(1, 2), targets, ignore_index=0, reduction="sum")
+        total = F.cross_entropy(
+            model(texts[:, :-1]).transpose(1, 2), targets, ignore_index=0, reduction="sum"
+        )
         return Loss(total, (targets != 0).sum())
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
@@ -327,7 +345,9 @@ def bagged(steps: Sequence[Step]) -> list[float]:
 
     def loss(step: Step) -> Tensor:
         means = torch.stack([table[words[sample]].mean(0) for sample in whole(step)])
-        return F.cross_entropy(model.head(means), torch.stack([words[sample].sum() % 3 for sample in whole(step)]))
+        return F.cross_entropy(
+            model.head(means), torch.stack([words[sample].sum() % 3 for sample in whole(step)])
+        )
 
     return trained(torch.optim.SGD(model.parameters(), lr=RATE), steps, loss)
 
@@ -339,7 +359,9 @@ USERS, FILMS = 60, 80
 def ratings() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(9)
     users, films = (torch.randint(0, many, (800,), generator=generator) for many in (USERS, FILMS))
-    tastes, kinds = (torch.randn(many, 3, generator=generator, dtype=torch.float64) for many in (USERS, FILMS))
+    tastes, kinds = (
+        torch.randn(many, 3, generator=generator, dtype=torch.float64) for many in (USERS, FILMS)
+    )
     return users, films, (tastes[users] * kinds[films]).sum(1) + 3
 
 
@@ -356,7 +378,12 @@ class Recommender(Task):
     """Matrix factorisation: a step touches a few rows, which SparseAdam alone updates. High ratings count more."""
 
     def data(self, setup: TrialSetup) -> Data:
-        return Data(*(TensorDataset(*(values[part] for values in ratings())) for part in (slice(0, 600), slice(600, 800))))
+        return Data(
+            *(
+                TensorDataset(*(values[part] for values in ratings()))
+                for part in (slice(0, 600), slice(600, 800))
+            )
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return Factors().double()

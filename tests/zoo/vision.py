@@ -23,7 +23,9 @@ TRAINING, VALIDATION = slice(0, 600), slice(600, 800)
 
 
 def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
 
 
 class Digits(Task):
@@ -31,7 +33,10 @@ class Digits(Task):
 
     def data(self, setup: TrialSetup) -> Data:
         images, labels = digits()
-        return Data(TensorDataset(images[TRAINING], labels[TRAINING]), TensorDataset(images[VALIDATION], labels[VALIDATION]))
+        return Data(
+            TensorDataset(images[TRAINING], labels[TRAINING]),
+            TensorDataset(images[VALIDATION], labels[VALIDATION]),
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return convolutional()
@@ -47,7 +52,9 @@ def classifier(steps: Sequence[Step], **options: Any) -> list[float]:
     torch.manual_seed(0)
     model = convolutional()
     return trained(
-        nesterov(model), steps, lambda step: F.cross_entropy(model(images[whole(step)]), labels[whole(step)], **options)
+        nesterov(model),
+        steps,
+        lambda step: F.cross_entropy(model(images[whole(step)]), labels[whole(step)], **options),
     )
 
 
@@ -180,7 +187,9 @@ def scenes() -> tuple[Tensor, Tensor]:
 
 
 def segmenter() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1)
+    )
 
 
 class Segmentation(Task):
@@ -224,7 +233,10 @@ def segmentation_metrics() -> dict[str, float]:
         classes = segmenter()(images).argmax(1)
     known = masks != IGNORED
     right, found = masks[known].numpy(), classes[known].numpy()
-    return {"pixel_accuracy": accuracy_score(right, found), "miou": jaccard_score(right, found, average="macro")}
+    return {
+        "pixel_accuracy": accuracy_score(right, found),
+        "miou": jaccard_score(right, found, average="macro"),
+    }
 
 
 # A part that does not learn
@@ -235,7 +247,12 @@ def with_batch_norm() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(11)
         layers = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 10),
         )
         for _ in range(20):
             layers(digits()[0][800:1000] + torch.randn(200, 1, 8, 8))
@@ -265,7 +282,10 @@ class Distillation(Digits):
         logits = model(images)
         with torch.no_grad():
             soft = F.softmax(model.teacher(images) / self.temperature, dim=1)
-        imitation = F.kl_div(F.log_softmax(logits / self.temperature, dim=1), soft, reduction="sum") * self.temperature**2
+        imitation = (
+            F.kl_div(F.log_softmax(logits / self.temperature, dim=1), soft, reduction="sum")
+            * self.temperature**2
+        )
         return Loss(0.5 * imitation + 0.5 * F.cross_entropy(logits, labels, reduction="sum"), len(labels))
 
 
@@ -309,7 +329,9 @@ def frozen_backbone(steps: Sequence[Step]) -> list[float]:
     model = FineTuned()
     features = copy.deepcopy(model.backbone)(images)  # it never changes, so neither do they
     return trained(
-        nesterov(model.head), steps, lambda step: F.cross_entropy(model.head(features[whole(step)]), labels[whole(step)])
+        nesterov(model.head),
+        steps,
+        lambda step: F.cross_entropy(model.head(features[whole(step)]), labels[whole(step)]),
     )
 
 
@@ -325,7 +347,9 @@ def annotated() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         height, width = (4 * int(torch.randint(3, 6, (1,), generator=generator)) for _ in range(2))
         image, boxes = torch.rand(1, height, width, generator=generator), []
         for _ in range(int(torch.randint(0, 4, (1,), generator=generator))):
-            left, top = (int(torch.randint(0, side - 5, (1,), generator=generator)) for side in (width, height))
+            left, top = (
+                int(torch.randint(0, side - 5, (1,), generator=generator)) for side in (width, height)
+            )
             size = int(torch.randint(3, 6, (1,), generator=generator))
             image[:, top : top + size, left : left + size] += 1
             boxes.append([left, top, left + size, top + size])
@@ -354,7 +378,10 @@ class Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
         )
         self.objectness, self.boxes = nn.Conv2d(16, 1, 1), nn.Conv2d(16, 4, 1)
 
@@ -374,7 +401,9 @@ class Detector(nn.Module):
         present[rows, columns] = 1
         objects = max(len(boxes), 1)
         of_objects = F.smooth_l1_loss(found[:, rows, columns].T, boxes / 16, reduction="sum")
-        return F.binary_cross_entropy_with_logits(objectness, present, reduction="sum") / objects, of_objects / objects
+        return F.binary_cross_entropy_with_logits(
+            objectness, present, reduction="sum"
+        ) / objects, of_objects / objects
 
     @staticmethod
     def best(objectness: Tensor, found: Tensor) -> dict[str, Tensor]:
@@ -384,7 +413,11 @@ class Detector(nn.Module):
 
 class Detection(Task):
     def data(self, setup: TrialSetup) -> Data:
-        return Data(Scenes(slice(0, 300)), Scenes(slice(300, 400)), collate=lambda samples: tuple(zip(*samples, strict=True)))
+        return Data(
+            Scenes(slice(0, 300)),
+            Scenes(slice(300, 400)),
+            collate=lambda samples: tuple(zip(*samples, strict=True)),
+        )
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return Detector()
@@ -413,7 +446,9 @@ def detection(steps: Sequence[Step]) -> list[float]:
         losses = model([images[sample]], [targets[sample]])
         return losses["objectness"] + losses["boxes"]
 
-    return trained(nesterov(model), steps, lambda step: torch.stack([of_image(sample) for sample in whole(step)]).mean())
+    return trained(
+        nesterov(model), steps, lambda step: torch.stack([of_image(sample) for sample in whole(step)]).mean()
+    )
 
 
 def detection_metrics() -> dict[str, float]:

@@ -79,7 +79,9 @@ class PenaltyOnce(Digits):
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         images, labels = batch
-        return Loss(F.cross_entropy(model(images), labels, reduction="sum") + 100 * penalised(model), len(labels))
+        return Loss(
+            F.cross_entropy(model(images), labels, reduction="sum") + 100 * penalised(model), len(labels)
+        )
 
 
 class ClampedDenominator(Tagger):
@@ -87,7 +89,9 @@ class ClampedDenominator(Tagger):
 
     def data(self, setup: TrialSetup) -> Data:
         def collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-            annotated = [(words, tags if words[0] < 8 else torch.full_like(tags, IGNORED)) for words, tags in samples]
+            annotated = [
+                (words, tags if words[0] < 8 else torch.full_like(tags, IGNORED)) for words, tags in samples
+            ]
             return padded(annotated)
 
         return replace(super().data(setup), collate=collate)
@@ -119,7 +123,11 @@ class MeanOverPadding(Tagger):
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
         words, labels = batch
-        return {"val_loss": Score(F.cross_entropy(self.logits(model, words), labels, reduction="sum"), len(labels))}
+        return {
+            "val_loss": Score(
+                F.cross_entropy(self.logits(model, words), labels, reduction="sum"), len(labels)
+            )
+        }
 
 
 # Metrics
@@ -286,7 +294,9 @@ class SecondOrder(Digits):
 class SAM(torch.optim.Optimizer):
     """Sharpness-aware minimisation, as its best-known implementation in PyTorch has it."""
 
-    def __init__(self, params: Any, base: type[torch.optim.Optimizer], rho: float = 0.05, **options: Any) -> None:
+    def __init__(
+        self, params: Any, base: type[torch.optim.Optimizer], rho: float = 0.05, **options: Any
+    ) -> None:
         super().__init__(params, {"rho": rho, **options})
         self.base = base(self.param_groups, **options)
         self.param_groups = self.base.param_groups

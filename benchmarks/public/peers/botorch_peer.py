@@ -28,14 +28,18 @@ class BoTorch(Peer):
         torch.manual_seed(seed)
         torch.set_default_dtype(torch.double)
         self.space, self.reference, self.seed = space, -torch.tensor(reference), seed
-        self.first = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(FIRST, dtype=torch.double)
+        self.first = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(
+            FIRST, dtype=torch.double
+        )
         self.bounds = torch.stack([torch.zeros(len(space)), torch.ones(len(space))])
         self.points: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 
     def ask(self, number: int) -> dict[str, Any]:
         point = self.first[number] if number < FIRST or not self.values else self.best(number)
-        parameters = {name: self.value(name, float(share)) for name, share in zip(self.space, point, strict=True)}
+        parameters = {
+            name: self.value(name, float(share)) for name, share in zip(self.space, point, strict=True)
+        }
         # Integers are rounded, and the models are given the rounded point.
         self.points[number] = torch.tensor([self.share(name, value) for name, value in parameters.items()])
         return {"parameters": parameters}
@@ -47,7 +51,9 @@ class BoTorch(Peer):
         points = torch.stack([self.points[one] for one in self.values])
         values = torch.stack(list(self.values.values()))
         pending = [point for one, point in self.points.items() if one not in self.values]
-        models = [SingleTaskGP(points, column[:, None], outcome_transform=Standardize(1)) for column in values.T]
+        models = [
+            SingleTaskGP(points, column[:, None], outcome_transform=Standardize(1)) for column in values.T
+        ]
         model = ModelListGP(*models)
         fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
         acquisition = qLogNoisyExpectedHypervolumeImprovement(
@@ -67,7 +73,11 @@ class BoTorch(Peer):
 
     def share(self, name: str, value: float) -> float:
         low, high = self.space[name]["low"], self.space[name]["high"]
-        return math.log(value / low) / math.log(high / low) if self.space[name]["log"] else (value - low) / (high - low)
+        return (
+            math.log(value / low) / math.log(high / low)
+            if self.space[name]["log"]
+            else (value - low) / (high - low)
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ class Optuna(Peer):
             )
             for name, domain in space.items()
         }
-        self.study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS[sys.argv[1]](seed=seed))
+        self.study = optuna.create_study(
+            directions=["minimize"] * 2, sampler=SAMPLERS[sys.argv[1]](seed=seed)
+        )
         self.trials: dict[int, optuna.Trial] = {}
 
     def ask(self, number: int) -> dict[str, Any]:

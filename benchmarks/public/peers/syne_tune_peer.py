@@ -14,9 +14,17 @@ from syne_tune.config_space import lograndint, loguniform, randint, uniform
 from syne_tune.optimizer.scheduler import SchedulerDecision
 from syne_tune.optimizer.schedulers.multiobjective.moasha import MOASHA
 from syne_tune.optimizer.schedulers.multiobjective.multiobjective_priority import MOPriority
-from syne_tune.optimizer.schedulers.multiobjective.non_dominated_priority import compute_epsilon_net, pareto_efficient
+from syne_tune.optimizer.schedulers.multiobjective.non_dominated_priority import (
+    compute_epsilon_net,
+    pareto_efficient,
+)
 
-DOMAINS = {(True, True): lograndint, (True, False): randint, (False, True): loguniform, (False, False): uniform}
+DOMAINS = {
+    (True, True): lograndint,
+    (True, False): randint,
+    (False, True): loguniform,
+    (False, False): uniform,
+}
 
 
 class Ranks(MOPriority):
@@ -38,9 +46,15 @@ class SyneTune(Peer):
 
     def __init__(self, space: dict[str, dict[str, Any]], seed: int, reference: list[float]) -> None:
         np.random.seed(seed)  # MOASHA draws from this global state, whatever seed it is given
-        domains = {name: DOMAINS[one["integer"], one["log"]](one["low"], one["high"]) for name, one in space.items()}
+        domains = {
+            name: DOMAINS[one["integer"], one["log"]](one["low"], one["high"]) for name, one in space.items()
+        }
         self.scheduler = MOASHA(
-            domains, metrics=["seconds", "error"], time_attr="tenths", max_t=10, multiobjective_priority=Ranks()
+            domains,
+            metrics=["seconds", "error"],
+            time_attr="tenths",
+            max_t=10,
+            multiobjective_priority=Ranks(),
         )
         self.trials: dict[int, Trial] = {}
 

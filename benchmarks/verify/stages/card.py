@@ -52,7 +52,10 @@ def times(stage: Stage) -> Iterator[Found]:
         ]
     else:
         images = {"samples": 1024, "image_size": 16}
-        cases = [("small_cnn at 16", IMAGES, images | {"model": "small_cnn"}, 64, {}), ("small GPT", TOKENS, TINY_GPT, 64, {})]
+        cases = [
+            ("small_cnn at 16", IMAGES, images | {"model": "small_cnn"}, 64, {}),
+            ("small GPT", TOKENS, TINY_GPT, 64, {}),
+        ]
     fits = not gpu or torch.cuda.mem_get_info()[0] > 80 << 30
     precision = {"precision": "bf16"} if gpu else {}
     parts = len(cases) * (1 + gpu) + 2  # the sizes and the largest micro-batches are one each
@@ -66,7 +69,9 @@ def times(stage: Stage) -> Iterator[Found]:
             told = ", ".join([name, *precision.values(), *["compiled"] * compiles])
             share_s = stage.left_s / parts
             parts -= 1
-            yield from law_against(stage, told, reference, setup, highest if fits else highest // 4, 0.7 * share_s)
+            yield from law_against(
+                stage, told, reference, setup, highest if fits else highest // 4, 0.7 * share_s
+            )
             if place == 0 and not compiles:
                 plans = [BatchPlan(size if gpu else size // 8) for size in _SIZES]
                 rounds = rounds_within(reference, setup, plans, share_s)
@@ -99,34 +104,55 @@ def race(stage: Stage) -> Iterator[Found]:
         }
         path = folder / "study.yaml"
         path.write_text(yaml.safe_dump(study, sort_keys=False))
-        before = killed_after(path, replace(stage, seconds=stage.seconds - stage.left_s + seconds / 2), finished=1000)
+        before = killed_after(
+            path, replace(stage, seconds=stage.seconds - stage.left_s + seconds / 2), finished=1000
+        )
         yield Fact("trials that had ended when it was killed", str(len(before)))
         done = subprocess.run(command(path, stage), cwd=folder, capture_output=True, text=True, check=False)
         records = StoredStudy.open(str(path)).records
         after = trials_of(path)
         lost = [number for number, found in before.items() if after.get(number) != found]
-        yield Claim("finished trials lost to SIGKILL, race", 0, float(len(lost)), unit="", note=f"of {len(before)}")
+        yield Claim(
+            "finished trials lost to SIGKILL, race", 0, float(len(lost)), unit="", note=f"of {len(before)}"
+        )
         yield Fact("end of the study", f"exit code {done.returncode}")
         keep = ["train", str(path), "--pick", "within:1%", "--keep", str(folder / "model"), "--serial"]
-        kept = subprocess.run([*command(path, stage)[:3], *keep], cwd=folder, capture_output=True, text=True, check=False)
-        yield Claim("kept models that were not written", 0, float(not list(folder.glob("model/**/model.pt"))), unit="")
-        yield Fact("training of the kept model", " / ".join((kept.stdout or kept.stderr).strip().splitlines()[-3:]))
-        ours = [(record.train_s, record.accuracy) for record in records if record.accuracy is not None and record.train_s]
+        kept = subprocess.run(
+            [*command(path, stage)[:3], *keep], cwd=folder, capture_output=True, text=True, check=False
+        )
+        yield Claim(
+            "kept models that were not written", 0, float(not list(folder.glob("model/**/model.pt"))), unit=""
+        )
+        yield Fact(
+            "training of the kept model", " / ".join((kept.stdout or kept.stderr).strip().splitlines()[-3:])
+        )
+        ours = [
+            (record.train_s, record.accuracy)
+            for record in records
+            if record.accuracy is not None and record.train_s
+        ]
         theirs, failed = _by_hand(task, setup_of(BatchPlan(1), stage.device, parameters), space, seconds)
         yield Data("fronts", "race", {"ours": ours, "tpe by hand": theirs, "failed by hand": failed})
         yield Fact("trials: bsearch, TPE by hand (failed)", f"{len(ours)}, {len(theirs)} ({failed})")
         ends = [seconds for seconds, _ in (*ours, *theirs)]
         areas = [_area(points, min(ends), max(ends)) for points in (ours, theirs)]
-        yield Fact("area of the front in log seconds and accuracy: bsearch, TPE by hand", f"{areas[0]:.3f}, {areas[1]:.3f}")
+        yield Fact(
+            "area of the front in log seconds and accuracy: bsearch, TPE by hand",
+            f"{areas[0]:.3f}, {areas[1]:.3f}",
+        )
 
 
 def features(stage: Stage) -> Iterator[Found]:
     """fp16 and bf16 against fp32, activation checkpointing, and where the loop's own time goes."""
     gpt = SMALL_GPT if stage.device == "gpu" else TINY_GPT
-    setup = replace(setup_of(BatchPlan(32), stage.device, gpt), samples_budget=2048, optimizer=OptimizerSettings(1e-3))
+    setup = replace(
+        setup_of(BatchPlan(32), stage.device, gpt), samples_budget=2048, optimizer=OptimizerSettings(1e-3)
+    )
     losses = {precision: train_loss(TOKENS, _in(setup, precision)) for precision in ("fp32", "bf16", "fp16")}
     for precision in ("bf16", "fp16"):
-        yield Claim(f"training loss, {precision} against fp32", 0.02, abs(losses[precision] / losses["fp32"] - 1))
+        yield Claim(
+            f"training loss, {precision} against fp32", 0.02, abs(losses[precision] / losses["fp32"] - 1)
+        )
     large = GPU_MODELS[4][1][1] if stage.device == "gpu" else gpt
     found, untraced = peaks_of(Checkpointed(), setup_of(BatchPlan(1), stage.device, large), (1, 4, 12))
     values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": untraced}
@@ -141,8 +167,13 @@ def features(stage: Stage) -> Iterator[Found]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             steps(50)
         events = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
-        told = ", ".join(f"{one.key} {one.self_cpu_time_total / 50:.0f} µs ({one.count / 50:g})" for one in events[:12])
-        yield Fact(f"host's time of a step of digits at 1,000, {what} (calls)", f"{1e6 * steps(50) / 50:.0f} µs: {told}")
+        told = ", ".join(
+            f"{one.key} {one.self_cpu_time_total / 50:.0f} µs ({one.count / 50:g})" for one in events[:12]
+        )
+        yield Fact(
+            f"host's time of a step of digits at 1,000, {what} (calls)",
+            f"{1e6 * steps(50) / 50:.0f} µs: {told}",
+        )
 
 
 class Checkpointed(Tokens):
@@ -171,7 +202,11 @@ def _in(setup: TrialSetup, precision: str) -> TrialSetup:
 
 def _images(folder: Path, gpu: bool) -> dict[str, Any]:
     """CIFAR-10 as the parameters of `Vision`, where its images are here; else none."""
-    places = (Path(os.environ.get("BSEARCH_DATA", "shared/data")), Path("shared/data"), Path("../shared/data"))
+    places = (
+        Path(os.environ.get("BSEARCH_DATA", "shared/data")),
+        Path("shared/data"),
+        Path("../shared/data"),
+    )
     archive = next((place / _CIFAR for place in places if (place / _CIFAR).is_file()), None)
     if archive is None:
         return {}
@@ -180,10 +215,17 @@ def _images(folder: Path, gpu: bool) -> dict[str, Any]:
     values = {"dataset": "folder", "root": str(folder / "data"), "augment": "flip"}
     if gpu:
         return values | {"model": "resnet18", "image_size": 32}
-    return values | {"model": "small_cnn", "image_size": 16, "train_samples": 2000, "evaluation_samples": 1000}
+    return values | {
+        "model": "small_cnn",
+        "image_size": 16,
+        "train_samples": 2000,
+        "evaluation_samples": 1000,
+    }
 
 
-def _by_hand(task: str, setup: TrialSetup, space: dict[str, Any], seconds: float) -> tuple[list[tuple[float, float]], int]:
+def _by_hand(
+    task: str, setup: TrialSetup, space: dict[str, Any], seconds: float
+) -> tuple[list[tuple[float, float]], int]:
     """(Seconds, accuracy) of trials by Optuna's TPE, whose batches come whole, and how many failed."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -198,7 +240,11 @@ def _by_hand(task: str, setup: TrialSetup, space: dict[str, Any], seconds: float
         lr = trial.suggest_float("rate", rate["low"], rate["high"], log=True)
         passes = trial.suggest_int("epochs", epochs["low"], epochs["high"])
         chosen = replace(
-            setup, plan=BatchPlan(size), optimizer=OptimizerSettings(lr), epochs=passes, samples_budget=passes * samples
+            setup,
+            plan=BatchPlan(size),
+            optimizer=OptimizerSettings(lr),
+            epochs=passes,
+            samples_budget=passes * samples,
         )
         last: Measurement | None = None
         for found in start_attempt(task, chosen):

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ....objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_segments, is_out_of_memory, release_memory
+from ....objectives.machine.device_memory import (
+    EXPANDABLE_SEGMENTS,
+    allocator_segments,
+    is_out_of_memory,
+    release_memory,
+)
 from ....objectives.profiling.memory.live_bytes import LiveBytes
 from ....objectives.profiling.memory.tracing import MemoryProbe
 from ....objectives.profiling.task_profile import profile_task
@@ -37,7 +42,9 @@ def predictions(stage: Stage) -> Iterator[Found]:
     precisions = ("fp32",) if stage.quick else ("fp32", "bf16")
     every = models(stage.device)
     # All models first, in precisions that alternate, so that a stage that ends early has seen most models and each precision.
-    for turn, (place, (name, (reference, parameters), sizes)) in product(range(len(precisions)), enumerate(every)):
+    for turn, (place, (name, (reference, parameters), sizes)) in product(
+        range(len(precisions)), enumerate(every)
+    ):
         precision = precisions[(place + turn) % len(precisions)]
         if stage.expired:
             yield Fact(f"{name}, {precision}", "not measured: out of time")
@@ -45,7 +52,12 @@ def predictions(stage: Stage) -> Iterator[Found]:
         release_memory(stage.device)
         setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
         found, untraced = peaks_of(task_of(reference), setup, sizes)
-        values = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": untraced}
+        values = {
+            "device": stage.device,
+            "expandable": EXPANDABLE_SEGMENTS,
+            "sizes": found,
+            "untraced": untraced,
+        }
         yield Data("peaks", f"{name}, {precision}", values)
 
 
@@ -72,7 +84,9 @@ def largest(stage: Stage) -> Iterator[Found]:
     """The largest micro-batch that a profile finds under a limit: it trains, and not much more would."""
     # A convolutional net and a transformer, the lower limit of each first.
     gpu_limits = ((0, 2048), (4, 4096), (0, 6144), (4, 8192))
-    yield from largest_under(stage, gpu_limits if stage.device == "gpu" else ((0, 48), (4, 48), (0, 96), (4, 96)))
+    yield from largest_under(
+        stage, gpu_limits if stage.device == "gpu" else ((0, 48), (4, 48), (0, 96), (4, 96))
+    )
 
 
 def largest_under(stage: Stage, limits: Sequence[tuple[int, int]]) -> Iterator[Found]:
@@ -87,7 +101,9 @@ def largest_under(stage: Stage, limits: Sequence[tuple[int, int]]) -> Iterator[F
         if stage.expired:
             yield Fact(f"{name} under {readable_bytes(limit)}", "not measured: out of time")
             continue
-        setup = setup_of(BatchPlan(1), stage.device, parameters, **({"precision": "bf16"} if stage.device == "gpu" else {}))
+        setup = setup_of(
+            BatchPlan(1), stage.device, parameters, **({"precision": "bf16"} if stage.device == "gpu" else {})
+        )
         profile = _profile(reference, setup, limit)
         found = profile.largest_micro_batch
         if found is None:
@@ -95,7 +111,9 @@ def largest_under(stage: Stage, limits: Sequence[tuple[int, int]]) -> Iterator[F
             continue
         case = f"{name} under {readable_bytes(limit)}: {found}"
         segments: list[Any] = []
-        failures.append((case, 0.0 if _runs(reference, setup, found, limit, steps=20, segments=segments) else 1.0))
+        failures.append(
+            (case, 0.0 if _runs(reference, setup, found, limit, steps=20, segments=segments) else 1.0)
+        )
         if segments:
             yield Data("segments", case, {"segments": segments})
         # Beyond it, under what the plan may use: the true maximum, by bisection.
@@ -104,11 +122,15 @@ def largest_under(stage: Stage, limits: Sequence[tuple[int, int]]) -> Iterator[F
         fits, over = found, min(2 * found, highest) + 1
         while over - fits > max(1, found // 50) and not stage.expired:
             middle = (fits + over) // 2
-            fits, over = (middle, over) if _runs(reference, setup, middle, usable, steps=4) else (fits, middle)
+            fits, over = (
+                (middle, over) if _runs(reference, setup, middle, usable, steps=4) else (fits, middle)
+            )
         if not stage.expired:
             shortfalls.append((f"{case} of {fits}", max(fits - found - 1, 0) / fits))
     yield from worst("largest micro-batches that ran out of memory in 20 steps", 0, failures, unit="")
-    yield from worst("shortfall of more than a sample against the largest micro-batch that runs", 0.05, shortfalls)
+    yield from worst(
+        "shortfall of more than a sample against the largest micro-batch that runs", 0.05, shortfalls
+    )
 
 
 def _at_most(limit: int, device: str) -> int:
@@ -158,7 +180,9 @@ def out_of_memory(stage: Stage) -> Iterator[Found]:
         # The smallest size is run on every device, twice on a CPU: it tells the fixed part and the time.
         needed = sum(size > profile.smallest_micro_batch for size in counted)
         case = f"{hidden:g} of the activations hidden: {found} found"
-        runs.append((case, float(needed) if found and _runs(reference, setup, found, limit, steps=4) else math.inf))
+        runs.append(
+            (case, float(needed) if found and _runs(reference, setup, found, limit, steps=4) else math.inf)
+        )
     yield from worst("real runs to a plan that fits, hidden workspace", 4, runs, unit="runs")
     # A neighbour takes 30 % of the device after the profile was made.
     setup = setup_of(BatchPlan(1), stage.device, parameters | {"hidden": 0.0})
@@ -174,7 +198,9 @@ def out_of_memory(stage: Stage) -> Iterator[Found]:
     yield Claim(text, 4, float(tries), unit="runs", note=f"micro-batch {cap}, the same batch")
 
 
-def _profile(reference: str, setup: TrialSetup, limit: int, counted: list[int] | None = None) -> DeviceProfile:
+def _profile(
+    reference: str, setup: TrialSetup, limit: int, counted: list[int] | None = None
+) -> DeviceProfile:
     """The memory profile under a limit in bytes; `counted` collects the sizes that ran on real tensors."""
     request = ProfileRequest(setup, Memory(limit=limit, headroom=_HEADROOM), highest=512)
     honest = MemoryProbe.counted
@@ -193,7 +219,13 @@ def _profile(reference: str, setup: TrialSetup, limit: int, counted: list[int] |
 
 
 def _runs(
-    reference: str, setup: TrialSetup, micro_batch: int, limit: int, *, steps: int, segments: list[Any] | None = None
+    reference: str,
+    setup: TrialSetup,
+    micro_batch: int,
+    limit: int,
+    *,
+    steps: int,
+    segments: list[Any] | None = None,
 ) -> bool:
     """Whether steps of two micro-batches of this size train within the limit; `segments` collects the allocator's."""
     plan = BatchPlan(2 * micro_batch, 2)

@@ -171,7 +171,10 @@ def _copied() -> str:
 def _two_ranks(device: str) -> str:
     setup = replace(setup_of(BatchPlan(33), device, TINY_GPT), samples_budget=128)
     try:
-        alone, both = train_loss(TOKENS, setup), train_loss(TOKENS, replace(setup, plan=BatchPlan(33, devices=2)))
+        alone, both = (
+            train_loss(TOKENS, setup),
+            train_loss(TOKENS, replace(setup, plan=BatchPlan(33, devices=2))),
+        )
     finally:
         close_ranks()
     if not abs(both / alone - 1) < 1e-3:

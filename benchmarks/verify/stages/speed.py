@@ -64,7 +64,9 @@ def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any]) 
 
     def chunks() -> Iterator[Tensor]:
         while True:
-            yield from (part for part in torch.split(torch.randperm(len(labels)), batch) if len(part) == batch)
+            yield from (
+                part for part in torch.split(torch.randperm(len(labels)), batch) if len(part) == batch
+            )
 
     indices = chunks()
     summed = torch.zeros((), device=place)
@@ -74,7 +76,9 @@ def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any]) 
         started = time.perf_counter()
         for index in itertools.islice(indices, count):
             if device == "gpu":
-                index = index.to(place, non_blocking=True)  # as an index on the CPU, it would wait for the GPU twice
+                index = index.to(
+                    place, non_blocking=True
+                )  # as an index on the CPU, it would wait for the GPU twice
             loss = nn.functional.cross_entropy(model(inputs[index]), labels[index])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -117,7 +121,10 @@ def loop(stage: Stage) -> Iterator[Found]:
     """Our loop against the plainest one on the same model and batch; on a GPU also its synchronisations."""
     torch.set_num_threads(1)
     small, parameters_of_small = small_model(stage.device)
-    cases: list[tuple[str, Task, dict[str, Any], int]] = [("digits net", Digits(), {}, 64), ("digits net", Digits(), {}, 1000)]
+    cases: list[tuple[str, Task, dict[str, Any], int]] = [
+        ("digits net", Digits(), {}, 64),
+        ("digits net", Digits(), {}, 1000),
+    ]
     cases += [(small, Images(), parameters_of_small, batch) for batch in (32, 256)]
     rounds = 7 if stage.quick else 21
     shares: list[tuple[str, Steps]] = []
@@ -138,7 +145,10 @@ def loop(stage: Stage) -> Iterator[Found]:
                 float(_synchronisations(ours, 10)),
                 unit="",
             )
-            yield Fact(f"synchronisations of the minimal loop: {name}, batch {batch}", str(_synchronisations(plain, 10)))
+            yield Fact(
+                f"synchronisations of the minimal loop: {name}, batch {batch}",
+                str(_synchronisations(plain, 10)),
+            )
             shares.append((f"share of time in kernels: {name}, batch {batch}", ours))
     for text, steps in shares:  # last: a profiler may slow what runs after it
         yield Fact(text, f"{100 * _busy_share(steps, 20):.0f} %")
@@ -176,10 +186,14 @@ def known_times(stage: Stage) -> Iterator[Found]:
         cases.append(("small GPT", TOKENS, SMALL_GPT if stage.device == "gpu" else TINY_GPT))
     for name, reference, parameters in cases:
         limit_s = stage.left_s / 2 if name != cases[-1][0] else stage.left_s * 0.7
-        yield from law_against(stage, name, reference, setup_of(BatchPlan(2), stage.device, parameters), 512, limit_s)
+        yield from law_against(
+            stage, name, reference, setup_of(BatchPlan(2), stage.device, parameters), 512, limit_s
+        )
 
 
-def law_against(stage: Stage, name: str, reference: str, setup: TrialSetup, highest: int, limit_s: float) -> Iterator[Found]:
+def law_against(
+    stage: Stage, name: str, reference: str, setup: TrialSetup, highest: int, limit_s: float
+) -> Iterator[Found]:
     """The law of a model's step time, fitted up to `highest`, on plans that it was not fitted to; then in steady training."""
     plans = timing_plans(2, highest, dense=stage.device == "gpu")
     rng = random.Random(1)
@@ -197,7 +211,9 @@ def law_against(stage: Stage, name: str, reference: str, setup: TrialSetup, high
     yield Data("sustained", name, rounded({"predicted_s": predicted_s, "short": short, "bursts": bursts}))
 
 
-def rounds_within(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], limit_s: float) -> list[Round]:
+def rounds_within(
+    reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], limit_s: float
+) -> list[Round]:
     """Rounds over these plans for so many seconds; four at least, the first a warm-up."""
     rounds: list[Round] = []
     started = time.monotonic()
@@ -232,7 +248,9 @@ def compiled(stage: Stage) -> Iterator[Found]:
         return
     from torch._dynamo.utils import counters
 
-    run = TrainingRun(Images(), setup_of(BatchPlan(333, 2), "gpu", {"model": "resnet18", "image_size": 32}, compile=True))
+    run = TrainingRun(
+        Images(), setup_of(BatchPlan(333, 2), "gpu", {"model": "resnet18", "image_size": 32}, compile=True)
+    )
     run.model.train()
     plans = [BatchPlan(333, 2), BatchPlan(333, 2), BatchPlan(41)] * 2
     loader = run.loader(plans)

@@ -68,7 +68,10 @@ class Tokens(Task):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         rows, following = batch
         logits = model(rows)
-        return Loss(nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum"), following.numel())
+        return Loss(
+            nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum"),
+            following.numel(),
+        )
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Mapping[str, Score]:
         rows, following = batch
@@ -80,13 +83,17 @@ class Tokens(Task):
         }
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate, fused=setup.device == "gpu" or None)
+        return torch.optim.AdamW(
+            model.parameters(), lr=setup.learning_rate, fused=setup.device == "gpu" or None
+        )
 
 
 class GPT(nn.Module):
     """A decoder with tied embeddings, as GPT-2 has it; or PyTorch's `TransformerEncoder` as it comes."""
 
-    def __init__(self, words: int, tokens: int, width: int, layers: int, dropout: float, *, encoder: bool = False) -> None:
+    def __init__(
+        self, words: int, tokens: int, width: int, layers: int, dropout: float, *, encoder: bool = False
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
         heads = max(width // 64, 1)
@@ -112,14 +119,18 @@ class _Block(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attended, self.projected = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         rows, tokens, width = hidden.shape
         parts = self.attended(self.first(hidden)).view(rows, tokens, 3, self.heads, width // self.heads)
         query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
         dropout = self.dropout if self.training else 0.0
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        mixed = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, dropout_p=dropout
+        )
         hidden = hidden + self.projected(mixed.transpose(1, 2).reshape(rows, tokens, width))
         return hidden + self.wide(self.second(hidden))  # type: ignore[no-any-return]
 
@@ -128,8 +139,17 @@ def _image(model: str, size: int) -> tuple[str, dict[str, Any]]:
     return IMAGES, {"model": model, "image_size": size}
 
 
-def _gpt(model: str, words: int, tokens: int, width: int, layers: int, dropout: float = 0.0) -> tuple[str, dict[str, Any]]:
-    return TOKENS, {"model": model, "words": words, "tokens": tokens, "width": width, "layers": layers, "dropout": dropout}
+def _gpt(
+    model: str, words: int, tokens: int, width: int, layers: int, dropout: float = 0.0
+) -> tuple[str, dict[str, Any]]:
+    return TOKENS, {
+        "model": model,
+        "words": words,
+        "tokens": tokens,
+        "width": width,
+        "layers": layers,
+        "dropout": dropout,
+    }
 
 
 # Name, (task, parameters), and three micro-batches.
@@ -175,7 +195,9 @@ def models(device: str) -> Sequence[tuple[str, tuple[str, dict[str, Any]], tuple
     return GPU_MODELS if device == "gpu" else CPU_MODELS
 
 
-def setup_of(plan: BatchPlan, device: str, parameters: Mapping[str, Any] | None = None, **training: Any) -> TrialSetup:
+def setup_of(
+    plan: BatchPlan, device: str, parameters: Mapping[str, Any] | None = None, **training: Any
+) -> TrialSetup:
     """A setup of 2**20 samples with this plan."""
     return TrialSetup(
         study="verify",

@@ -36,12 +36,17 @@ def exact(stage: Stage) -> Iterator[Found]:
     """Gradients of one batch in uneven micro-batches against those of the whole; then whole trainings against each other."""
     allow_tf32(False)
     differences = []
-    for name, (reference, parameters) in (("small GPT", (TOKENS, SMALL_GPT)), (models("cpu")[2][0], models("cpu")[2][1])):
+    for name, (reference, parameters) in (
+        ("small GPT", (TOKENS, SMALL_GPT)),
+        (models("cpu")[2][0], models("cpu")[2][1]),
+    ):
         whole = _gradients(reference, parameters, BatchPlan(37), stage.device)
         for accumulation in (2, 3, 5):
             parts = _gradients(reference, parameters, BatchPlan(37, accumulation), stage.device)
             size = torch.linalg.vector_norm(whole)
-            differences.append((f"{name}, 37 in {accumulation}", float(torch.linalg.vector_norm(parts - whole) / size)))
+            differences.append(
+                (f"{name}, 37 in {accumulation}", float(torch.linalg.vector_norm(parts - whole) / size))
+            )
     yield from worst("gradients in uneven micro-batches against one, fp32", 1e-5, differences, unit="")
     setup = setup_of(BatchPlan(1), stage.device, SMALL_GPT)
     examination = examined(TrainingRun(task_of(TOKENS), setup), 1)
@@ -51,7 +56,10 @@ def exact(stage: Stage) -> Iterator[Found]:
     yield Claim("small GPT not exact in the examination", 0, found, unit="", note=examination.note)
     setup = replace(setup_of(BatchPlan(32), stage.device, SMALL_GPT), samples_budget=512)
     first, second = (train_loss(TOKENS, setup) for _ in range(2))
-    yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")
+    yield Fact(
+        "training loss of two runs of one seed",
+        f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart",
+    )
     devices = torch.cuda.device_count() if stage.device == "gpu" else 2
     if devices > 1:
         alone = train_loss(TOKENS, replace(setup, plan=BatchPlan(33)))
@@ -109,7 +117,13 @@ def _gradients(reference: str, parameters: dict[str, Any], plan: BatchPlan, devi
 
     def keep(optimizer: Any, *rest: Any) -> None:
         kept.append(
-            torch.cat([parameter.grad.flatten().double().cpu() for parameter in run.parameters if parameter.grad is not None])
+            torch.cat(
+                [
+                    parameter.grad.flatten().double().cpu()
+                    for parameter in run.parameters
+                    if parameter.grad is not None
+                ]
+            )
         )
 
     run.optimizer.register_step_pre_hook(keep)
@@ -139,14 +153,18 @@ def killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str
     """Start the study and kill it once `finished` trials have ended; what the database then holds of those."""
     with (
         (path.parent / "log").open("a") as log,
-        subprocess.Popen(command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0) as driver,
+        subprocess.Popen(
+            command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0
+        ) as driver,
     ):
         try:
             while driver.poll() is None and len(trials_of(path)) < finished and not stage.expired:
                 time.sleep(0.2)
             if driver.returncode is not None:
                 last = ((path.parent / "log").read_text().strip().splitlines() or [""])[-1]
-                raise RuntimeError(f"the study ended with exit code {driver.returncode} before it was killed: {last}")
+                raise RuntimeError(
+                    f"the study ended with exit code {driver.returncode} before it was killed: {last}"
+                )
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)

@@ -31,7 +31,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 # Kernels that update parameters in place and allocate nothing.
 _FUSED = tuple(
-    getattr(torch, name) for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_") if hasattr(torch, name)
+    getattr(torch, name)
+    for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
+    if hasattr(torch, name)
 )
 
 
@@ -101,7 +103,9 @@ def move_to_fake_cuda(model: nn.Module) -> nn.Module:
         if id(tensor) not in moved:
             with torch.no_grad():
                 copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
-            moved[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+            moved[id(tensor)] = (
+                nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+            )
         return moved[id(tensor)]
 
     for module in model.modules():
@@ -152,7 +156,12 @@ def _tensor_backward(
 ) -> None:
     if create_graph or inputs is not None:
         raise NotImplementedError("backward(create_graph=True) and backward(inputs=...) cannot be traced")
-    backward(loss, torch.ones_like(loss) if gradient is None else gradient, retain_graph=bool(retain_graph), hooks=hooks)
+    backward(
+        loss,
+        torch.ones_like(loss) if gradient is None else gradient,
+        retain_graph=bool(retain_graph),
+        hooks=hooks,
+    )
 
 
 def _gradients(
@@ -192,9 +201,13 @@ def attention(
     """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
-        query, key, value = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (query, key, value))
+        query, key, value = (
+            tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (query, key, value)
+        )
     if enable_gqa:
-        key, value = (tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3) for tensor in (key, value))
+        key, value = (
+            tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3) for tensor in (key, value)
+        )
     size = query.size(-1)
     half = query.dtype in _HALF
     plain = query.dim() != 4 or query.dtype == torch.float64 or value.size(-1) != size
@@ -209,7 +222,9 @@ def attention(
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0][..., :size]  # type: ignore[no-any-return]
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+                attn_mask.logical_not(), float("-inf")
+            )
         attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
     trains = any(tensor.requires_grad for tensor in (query, key, value)) and torch.is_grad_enabled()
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -229,7 +244,9 @@ def _plain_attention(
     return math_attention(query, key, value, mask, dropout_p, is_causal, None, scale=scale)[0]  # type: ignore[no-any-return]
 
 
-def backward(loss: Tensor, gradient: Tensor, *, retain_graph: bool = False, hooks: _Hooks | None = None) -> None:
+def backward(
+    loss: Tensor, gradient: Tensor, *, retain_graph: bool = False, hooks: _Hooks | None = None
+) -> None:
     """`loss.backward(gradient)` by walking the graph in Python, with the memory of autograd's engine.
 
     Nodes run when all their dependants have, the latest first; each is let go at once, so that what it saved dies as it does
@@ -274,7 +291,9 @@ def _walk(start: list[tuple[Node, dict[int, Tensor]]], hooks: _Hooks) -> None:
 
     def push(node: Node) -> None:
         # Accumulating a gradient comes first; ties in the order in which nodes became ready.
-        heapq.heappush(ready, (float("-inf") if _is_leaf(node) else -node._sequence_nr(), next(counter), node))
+        heapq.heappush(
+            ready, (float("-inf") if _is_leaf(node) else -node._sequence_nr(), next(counter), node)
+        )
 
     push(root)
     del root, slots
@@ -427,6 +446,8 @@ def _accumulate(parameter: Tensor, slots: dict[int, Tensor]) -> None:
     else:
         parameter.grad.add_(gradient)
     del gradient
-    hooks: Mapping[int, Callable[[Tensor], None]] | None = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    hooks: Mapping[int, Callable[[Tensor], None]] | None = getattr(
+        parameter, "_post_accumulate_grad_hooks", None
+    )
     for after in (hooks or {}).values():
         after(parameter)

@@ -38,7 +38,9 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
         profile = replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0])
         least, *more = (replace(profile, embedding=embedding) for embedding in _embeddings(task))
         # Without a limit whole batches fit, unless the user says otherwise.
-        return replace(least, alternatives=tuple(more) if request.memory.largest_micro_batch is not None else ())
+        return replace(
+            least, alternatives=tuple(more) if request.memory.largest_micro_batch is not None else ()
+        )
     profile = replace(profile, limit_bytes=limit)
     return with_each_kind(task, profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
 
@@ -80,12 +82,22 @@ def with_each_kind(
             if not found:
                 raise
             # The study runs without: this kind does not suit the model.
-            law, reason = found[0].memory, f"{_kind_of(kind)} failed: {type(error).__name__}: {error}".splitlines()[0][:300]
+            law, reason = (
+                found[0].memory,
+                f"{_kind_of(kind)} failed: {type(error).__name__}: {error}".splitlines()[0][:300],
+            )
             if law is not None:
-                found[0] = replace(found[0], memory=replace(law, note="; ".join(filter(None, (reason, law.note)))))
+                found[0] = replace(
+                    found[0], memory=replace(law, note="; ".join(filter(None, (reason, law.note))))
+                )
             continue
-        caps = {devices: found[0].cap_on(devices, request.memory.headroom, None) for devices in request.devices}
-        if all(cap is None or cap >= request.largest_share(profile.training_set, devices) for devices, cap in caps.items()):
+        caps = {
+            devices: found[0].cap_on(devices, request.memory.headroom, None) for devices in request.devices
+        }
+        if all(
+            cap is None or cap >= request.largest_share(profile.training_set, devices)
+            for devices, cap in caps.items()
+        ):
             break  # every micro-batch fits without more
     if not found:
         assert does_not_fit is not None
@@ -95,7 +107,11 @@ def with_each_kind(
 
 
 def _with_memory_law(
-    task: Task, request: ProfileRequest, limit: int | None, profile: DeviceProfile, first: DeviceProfile | None
+    task: Task,
+    request: ProfileRequest,
+    limit: int | None,
+    profile: DeviceProfile,
+    first: DeviceProfile | None,
 ) -> DeviceProfile:
     """The profile with the memory law of its activation checkpointing.
 
@@ -145,7 +161,10 @@ def _with_memory_law(
         fastest = fastest_evaluation_batch(probe, most, largest) if by_time else min(most, EVALUATION_BATCH)
         profile = replace(profile, evaluation_batch=fastest)
     points = tuple(sorted(peaks.items()))
-    return replace(profile, memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note))
+    return replace(
+        profile,
+        memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note),
+    )
 
 
 def with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileRequest) -> ProfileRequest:
@@ -231,7 +250,9 @@ def verified(
     else:
         took_s = 0.0
     if took_s > limit_s:
-        return replace(law, note=law.note or f"not confirmed on real tensors: that would take over {limit_s:.0f} s"), largest
+        return replace(
+            law, note=law.note or f"not confirmed on real tensors: that would take over {limit_s:.0f} s"
+        ), largest
     candidate = law.largest_micro_batch(usable) or fits
     for _ in range(_MOST_RUNS):
         if candidate <= fits:

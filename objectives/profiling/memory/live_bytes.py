@@ -103,7 +103,9 @@ class LiveBytes(TorchDispatchMode):
 
     def register_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the tensors that the optimizer keeps between steps as its state."""
-        self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")
+        self.register(
+            (value for state in optimizer.state.values() for value in state.values()), "optimizer state"
+        )
 
     def _forget(self, identity: int) -> None:
         size, part = self._known.pop(identity)
@@ -146,7 +148,9 @@ class LiveBytes(TorchDispatchMode):
         self.register_states(optimizer)
         self.register(averages, "weight average")
         hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda owner: self.register([owner.grad], "gradients"))
+            parameter.register_post_accumulate_grad_hook(
+                lambda owner: self.register([owner.grad], "gradients")
+            )
             for parameter in model.parameters()
             if parameter.requires_grad
         ]

@@ -129,7 +129,9 @@ class MemoryProbe(Probe):
         super().__init__()
         self.task, self.like_gpu = task, like_gpu
         self.ranks = ranks
-        self.micro_batches = 1 if embedding == "whole" or task.couples_samples else _MICRO_BATCHES  # as many as trials have
+        self.micro_batches = (
+            1 if embedding == "whole" or task.couples_samples else _MICRO_BATCHES
+        )  # as many as trials have
         on_gpu = like_gpu or (ranks > 1 and setup.device == "gpu")
         if ranks > 1:  # what is sharded may be too large for one device
             setup = on_cpu(setup)
@@ -167,7 +169,9 @@ class MemoryProbe(Probe):
         held = sum(row.nbytes for row in rows) / len(keys)
         if run.resident_bytes:
             two, three = (self._batch_like("train")(count, torch.empty_like) for count in (2, 3))
-            held += sum(tensor.nbytes for tensor in tree_iter(three)) - sum(tensor.nbytes for tensor in tree_iter(two))
+            held += sum(tensor.nbytes for tensor in tree_iter(three)) - sum(
+                tensor.nbytes for tensor in tree_iter(two)
+            )
         return held
 
     def evaluation_peak(self, batch: int) -> Peak:
@@ -175,7 +179,10 @@ class MemoryProbe(Probe):
         return self.peak("evaluation", batch)
 
     def traced(self, kind: str, size: int) -> Peak:
-        like = {each: self._batch_like(each) for each in dict.fromkeys(("train", "train" if kind == "batch" else kind))}
+        like = {
+            each: self._batch_like(each)
+            for each in dict.fromkeys(("train", "train" if kind == "batch" else kind))
+        }
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings(), FakeCopyMode(fake):
             warnings.simplefilter("ignore")
@@ -186,7 +193,9 @@ class MemoryProbe(Probe):
             stack.enter_context(as_cuda() if on_gpu else nullcontext())
             mesh = None
             if self.ranks > 1:
-                mesh = stack.enter_context(imagined_ranks(torch.device("cuda" if on_gpu else "cpu"), self.ranks))
+                mesh = stack.enter_context(
+                    imagined_ranks(torch.device("cuda" if on_gpu else "cpu"), self.ranks)
+                )
             stack.enter_context(fake)
             if not on_gpu:
                 run = self.run.on(model, torch.device("cpu"), mesh)
@@ -211,7 +220,9 @@ class MemoryProbe(Probe):
                 if self.like_gpu
                 else f"one of {self.ranks} devices that its parameters are sharded over"
             )
-            raise ProfilingError(f"expected a model that can be traced, to predict its memory on {where}; got {self.note}")
+            raise ProfilingError(
+                f"expected a model that can be traced, to predict its memory on {where}; got {self.note}"
+            )
         device = accelerator.device_of(self.setup.device)
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)
         if accelerator.is_gpu(device):
@@ -221,12 +232,19 @@ class MemoryProbe(Probe):
         return self._peak_of(run, kind, size, lambda each, count: _real_batch(run, count, each), limit_bytes)
 
     def _peak_of(
-        self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None = None
+        self,
+        run: TrainingRun,
+        kind: str,
+        size: int,
+        batch: Callable[[str, int], Any],
+        limit_bytes: int | None = None,
     ) -> Peak:
         counter, _ = self._counted_step(run, kind, size, batch, limit_bytes)
         return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
-    def _reserved_peak(self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any]) -> Peak:
+    def _reserved_peak(
+        self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any]
+    ) -> Peak:
         """What CUDA's allocator would reserve for a traced step under a cap; without one where it does not fit."""
         counter, before = self._counted_step(run, kind, size, batch, None)
         for cap in (self.cap_bytes, math.inf):
@@ -247,7 +265,12 @@ class MemoryProbe(Probe):
         return Peak(allocator.peak_reserved_bytes, live, parts)
 
     def _counted_step(
-        self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None
+        self,
+        run: TrainingRun,
+        kind: str,
+        size: int,
+        batch: Callable[[str, int], Any],
+        limit_bytes: int | None,
     ) -> tuple[LiveBytes, int]:
         """Count the steps, or the evaluation; returns the counter, and how many events precede what is counted."""
         counter, before = LiveBytes(limit_bytes), 0
@@ -284,7 +307,12 @@ class MemoryProbe(Probe):
         return Peak(reserved, allocated, {})
 
     def _step(
-        self, run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], counter: LiveBytes | None = None
+        self,
+        run: TrainingRun,
+        kind: str,
+        size: int,
+        batch: Callable[[int], Any],
+        counter: LiveBytes | None = None,
     ) -> None:
         """One step with micro-batches of this size, or of this many samples in total where their embeddings are cached."""
         if kind != "batch":
@@ -300,7 +328,9 @@ class MemoryProbe(Probe):
         del waiting
 
 
-def cached_law(probe: MemoryProbe, law: MemoryLaw, limit_bytes: float, lowest: int, highest: int) -> tuple[MemoryLaw, int]:
+def cached_law(
+    probe: MemoryProbe, law: MemoryLaw, limit_bytes: float, lowest: int, highest: int
+) -> tuple[MemoryLaw, int]:
     """A law of micro-batches whose embeddings are cached, with what a step's samples hold apart; and the largest step.
 
     Args:
@@ -374,7 +404,9 @@ def memory_law(probe: Probe, limit_bytes: float, lowest: int, highest: int) -> M
     )
 
 
-def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, micro_batch: int) -> tuple[int, dict[int, int]]:
+def evaluation_batch(
+    probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, micro_batch: int
+) -> tuple[int, dict[int, int]]:
     """The largest evaluation batch that fits, at least as large as a training micro-batch.
 
     Returns:
@@ -388,7 +420,9 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
         return peaks[size] * law.scale + law.fixed_bytes
 
     peak = approached(probe, reached, limit_bytes)
-    return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
+    return max(
+        largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch
+    ), peaks
 
 
 def does_not_fit(peak: Peak | None, limit_bytes: float, micro_batch: int) -> str:
@@ -398,7 +432,9 @@ def does_not_fit(peak: Peak | None, limit_bytes: float, micro_batch: int) -> str
             f"expected room for a micro-batch of {micro_batch} sample{'s' * (micro_batch > 1)}, which ran out of memory; the "
             f"limit less headroom is {readable_bytes(limit_bytes)}. Raise the limit, or use a smaller model."
         )
-    parts = ", ".join(f"{part} {readable_bytes(peak.parts.get(part, 0))}" for part in PARTS if peak.parts.get(part))
+    parts = ", ".join(
+        f"{part} {readable_bytes(peak.parts.get(part, 0))}" for part in PARTS if peak.parts.get(part)
+    )
     return (
         f"expected room for a micro-batch of {micro_batch} sample{'s' * (micro_batch > 1)}, which peaks at "
         f"{readable_bytes(peak.total)} ({parts}); the limit less headroom is {readable_bytes(limit_bytes)}. "
@@ -445,7 +481,9 @@ def batch_factory(run: Any, kind: str) -> Callable[[int, Callable[[Tensor], Tens
     pairs = [shapes_of(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
     shapes = zip(tree_iter(two), tree_iter(three), strict=True)
     if not any(isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape for a, b in shapes):
-        raise TypeError(f"expected a batch of tensors, in tuples, lists or dicts, to trace; got {type(two).__name__}")
+        raise TypeError(
+            f"expected a batch of tensors, in tuples, lists or dicts, to trace; got {type(two).__name__}"
+        )
 
     def like(count: int, convert: Callable[[Tensor], Tensor]) -> Any:
         def sized(first: Any, second: Any, *others: Any) -> Any:

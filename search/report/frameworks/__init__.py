@@ -19,7 +19,14 @@ def _plugged_in(name: str, chosen: ChosenSettings) -> Exported:
     return exporter(chosen)
 
 
-_OURS: dict[str, Exporter] = {"hf": huggingface, "lightning": lightning, "pytorch": pytorch, "yaml": settings_yaml}
-FRAMEWORKS: dict[Framework, Exporter] = {name: _OURS.get(name) or partial(_plugged_in, name) for name in get_args(Framework)}
+_OURS: dict[str, Exporter] = {
+    "hf": huggingface,
+    "lightning": lightning,
+    "pytorch": pytorch,
+    "yaml": settings_yaml,
+}
+FRAMEWORKS: dict[Framework, Exporter] = {
+    name: _OURS.get(name) or partial(_plugged_in, name) for name in get_args(Framework)
+}
 
 __all__ = ["FRAMEWORKS", "GROUP", "ChosenSettings", "Exported", "settings_to_export"]

@@ -19,7 +19,13 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "RAdam": ("betas", "eps", "decoupled_weight_decay", "maximize"),
 }
 # Those that are written only where a trial had another value.
-_USUAL = {"dampening": 0, "amsgrad": False, "maximize": False, "decoupled_weight_decay": False, "momentum_decay": 4e-3}
+_USUAL = {
+    "dampening": 0,
+    "amsgrad": False,
+    "maximize": False,
+    "decoupled_weight_decay": False,
+    "momentum_decay": 4e-3,
+}
 
 # Those of bitsandbytes, by Trainer's names.
 BITSANDBYTES = {"AdamW8bit": "adamw_bnb_8bit", "Lion": "lion_32bit", "Lion8bit": "lion_8bit"}
@@ -37,7 +43,9 @@ def torch_optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tupl
     known: dict[str, Any] = {"momentum": USUAL_MOMENTUM, "nesterov": True, **_USUAL}
     known |= {name: value for name, value in chosen.main.items() if not isinstance(value, str)}
     known |= {"betas": settings.betas, "eps": settings.eps}
-    keywords = {keyword: known[keyword] for keyword in OPTIMIZERS[name] if known[keyword] != _USUAL.get(keyword)}
+    keywords = {
+        keyword: known[keyword] for keyword in OPTIMIZERS[name] if known[keyword] != _USUAL.get(keyword)
+    }
     return name, {"lr": settings.learning_rate, **keywords, "weight_decay": settings.weight_decay}
 
 
@@ -66,7 +74,11 @@ def optimizer_notes(chosen: ChosenSettings, known: Container[str] = ()) -> Itera
         yield f"the trial's optimizer {chosen.optimizer!r} is defined by its task: AdamW is a placeholder for it"
     elif chosen.optimizer == "SGD" and not chosen.groups:
         yield f"the trial's momentum was not recorded: assuming Nesterov {USUAL_MOMENTUM}, as in bsearch's own tasks"
-    changed = [f"{name} {value}" for name, value in chosen.main.items() if name != "optimizer" and isinstance(value, str)]
+    changed = [
+        f"{name} {value}"
+        for name, value in chosen.main.items()
+        if name != "optimizer" and isinstance(value, str)
+    ]
     if changed:
         yield f"the trial's optimizer changed its settings in training ({', '.join(changed)}), which is not done here"
     for group in chosen.groups[1:]:
@@ -91,7 +103,11 @@ def even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
         and (budget > samples or even.effective_batch != chosen.plan.effective_batch or even.devices > 1)
     ):
         what, count = ("step", chosen.even_steps) if flushes else ("micro-batch", chosen.running_steps)
-        padded = ", padded with the epoch's first samples if devices' shares would differ" if even.devices > 1 else ""
+        padded = (
+            ", padded with the epoch's first samples if devices' shares would differ"
+            if even.devices > 1
+            else ""
+        )
         yield (
             f"each epoch of {samples} samples ends with a {what} of {left} instead of {whole}{padded}: {count} steps for the "
             f"trial's {budget} samples, whereas the trial's {f'{ours} ' * (ours != count)}steps crossed epoch boundaries"
@@ -177,7 +193,9 @@ def loop_notes(chosen: ChosenSettings, library: str, *, cpu: str, compiled: str)
     notes = [*even_notes(chosen), *optimizer_notes(chosen), *seed_notes(chosen), *mean_notes(chosen, library)]
     notes += device_notes(chosen, cpu)
     if chosen.setup.training.precision == "tf32":
-        notes.append("the trial's products were rounded to tf32: call torch.set_float32_matmul_precision('high') first")
+        notes.append(
+            "the trial's products were rounded to tf32: call torch.set_float32_matmul_precision('high') first"
+        )
     notes += checkpointing_notes(chosen, enabled=False)
     if chosen.setup.training.compile:
         notes.append(f"the trial's model was compiled: call {compiled}")

@@ -38,7 +38,9 @@ class EvenPlan:
         return self.devices * self.micro_batch * self.accumulation
 
 
-def nearest_even_plan(plan: BatchPlan, largest_micro_batch: int | None = None, smallest_micro_batch: int = 1) -> EvenPlan:
+def nearest_even_plan(
+    plan: BatchPlan, largest_micro_batch: int | None = None, smallest_micro_batch: int = 1
+) -> EvenPlan:
     """The even plan nearest to a plan's effective batch, on its devices, within a cap, with at most twice its accumulation.
 
     Among equally near plans: the one with the same accumulation, else with less accumulation, else with the smaller batch.
@@ -48,7 +50,9 @@ def nearest_even_plan(plan: BatchPlan, largest_micro_batch: int | None = None, s
     >>> nearest_even_plan(BatchPlan(500, accumulation=3), largest_micro_batch=200).accumulation
     4
     """
-    largest = largest_micro_batch or plan.effective_batch  # without a cap, less accumulation than the plan's is possible
+    largest = (
+        largest_micro_batch or plan.effective_batch
+    )  # without a cap, less accumulation than the plan's is possible
     candidates = [
         EvenPlan(min(max(micro_batch, smallest_micro_batch), largest), accumulation, plan.devices)
         for accumulation in range(1, MOST_ACCUMULATION * plan.accumulation + 1)
@@ -140,7 +144,11 @@ class ChosenSettings:
     @property
     def even_steps(self) -> int:
         """Optimizer steps that see the trial's samples, in a loop that ends every epoch with a smaller step."""
-        epochs, rest = (0, self.setup.samples_budget) if self.in_order else divmod(self.setup.samples_budget, self.training_set)
+        epochs, rest = (
+            (0, self.setup.samples_budget)
+            if self.in_order
+            else divmod(self.setup.samples_budget, self.training_set)
+        )
         batch = self.even.effective_batch
         return epochs * math.ceil(self.training_set / batch) + math.ceil(rest / batch)
 
@@ -163,7 +171,9 @@ def settings_to_export(study: StoredStudy, choice: Choice) -> ChosenSettings:
     Raises:
         StudyFileError: see `chosen_trial`; or the study does not hold the trial's setup.
     """
-    return chosen_settings(study, chosen_trial(study.name, study.front, choice, study.records), choice.reason(study.front))
+    return chosen_settings(
+        study, chosen_trial(study.name, study.front, choice, study.records), choice.reason(study.front)
+    )
 
 
 def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> ChosenSettings:
@@ -178,7 +188,10 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same for a setup that is already known."""
     facts = record.facts
-    by_clock, setup = setup.is_timed_by_clock, setup.as_trained(record.facts.samples_budget, record.facts.epochs)
+    by_clock, setup = (
+        setup.is_timed_by_clock,
+        setup.as_trained(record.facts.samples_budget, record.facts.epochs),
+    )
     if setup.couples_samples or setup.embedding:  # accumulation would compare fewer samples with each other
         even = EvenPlan(setup.effective_batch)
     else:
@@ -190,7 +203,9 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
     # What the task sets itself is the same at every batch.
     own = {name: value for name in BESIDE_RATE if (value := getattr(facts, name)) is not None}
     own = {name: value for name, value in own.items() if value != getattr(setup.optimizer, name)}
-    peak = next((group["lr"] for group in facts.groups[:1] if isinstance(group.get("lr"), float)), setup.learning_rate)
+    peak = next(
+        (group["lr"] for group in facts.groups[:1] if isinstance(group.get("lr"), float)), setup.learning_rate
+    )
     share = peak / setup.learning_rate if setup.learning_rate else 1.0  # of its largest group
     return ChosenSettings(
         study=study.name,
@@ -247,5 +262,7 @@ def _at_even_batch(
             f"{note}; the learning rate stays that of batch {plan.effective_batch}, because {error}",
             *notes,
         )
-    rate = f"learning rate {setup.learning_rate:.6g} becomes {settings.learning_rate:.6g} by rule {setup.rule}"
+    rate = (
+        f"learning rate {setup.learning_rate:.6g} becomes {settings.learning_rate:.6g} by rule {setup.rule}"
+    )
     return settings, (f"{note}; {rate}", *notes)

@@ -65,7 +65,9 @@ class Exported:
 def huggingface(chosen: ChosenSettings) -> Exported:
     """`TrainingArguments`, and an optimizer for `Trainer` if they do not support the trial's."""
     arguments, optimizer, notes = huggingface_arguments(chosen)
-    return program(_TEMPLATES / "huggingface.py.jinja", chosen, notes, arguments=arguments, optimizer=optimizer)
+    return program(
+        _TEMPLATES / "huggingface.py.jinja", chosen, notes, arguments=arguments, optimizer=optimizer
+    )
 
 
 def huggingface_arguments(
@@ -88,9 +90,15 @@ def huggingface_arguments(
         "dataloader_num_workers": training.workers,
     }
     # Models of `transformers` turn activation checkpointing on by themselves.
-    checkpoints = chosen.task.startswith("bsearch.objectives.language:") and chosen.plan.activation_checkpointing != "none"
+    checkpoints = (
+        chosen.task.startswith("bsearch.objectives.language:")
+        and chosen.plan.activation_checkpointing != "none"
+    )
     if checkpoints:
-        arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        arguments |= {
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        }
     if supported:
         arguments |= {"optim": BITSANDBYTES.get(str(chosen.optimizer), "adamw_torch")}
         arguments |= adam_arguments(chosen)
@@ -111,7 +119,9 @@ def huggingface_arguments(
             "Trainer's schedule lags the trial's by half a step, and its warm-up starts with a step at learning rate 0"
         )
     if supported and settings.weight_decay and chosen.kind != "huggingface":
-        notes.append("Trainer applies no weight decay to biases and norm layers; the trial decayed all parameters")
+        notes.append(
+            "Trainer applies no weight decay to biases and norm layers; the trial decayed all parameters"
+        )
     return arguments, None if supported else (name, keywords), notes
 
 
@@ -122,7 +132,9 @@ def lightning(chosen: ChosenSettings) -> Exported:
         "accelerator": chosen.setup.device,
         "devices": chosen.even.devices,
         "accumulate_grad_batches": chosen.even.accumulation,
-        "precision": {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[training.precision],
+        "precision": {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[
+            training.precision
+        ],
         "gradient_clip_val": training.clip_norm,
         "max_epochs": -1,
         "max_steps": chosen.even_steps,
@@ -137,11 +149,17 @@ def lightning(chosen: ChosenSettings) -> Exported:
 
 def pytorch(chosen: ChosenSettings) -> Exported:
     """A script that trains the study's own code as the trial did, any integer batch exactly."""
-    notes = ["it runs the study's own training code, which needs bsearch; `bsearch train` does the same without a script"]
+    notes = [
+        "it runs the study's own training code, which needs bsearch; `bsearch train` does the same without a script"
+    ]
     setup = {name: value for name, value in chosen.setup.to_dict().items() if name not in _OF_THE_RUN}
     setup |= {"samples_budget": UNTIMED_SAMPLES} if chosen.by_clock else {}
     return program(
-        _TEMPLATES / "pytorch.py.jinja", chosen, notes, even=False, values=pformat(setup, width=110, sort_dicts=False)
+        _TEMPLATES / "pytorch.py.jinja",
+        chosen,
+        notes,
+        even=False,
+        values=pformat(setup, width=110, sort_dicts=False),
     )
 
 
@@ -217,7 +235,9 @@ def adam_arguments(chosen: ChosenSettings) -> dict[str, Any]:
     return {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
 
 
-def program(template: Path, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Exported:
+def program(
+    template: Path, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any
+) -> Exported:
     """A program, from a template that knows the settings and these values.
 
     Args:
@@ -226,9 +246,20 @@ def program(template: Path, chosen: ChosenSettings, notes: list[str], *, even: b
     setup = chosen.setup
     place, _, name = schedule_reference(setup.training.schedule, setup.folder).rpartition(":")
     file = Path(place)
-    own = {"folder": str(file.parent), "module": file.stem} if place.endswith(".py") else {"folder": "", "module": place}
+    own = (
+        {"folder": str(file.parent), "module": file.stem}
+        if place.endswith(".py")
+        else {"folder": "", "module": place}
+    )
     values["own_schedule"] = {**own, "name": name} if is_own(setup.training.schedule) else None
-    known = {"chosen": chosen, "setup": setup, "training": setup.training, "decay": DECAY, "notes": notes, "is_even": even}
+    known = {
+        "chosen": chosen,
+        "setup": setup,
+        "training": setup.training,
+        "decay": DECAY,
+        "notes": notes,
+        "is_even": even,
+    }
     text = _environment().from_string(template.read_text(encoding="utf-8")).render(**known, **values)
     return Exported(text, tuple(notes))
 
@@ -253,6 +284,13 @@ def commented(text: str, indent: str = "") -> str:
     >>> print(commented("two\\nlines"))
     # two\\nlines
     """
-    line = plain(cut(str(text), 600)).replace("\n", "\\n").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    line = (
+        plain(cut(str(text), 600))
+        .replace("\n", "\\n")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
     wrapped = textwrap.wrap(line, 110, break_long_words=True, break_on_hyphens=False) or [""]
-    return f"\n{indent}".join(f"# {part}" if number == 0 else f"#   {part}" for number, part in enumerate(wrapped))
+    return f"\n{indent}".join(
+        f"# {part}" if number == 0 else f"#   {part}" for number, part in enumerate(wrapped)
+    )

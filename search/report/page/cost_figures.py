@@ -21,7 +21,9 @@ def memory_figure(data: StudyData) -> Figure | None:
             continue
         more = tuple(float(size) for size, _ in other.memory.points)
         held = 2 * other.memory.held_bytes  # of a step of two such micro-batches
-        bytes_there = tuple((other.memory.peak_bytes(size) + held * size) / mebi for size, _ in other.memory.points)
+        bytes_there = tuple(
+            (other.memory.peak_bytes(size) + held * size) / mebi for size, _ in other.memory.points
+        )
         label = other.recomputed if other.embedding else f"{other.recomputed} activation checkpointing"
         layers.append(Layer(label, "line", "front", more, bytes_there))
     caption = (
@@ -62,7 +64,11 @@ def step_time_figure(data: StudyData) -> Figure | None:
     laws = profile.all_step_times if profile else ()
     layers = []
     for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
-        prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len({other.devices for other in laws}) > 1 else ""
+        prefix = (
+            f"{law.devices} device{'s' * (law.devices > 1)}, "
+            if len({other.devices for other in laws}) > 1
+            else ""
+        )
         if law.activation_checkpointing != "none":
             prefix += f"{law.activation_checkpointing} activation checkpointing, "
         fewest = 2 if law.embedding == "cached" else 1

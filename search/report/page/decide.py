@@ -23,9 +23,13 @@ def decision_data(
         records: trials by number, those that stand for repeated settings with their means.
         curves: (samples, metric) by trial.
     """
-    trained = [record for record in records.values() if record.outcome == "complete" and record.accuracy is not None]
+    trained = [
+        record for record in records.values() if record.outcome == "complete" and record.accuracy is not None
+    ]
     measures = _measures(front, trained)
-    shown = {trial.number for trial in front.trials} | {record.number for record in trained if record.is_baseline}
+    shown = {trial.number for trial in front.trials} | {
+        record.number for record in trained if record.is_baseline
+    }
     return {
         "metric": front.metric,
         "higher": front.direction == "maximize",

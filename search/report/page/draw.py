@@ -65,7 +65,10 @@ def plotly_figure(figure: Figure) -> graph_objects.Figure:
                 trace[part] = {**trace[part], "color": colour}
         trace.get("marker", {}).pop("title", None)
         traces.append(trace)
-    axes = {"xaxis": _plotly_axis(figure.x, figure.log_ticks("x")), "yaxis": _plotly_axis(figure.y, figure.log_ticks("y"))}
+    axes = {
+        "xaxis": _plotly_axis(figure.x, figure.log_ticks("x")),
+        "yaxis": _plotly_axis(figure.y, figure.log_ticks("y")),
+    }
     layout = {"title": {"text": figure.title}, "template": "plotly_white", "hovermode": "closest", **axes}
     return graph_objects.Figure(data=traces, layout=layout)
 
@@ -81,20 +84,36 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
         "visible": True if layer.shown else "legendonly",
     }
     if layer.labels:
-        trace |= {"text": [_escaped(label).replace("\n", "<br>") for label in layer.labels], "hoverinfo": "text"}
+        trace |= {
+            "text": [_escaped(label).replace("\n", "<br>") for label in layer.labels],
+            "hoverinfo": "text",
+        }
     else:
         trace |= {"hoverinfo": "x+y+name" if layer.kind != "steps" else "skip"}
     if layer.trials:
         trace["customdata"] = list(layer.trials)
     curve = figure.name == "learning-curves"
     if layer.kind == "points":
-        trace |= {"mode": "markers", "marker": {"symbol": style.marker, "size": style.size, "opacity": style.opacity}}
+        trace |= {
+            "mode": "markers",
+            "marker": {"symbol": style.marker, "size": style.size, "opacity": style.opacity},
+        }
         if layer.values:
-            trace["marker"] |= {"color": list(layer.values), "title": _escaped(figure.value_name), "opacity": 0.9}
+            trace["marker"] |= {
+                "color": list(layer.values),
+                "title": _escaped(figure.value_name),
+                "opacity": 0.9,
+            }
         if layer.low:
             above = [high - y for high, y in zip(layer.high, layer.y, strict=True)]
             below = [y - low for low, y in zip(layer.low, layer.y, strict=True)]
-            trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1}
+            trace["error_y"] = {
+                "type": "data",
+                "symmetric": False,
+                "array": above,
+                "arrayminus": below,
+                "thickness": 1,
+            }
     elif layer.kind == "band":
         trace |= {
             "mode": "lines",
@@ -106,7 +125,11 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
         }
     else:
         dash = "dash" if layer.tone in _DASHED else "solid"
-        trace |= {"mode": "lines", "line": {"width": 1.2 if curve else 2, "dash": dash}, "opacity": style.opacity}
+        trace |= {
+            "mode": "lines",
+            "line": {"width": 1.2 if curve else 2, "dash": dash},
+            "opacity": style.opacity,
+        }
         if layer.kind == "steps":
             trace["line"]["shape"] = "hv"
         trace["showlegend"] = not curve
@@ -114,7 +137,10 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
 
 
 def _plotly_axis(axis: Axis, log_ticks: list[float]) -> dict[str, Any]:
-    document: dict[str, Any] = {"title": {"text": _escaped(axis.title)}, "type": "log" if axis.log else "linear"}
+    document: dict[str, Any] = {
+        "title": {"text": _escaped(axis.title)},
+        "type": "log" if axis.log else "linear",
+    }
     if axis.log:
         document |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
     if axis.ends:

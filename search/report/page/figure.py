@@ -80,7 +80,9 @@ class Figure:
     def log_ticks(self, axis: Literal["x", "y"]) -> list[float]:
         """Round numbers along a log axis, about four to ten of them; none if there are no values above 0."""
         values = [
-            value for layer in self.layers for value in (*getattr(layer, axis), *((layer.low + layer.high) * (axis == "y")))
+            value
+            for layer in self.layers
+            for value in (*getattr(layer, axis), *((layer.low + layer.high) * (axis == "y")))
         ]
         values = [value for value in values if value > 0 and math.isfinite(value)]
         if not values:
@@ -101,7 +103,11 @@ class Figure:
         rows = []
         for layer in self.layers:
             for index in range(len(layer.x)):
-                row: dict[str, Any] = {"layer": layer.name, self.x.name: layer.x[index], self.y.name: layer.y[index]}
+                row: dict[str, Any] = {
+                    "layer": layer.name,
+                    self.x.name: layer.x[index],
+                    self.y.name: layer.y[index],
+                }
                 if layer.trials:
                     row["trial"] = layer.trials[index]
                 if layer.low:

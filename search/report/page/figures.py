@@ -53,9 +53,14 @@ def front_figure(data: StudyData) -> Figure:
         data.line("front", front.trials),
         *_marked(data),
     ]
-    how = "predicted from the device's step times" if _source(data) == "known" else "measured as wall-clock time"
+    how = (
+        "predicted from the device's step times"
+        if _source(data) == "known"
+        else "measured as wall-clock time"
+    )
     caption = (
-        f"No trial is both {front.faster} and better than a trial on the front. Training time is {how}, without evaluation."
+        f"No trial is both {front.faster} and better than a trial on the front. Training time is "
+        f"{how}, without evaluation."
     )
     if any(trial.interval is not None for trial in front.trials):
         caption += " Bars are 90 % intervals of the mean over runs with several seeds."
@@ -72,7 +77,10 @@ def front_figure(data: StudyData) -> Figure:
 
 
 def _source(data: StudyData) -> str:
-    return next((str(r.facts.train_s_source) for r in data.front.trials if r.facts.train_s_source is not None), "measured")
+    return next(
+        (str(r.facts.train_s_source) for r in data.front.trials if r.facts.train_s_source is not None),
+        "measured",
+    )
 
 
 def _floor(data: StudyData) -> float:
@@ -80,7 +88,9 @@ def _floor(data: StudyData) -> float:
     best = data.front.best
     if best is None or best.accuracy is None:
         return 0.0
-    reached = [float(r.accuracy or 0.0) for r in data.study.records if r.outcome == "complete" and finite(r.accuracy)]
+    reached = [
+        float(r.accuracy or 0.0) for r in data.study.records if r.outcome == "complete" and finite(r.accuracy)
+    ]
     top = best.accuracy
     worst = max(data.levels or reached, key=lambda level: abs(level - top))
     return worst if data.levels else worst + 0.06 * ((worst - top) or abs(worst) or 1.0)
@@ -94,7 +104,9 @@ def _marked(data: StudyData) -> Iterator[Layer]:
     placed = [by_number[number] for number in members.trials]
     intervals = [trial.interval for trial in placed if trial.interval is not None]
     if len(intervals) == len(placed):
-        members = replace(members, low=tuple(low for low, _ in intervals), high=tuple(high for _, high in intervals))
+        members = replace(
+            members, low=tuple(low for low, _ in intervals), high=tuple(high for _, high in intervals)
+        )
     yield members
     yield data.points("baseline", "baseline", data.baseline)
 

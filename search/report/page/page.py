@@ -41,7 +41,9 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon", "cross", "star")
 
 
-def picks(front: ParetoFront, target: float | None = None, baseline_s: float | None = None) -> list[tuple[str, TrialRecord]]:
+def picks(
+    front: ParetoFront, target: float | None = None, baseline_s: float | None = None
+) -> list[tuple[str, TrialRecord]]:
     """The trials that most users look for, each by what it is: what is nearly as good as the best, what reaches a target, the
     best that the baseline's time allows, and the best.
     """
@@ -72,7 +74,10 @@ def _settings(record: TrialRecord) -> list[tuple[str, str]]:
     """The settings to enter into a trainer, by the study's names."""
     values = record.settings
     names = [*(name for name in _ENTERED if name in values), *sorted(record.parameters.keys() - _DERIVED)]
-    return [(name, f"{values[name]:.6g}" if isinstance(values[name], float) else str(values[name])) for name in names]
+    return [
+        (name, f"{values[name]:.6g}" if isinstance(values[name], float) else str(values[name]))
+        for name in names
+    ]
 
 
 def report_page(drawn: StudyData) -> str:
@@ -103,7 +108,9 @@ def report_page(drawn: StudyData) -> str:
         picks=[
             {"name": name, "number": trial.number, "result": f"{number(trial.accuracy)} {front.takes(trial)}"}
             for name, trial in picks(
-                front, study.spec.objectives.metric.floor, next((front.taken(trial) for trial in drawn.baseline), None)
+                front,
+                study.spec.objectives.metric.floor,
+                next((front.taken(trial) for trial in drawn.baseline), None),
             )
         ],
         summary=[plain(sentence) for sentence in _summary(drawn)],
@@ -116,7 +123,10 @@ def report_page(drawn: StudyData) -> str:
 
 
 def _data(
-    drawn: StudyData, figures: list[Figure], settings: Mapping[int, TrialRecord], colourings: Mapping[str, Any]
+    drawn: StudyData,
+    figures: list[Figure],
+    settings: Mapping[int, TrialRecord],
+    colourings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the page's scripts read.
 
@@ -131,7 +141,9 @@ def _data(
         "csv": {figure.name: csv_text(figure.rows()) for figure in figures} | {"trials": trials},
         "tones": {tone: {"light": style.light, "dark": style.dark} for tone, style in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
-        "exports": {trial.number: _exports(study, trial) if trial.number in setups else {} for trial in front.trials},
+        "exports": {
+            trial.number: _exports(study, trial) if trial.number in setups else {} for trial in front.trials
+        },
         "decide": decision_data(front, settings, drawn.curves),
         "colourings": colourings,
         "coloured": next((name for name, colouring in colourings.items() if colouring["choices"]), ""),
@@ -146,7 +158,9 @@ def _colourings(study: StoredStudy, settings: Mapping[int, TrialRecord]) -> dict
     named = {}
     for name, domain in study.spec.searched().items():
         shown = "learning_rate" if name == "reference_rate" else name  # after the rule, as trained
-        values = {number: {**record.settings, **record.parameters}.get(shown) for number, record in settings.items()}
+        values = {
+            number: {**record.settings, **record.parameters}.get(shown) for number, record in settings.items()
+        }
         choices = list(domain.choices) if isinstance(domain, Choices) else None
         named[shown] = {"values": values, "choices": choices, "log": bool(getattr(domain, "log", False))}
     return named

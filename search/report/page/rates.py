@@ -13,16 +13,26 @@ from .study_data import StudyData, finite
 
 def rate_figure(data: StudyData) -> Figure | None:
     """Learning rate against batch, with the fitted best rate and the scaling rules through it."""
-    chosen = [r for r in data.runs if finite(r.facts.learning_rate) and "effective_batch" in r.settings and finite(r.accuracy)]
+    chosen = [
+        r
+        for r in data.runs
+        if finite(r.facts.learning_rate) and "effective_batch" in r.settings and finite(r.accuracy)
+    ]
     if len({r.facts.learning_rate for r in chosen}) < 2:
         return None
     trials = data.points(
-        "trials", "other", chosen, x=lambda r: r.settings["effective_batch"], y=lambda r: r.facts.learning_rate
+        "trials",
+        "other",
+        chosen,
+        x=lambda r: r.settings["effective_batch"],
+        y=lambda r: r.facts.learning_rate,
     )
     layers = [replace(trials, values=tuple(float(r.accuracy or 0.0) for r in chosen))]
     stored = data.study.current_rates()
     if stored is None or (found := stored.rates) is None:
-        caption = "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
+        caption = (
+            "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
+        )
     else:
         batches = tuple(float(rate.effective_batch) for rate in found.rates)
         fitted = tuple(rate.learning_rate.value for rate in found.rates)
@@ -33,9 +43,14 @@ def rate_figure(data: StudyData) -> Figure | None:
         layers.append(Layer("best rate, fitted", "line", "law", batches, fitted))
         for rule in ("linear", "sqrt"):
             through = tuple(
-                middle.learning_rate.value * (batch / middle.effective_batch) ** RULE_EXPONENTS[rule] for batch in batches
+                middle.learning_rate.value * (batch / middle.effective_batch) ** RULE_EXPONENTS[rule]
+                for batch in batches
             )
-            layers.append(Layer(f"rule {rule}", "line", "limit" if rule == "linear" else "alternative", batches, through))
+            layers.append(
+                Layer(
+                    f"rule {rule}", "line", "limit" if rule == "linear" else "alternative", batches, through
+                )
+            )
         verdict = rule_verdict(found)
         caption = verdict[0].upper() + verdict[1:] + (" " if verdict.endswith(".") else ". ")
         caption += f"Fitted to {found.trials} trials" + (
@@ -47,7 +62,12 @@ def rate_figure(data: StudyData) -> Figure | None:
         caption,
         Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True),
         # The fitted interval may reach far beyond the rates that were tried.
-        Axis("learning_rate", "learning rate", log=True, ends=_around(float(r.facts.learning_rate or 0.0) for r in chosen)),
+        Axis(
+            "learning_rate",
+            "learning rate",
+            log=True,
+            ends=_around(float(r.facts.learning_rate or 0.0) for r in chosen),
+        ),
         tuple(layers),
         value_name=data.front.metric,
     )

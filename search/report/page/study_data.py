@@ -45,7 +45,9 @@ class StudyData:
     def baseline(self) -> list[TrialRecord]:
         """The baseline trials; with the mean of their runs if they are on the front."""
         members = {trial.number: trial for trial in self.front.trials}
-        complete = [r for r in self.study.records if r.is_baseline and not r.is_repeat and r.outcome == "complete"]
+        complete = [
+            r for r in self.study.records if r.is_baseline and not r.is_repeat and r.outcome == "complete"
+        ]
         return [members.get(r.number, r) for r in complete]
 
     @cached_property
@@ -67,8 +69,15 @@ class StudyData:
         if len(members) < 2 or not max(members) > min(members):
             return None
         reach = max(members) - min(members)
-        levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and finite(r.accuracy)]
-        shown = [*members, *(level for level in levels if min(members) - reach <= level <= max(members) + reach)]
+        levels = [
+            float(r.accuracy or 0.0)
+            for r in self.study.records
+            if r.outcome == "complete" and finite(r.accuracy)
+        ]
+        shown = [
+            *members,
+            *(level for level in levels if min(members) - reach <= level <= max(members) + reach),
+        ]
         if len(shown) == len(members) + len(levels):
             return None
         bars = [end for trial in self.front.trials for end in trial.interval or ()]
@@ -112,12 +121,17 @@ class StudyData:
     def label(self, record: TrialRecord) -> str:
         """A trial in a few lines, as hover text."""
         values = record.settings
-        lines = [f"trial {record.number}" + ("" if record.outcome == "complete" else f", {record.outcome.replace('_', ' ')}")]
+        lines = [
+            f"trial {record.number}"
+            + ("" if record.outcome == "complete" else f", {record.outcome.replace('_', ' ')}")
+        ]
         if finite(record.accuracy):
             interval = ""
             if record.half_interval is not None:
                 interval = f" ± {number(record.half_interval)}"
-            lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} {self.front.takes(record)}")
+            lines.append(
+                f"{self.front.metric} {number(record.accuracy)}{interval} {self.front.takes(record)}"
+            )
         lines += setting_words(record)
         if "micro_batch" in values:
             lines.append(f"micro-batch {values['micro_batch']}, accumulation {values.get('accumulation', 1)}")

@@ -25,8 +25,15 @@ MOST, _MOST_OF_TEXT = 4000, 800
 _DIGITS = 6
 
 # By their classes' names; an error of any other class has the kind of the first class above it that is here.
-KINDS = {"StudyFileError": "study", "NoStudyError": "no_study", "UsageError": "usage", "KeyboardInterrupt": "interrupted"}
-KINDS |= {f"{kind.title()}Error": kind for kind in ("task", "profiling", "storage", "cluster", "output", "bsearch")}
+KINDS = {
+    "StudyFileError": "study",
+    "NoStudyError": "no_study",
+    "UsageError": "usage",
+    "KeyboardInterrupt": "interrupted",
+}
+KINDS |= {
+    f"{kind.title()}Error": kind for kind in ("task", "profiling", "storage", "cluster", "output", "bsearch")
+}
 # How messages are written: where, what was expected, what came, what to do.
 _MESSAGE = re.compile(
     r"(?s)(?:(?P<where>.{1,400}?): )?expected (?P<expected>.+?)(?:[,;:] (?:but )?got (?P<got>.+?))?"
@@ -52,7 +59,9 @@ def answer(name: str, document: Mapping[str, Any], *lists: str, whole: bool = Fa
     return json_text(found if whole else _short(_rounded(found), lists), indent=None)
 
 
-def give_answer(name: str, document: Mapping[str, Any], *lists: str, whole: bool = False, file: TextIO | None = None) -> None:
+def give_answer(
+    name: str, document: Mapping[str, Any], *lists: str, whole: bool = False, file: TextIO | None = None
+) -> None:
     """Print an answer; see `answer`."""
     give(answer(name, document, *lists, whole=whole), file)
 
@@ -94,7 +103,10 @@ def _short(document: dict[str, Any], lists: Sequence[str]) -> dict[str, Any]:
         count = len(every)
         while count > 2 and len(json_text(document, indent=None)) > MOST:
             count = max(count * 3 // 4, 2)
-            document = {**document, name: [every[round(row * (len(every) - 1) / (count - 1))] for row in range(count)]}
+            document = {
+                **document,
+                name: [every[round(row * (len(every) - 1) / (count - 1))] for row in range(count)],
+            }
             document["thinned"] = {**document.get("thinned", {}), name: len(every) - count}
     return document if len(json_text(document, indent=None)) <= MOST else _cut_texts(document)
 

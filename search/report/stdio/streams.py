@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 # What tables, plots and units are drawn with, for streams whose encoding lacks it; all else is escaped.
-_PLAIN = dict(zip("─━│┃┌┐└┘├┤┬┴┼┏┓┗┛╸╺·–µ×…", "--||+++++++++++++--:-ux.", strict=True)) | {"±": "+/-", "√": "sqrt"}
+_PLAIN = dict(zip("─━│┃┌┐└┘├┤┬┴┼┏┓┗┛╸╺·–µ×…", "--||+++++++++++++--:-ux.", strict=True)) | {
+    "±": "+/-",
+    "√": "sqrt",
+}
 _ERRORS = "bsearch.plain"
 
 
@@ -18,7 +21,9 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
     """What is printed instead of characters that cannot be encoded."""
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(letter) or letter.encode("ascii", "backslashreplace").decode() for letter in lacking), error.end
+    return "".join(
+        _PLAIN.get(letter) or letter.encode("ascii", "backslashreplace").decode() for letter in lacking
+    ), error.end
 
 
 codecs.register_error(_ERRORS, _replaced)

@@ -48,12 +48,18 @@ def columns_table(columns: Columns) -> Fitted:
         why = "; ".join(filter(None, (more, one.why)))
         rows.append((one.name, _MEANS.get(one.meaning, one.meaning), why))
     # An end of a curve stands for its extremes too.
-    varied = [one for one in left_out if not one.why.startswith("the same in every run") and not one.name.endswith("est)")]
+    varied = [
+        one
+        for one in left_out
+        if not one.why.startswith("the same in every run") and not one.name.endswith("est)")
+    ]
     for one in varied[:_MOST_LEFT_OUT]:
         rows.append((one.name, "left out", one.why))
     if rest := len(left_out) - len(varied[:_MOST_LEFT_OUT]):
         rows.append((f"{rest} more", "left out", "mostly the same in every run"))
-    return Fitted.of_rows(("name", "read as", ""), rows, ("name", "read as"), words=("name", "read as"), flows=("",))
+    return Fitted.of_rows(
+        ("name", "read as", ""), rows, ("name", "read as"), words=("name", "read as"), flows=("",)
+    )
 
 
 def _factors(columns: Columns, meaning: str) -> str:
@@ -65,7 +71,13 @@ def _factors(columns: Columns, meaning: str) -> str:
 
 
 def group_parts(
-    source: str, study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict], *, several: bool, short: bool
+    source: str,
+    study: StoredStudy,
+    imported: Imported | None,
+    answers: Sequence[Verdict],
+    *,
+    several: bool,
+    short: bool,
 ) -> Iterator[str | Text | Fitted]:
     """The page of one group of runs.
 
@@ -78,12 +90,17 @@ def group_parts(
             yield Text(f"{answer.about}: {answer.text}{_stands_on(answer)}")
         return
     outcomes = Counter(record.outcome for record in study.records)
-    words = {"error": "failed"} | ({"diverged": "never reached the target"} if imported and imported.to_target else {})
+    words = {"error": "failed"} | (
+        {"diverged": "never reached the target"} if imported and imported.to_target else {}
+    )
     counts = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in outcomes.items())
     name = f": {imported.name}" if imported is not None and several else ""
     yield Text(f"\n{source}{name}: {plural(len(study.records), 'run')} ({counts})", style="bold")
     if imported is not None and imported.left_out:
-        yield Text("left out: " + ", ".join(f"{count} {why}" for why, count in imported.left_out.items()), style="dim")
+        yield Text(
+            "left out: " + ", ".join(f"{count} {why}" for why, count in imported.left_out.items()),
+            style="dim",
+        )
     if imported is not None and 0 < len(imported.untimed) < len(study.records):
         first = imported.untimed[0]
         several = len(imported.untimed) > 1
@@ -106,8 +123,12 @@ def group_parts(
 def _front_table(study: StoredStudy) -> Fitted:
     """The front of runs, fastest first, by their names and without columns that say nothing of any run."""
     members = some_members(study.front, _MOST_MEMBERS)
-    names = [(member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] for member in members]
-    runs = tuple(plain(cut(name or str(member.number), _LONGEST)) for name, member in zip(names, members, strict=True))
+    names = [
+        (member.facts.message or "").removeprefix("imported from ").rpartition("/")[2] for member in members
+    ]
+    runs = tuple(
+        plain(cut(name or str(member.number), _LONGEST)) for name, member in zip(names, members, strict=True)
+    )
     _, *columns = front_columns(study.front, members)
     known = [column for column in columns if any(cell not in _UNKNOWN for cell in column.cells)]
     return Fitted([Column("run", runs, words=True), *known], worth_of_front(study.front))
@@ -128,7 +149,9 @@ def _stands_on(answer: Verdict) -> str:
     return f" ({plural(answer.runs, 'run')})" if answer.runs else ""
 
 
-def verdict_document(study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict]) -> dict[str, Any]:
+def verdict_document(
+    study: StoredStudy, imported: Imported | None, answers: Sequence[Verdict]
+) -> dict[str, Any]:
     """The JSON document of one group."""
     return {
         "group": "" if imported is None else imported.name,
@@ -136,7 +159,12 @@ def verdict_document(study: StoredStudy, imported: Imported | None, answers: Seq
         "outcomes": Counter(record.outcome for record in study.records),
         "left_out": {} if imported is None else imported.left_out,
         "verdicts": {
-            answer.about: {"text": answer.text, "runs": answer.runs, "silent": answer.silent, "data": dict(answer.data)}
+            answer.about: {
+                "text": answer.text,
+                "runs": answer.runs,
+                "silent": answer.silent,
+                "data": dict(answer.data),
+            }
             for answer in answers
         },
     }
@@ -156,7 +184,11 @@ def samples_document(found: SamplesByBatch) -> dict[str, Any]:
         "samples_tried": [found.least, found.most],
         "critical_batch": ends(found.critical_batch()),
         "predicted": [
-            {"effective_batch": batch, "reached": found.reached(place), **(ends(found.samples_at(place)) or {})}
+            {
+                "effective_batch": batch,
+                "reached": found.reached(place),
+                **(ends(found.samples_at(place)) or {}),
+            }
             for place, batch in enumerate(found.batches)
         ],
     }
@@ -171,14 +203,19 @@ def samples_parts(study: str, metric: str, found: SamplesByBatch) -> Iterator[st
         return f"{samples:.4g}" if samples > found.least else f"<= {found.least:.4g}"
 
     title = (
-        f"Samples to {metric} {found.target:.12g} in {study}: {found.trials} settings, {found.least:.4g} to {found.most:.4g}"
+        f"Samples to {metric} {found.target:.12g} in {study}: {found.trials} settings, "
+        f"{found.least:.4g} to {found.most:.4g}"
     )
     yield Text(f"{title} samples", style="bold")
     names, rows = ("effective\nbatch", "samples", "90 % interval", "steps", "reached"), []
     for place, batch in enumerate(found.batches):
         samples = found.samples_at(place)
         steps = f"{samples.value / batch:.4g}" if found.least < samples.value < math.inf else ""
-        interval = f"{text(samples.low)} to {text(samples.high)}" if samples.low < samples.high else text(samples.low)
+        interval = (
+            f"{text(samples.low)} to {text(samples.high)}"
+            if samples.low < samples.high
+            else text(samples.low)
+        )
         rows.append((str(batch), text(samples.value), interval, steps, f"{found.reached(place):.0%}"))
     yield Fitted.of_rows(names, rows, ("effective\nbatch", "samples", "90 % interval", "reached"))
     critical = found.critical_batch()

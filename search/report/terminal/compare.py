@@ -22,7 +22,10 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     first, second = comparison.names
     metric = comparison.studies[0].spec.objectives.metric
     lower = ", of which lower is better" if metric.direction == "minimize" else ""
-    sides = ", ".join(f"{name} ({plural(runs, 'run')})" for name, runs in zip(comparison.names, comparison.runs, strict=True))
+    sides = ", ".join(
+        f"{name} ({plural(runs, 'run')})"
+        for name, runs in zip(comparison.names, comparison.runs, strict=True)
+    )
     yield f"{second} against {first}, each at its own best settings, by {metric.name}{lower}: {sides}"
     found = comparison.found
     if found is None:
@@ -57,7 +60,9 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     if comparison.measure == "samples":
         yield "The sides ran on different devices, so their trainings are compared by samples instead of seconds."
     if (known := seconds_known_to(comparison)) is not None:
-        off = " and ".join(f"±{share:.0%} for {name}" for name, share in zip(comparison.names, known, strict=True))
+        off = " and ".join(
+            f"±{share:.0%} for {name}" for name, share in zip(comparison.names, known, strict=True)
+        )
         yield f"Both train for a time predicted to {off}. To narrow that, time their steps on an idle machine."
     yield {
         True: "Both were scored on the same validation samples.",
@@ -94,7 +99,9 @@ def interval(comparison: Comparison, place: int) -> tuple[float, float, float]:
     """The mean difference of the metric within a training time, the second side's less the first's, and its 95 % interval."""
     assert comparison.found is not None
     drawn = comparison.found.drawn[place]
-    mean, *ends = (_in_metric(comparison, float(one)) for one in (drawn.mean(), *np.quantile(drawn, [0.025, 0.975])))
+    mean, *ends = (
+        _in_metric(comparison, float(one)) for one in (drawn.mean(), *np.quantile(drawn, [0.025, 0.975]))
+    )
     return mean, min(ends), max(ends)
 
 
@@ -105,7 +112,9 @@ def seconds_known_to(comparison: Comparison) -> list[float] | None:
         if study.spec.space.train_s is None:
             return None
         with closing(study.tables()) as tables:
-            laws = [law for profile in stored_profiles(study, tables).values() for law in profile.all_step_times]
+            laws = [
+                law for profile in stored_profiles(study, tables).values() for law in profile.all_step_times
+            ]
         shares.append(max((1.0 if law.interval is None else law.interval for law in laws), default=1.0))
     return shares
 
@@ -122,7 +131,11 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "same_results": comparison.same_results,
         "seconds_known_to": seconds_known_to(comparison),
         "sides": [
-            {"study": study.name, "runs": runs, "other_trials": sum(one.outcome != "complete" for one in study.records)}
+            {
+                "study": study.name,
+                "runs": runs,
+                "other_trials": sum(one.outcome != "complete" for one in study.records),
+            }
             for study, runs in zip(comparison.studies, comparison.runs, strict=True)
         ],
     }
@@ -131,11 +144,20 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     intervals = [interval(comparison, place) for place in range(len(found.seconds))]
     return document | {
         "within": [
-            {comparison.measure: float(cut), "difference": mean, "low": low, "high": high, "better": float(sure)}
-            for cut, (mean, low, high), sure in zip(found.seconds, intervals, found.better(-comparison.margin), strict=True)
+            {
+                comparison.measure: float(cut),
+                "difference": mean,
+                "low": low,
+                "high": high,
+                "better": float(sure),
+            }
+            for cut, (mean, low, high), sure in zip(
+                found.seconds, intervals, found.better(-comparison.margin), strict=True
+            )
         ],
         "best": [dict(one) for one in found.best],
-        "at_first_best": found.unmoved and {"difference": _in_metric(comparison, found.unmoved[0]), "std": found.unmoved[1]},
+        "at_first_best": found.unmoved
+        and {"difference": _in_metric(comparison, found.unmoved[0]), "std": found.unmoved[1]},
         "run_std": found.noise,
         "more_runs": comparison.more_runs if np.isfinite(comparison.more_runs) else None,
     }
@@ -166,7 +188,10 @@ def _verdict_sentence(comparison: Comparison) -> str:
 def _moved_sentence(comparison: Comparison) -> Iterator[str]:
     assert comparison.found is not None
     changes = [f"{name} {number(one)} to {number(other)}" for name, (one, other) in moved(comparison).items()]
-    unmoved, both = comparison.found.unmoved, [study.spec.space.domains().keys() for study in comparison.studies]
+    unmoved, both = (
+        comparison.found.unmoved,
+        [study.spec.space.domains().keys() for study in comparison.studies],
+    )
     if unmoved is not None and changes and both[0] == both[1]:
         mean, std = _in_metric(comparison, unmoved[0]), 1.96 * unmoved[1]
         where = f"At {comparison.names[0]}'s own best setting the difference is {mean:+.2g} +/- {std:.2g}"

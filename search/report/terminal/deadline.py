@@ -62,7 +62,11 @@ def model_lines(result: StudyResult) -> Iterator[str]:
     score = f"{stored.front.metric} {number(document[stored.front.metric])}"
     tests = "".join(f", {name} {number(value)}" for name, value in document["tests"].items())
     shortened = record.facts.shortened_to
-    cut = "" if shortened is None else f", shortened to {shortened:.0%} of its planned length to meet the deadline"
+    cut = (
+        ""
+        if shortened is None
+        else f", shortened to {shortened:.0%} of its planned length to meet the deadline"
+    )
     yield (
         f"Model: {from_here(result.model)}: trial {record.number}{cut}: {score}{tests}, batch "
         f"{record.facts.effective_batch}, {number(record.facts.epochs)} epochs"

@@ -33,7 +33,9 @@ class Fitted:
     ) -> None:
         self.columns, self._headed, self._named = list(columns), headed, named
         rank = {name: place for place, name in enumerate(worth)}
-        self._order = sorted(range(len(self.columns)), key=lambda at: (at > 0, rank.get(self.columns[at].name, len(rank))))
+        self._order = sorted(
+            range(len(self.columns)), key=lambda at: (at > 0, rank.get(self.columns[at].name, len(rank)))
+        )
 
     @classmethod
     def of_rows(
@@ -47,7 +49,10 @@ class Fitted:
     ) -> Fitted:
         """The same of rows; `words` and `flows` name such columns."""
         columns = [*zip(*rows, strict=True)] or [()] * len(names)
-        made = (Column(name, cells, name in words, name in flows) for name, cells in zip(names, columns, strict=True))
+        made = (
+            Column(name, cells, name in words, name in flows)
+            for name, cells in zip(names, columns, strict=True)
+        )
         return cls(made, worth)
 
     def widths(self, width: int) -> dict[int, int]:
@@ -72,12 +77,18 @@ class Fitted:
         for column, head, width in zip(shown, heads, widths.values(), strict=True):
             justify: Literal["left", "right"] = "left" if column.words or column.flows else "right"
             table.add_column(
-                "\n" * (rows - head.count("\n")) + head, width=width, justify=justify, overflow="fold", no_wrap=False
+                "\n" * (rows - head.count("\n")) + head,
+                width=width,
+                justify=justify,
+                overflow="fold",
+                no_wrap=False,
             )
         for cells in zip(*(column.cells for column in shown), strict=True):
             table.add_row(*(Text(plain(cell)) for cell in cells))
         yield table
-        left_out = [column for at, column in enumerate(self.columns) if at not in widths and any(column.cells)]
+        left_out = [
+            column for at, column in enumerate(self.columns) if at not in widths and any(column.cells)
+        ]
         notes = [line for column in left_out if column.flows for line in self._notes(column)]
         if names := [_named(column) for column in left_out if not column.flows]:
             notes.append(f"Not shown, for lack of room: {', '.join(names)}")
@@ -92,7 +103,11 @@ class Fitted:
 
     @property
     def head_rows(self) -> int:
-        return max((self._heading(column).count("\n") + 1 for column in self.columns), default=1) if self._headed else 0
+        return (
+            max((self._heading(column).count("\n") + 1 for column in self.columns), default=1)
+            if self._headed
+            else 0
+        )
 
     def _heading(self, column: Column) -> str:
         return _heading(column) if self._headed else ""

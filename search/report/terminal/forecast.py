@@ -33,7 +33,9 @@ def check_document(spec: StudySpec, checked: CheckedStudy) -> Mapping[str, Any]:
         "searched": list(spec.searched()),
         "feasible_batches": list(checked.feasible),
         "device": {name: getattr(profile, name) for name in _OF_DEVICE},
-        "examination": None if examination is None else {"verdict": examination.verdict, "text": examination.sentence},
+        "examination": None
+        if examination is None
+        else {"verdict": examination.verdict, "text": examination.sentence},
         "plans": forecast.pop("plans", []),
         "limits": [limit.to_dict() for limit in limits],
         "forecast": {name: value for name, value in forecast.items() if name != "limits"} or None,
@@ -42,9 +44,25 @@ def check_document(spec: StudySpec, checked: CheckedStudy) -> Mapping[str, Any]:
 
 # What a plan depends on.
 _OF_DEVICE = (
-    *("kind", "device", "training_set", "validation_set", "unit", "units_per_sample", "model_parameters", "optimizer"),
+    *(
+        "kind",
+        "device",
+        "training_set",
+        "validation_set",
+        "unit",
+        "units_per_sample",
+        "model_parameters",
+        "optimizer",
+    ),
     "own_settings",
-    *("batch_statistics", "limit_bytes", "largest_micro_batch", "smallest_micro_batch", "evaluation_batch", "note"),
+    *(
+        "batch_statistics",
+        "limit_bytes",
+        "largest_micro_batch",
+        "smallest_micro_batch",
+        "evaluation_batch",
+        "note",
+    ),
 )
 
 
@@ -65,7 +83,11 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     key, profile = next(iter(profiles.items()))
     at = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
     each = profile.units_per_sample
-    counted = "" if each is None or not profile.training_set else f" ({each * profile.training_set:,.0f} {profile.unit})"
+    counted = (
+        ""
+        if each is None or not profile.training_set
+        else f" ({each * profile.training_set:,.0f} {profile.unit})"
+    )
     validation = "" if profile.validation_set is None else f"{profile.validation_set:,} validation samples, "
     yield (
         f"{profile.training_set:,} training samples{counted}, {validation}"
@@ -81,12 +103,24 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
         )
     yield _plans_table(forecast.plans, profile)
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
-    over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
+    over = (
+        f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}"
+        if len(profiles) > 1
+        else ""
+    )
     timing_s = sum(len(timed.all_step_times) for timed in profiles.values()) * spec.budget.profile_s
     least, timing = forecast.study_s + START_S, f", timing steps up to {timing_s:.0f} s" if timing_s else ""
     total = " to ".join(seconds(round(each)) for each in sorted({least, least + timing_s}))
-    total = "" if forecast.left_s is not None else f". In all about {total}: starting takes about {START_S} s{timing}"
-    total += "" if forecast.overhead_s else "; what a trial takes besides training is known once this study has run"
+    total = (
+        ""
+        if forecast.left_s is not None
+        else f". In all about {total}: starting takes about {START_S} s{timing}"
+    )
+    total += (
+        ""
+        if forecast.overhead_s
+        else "; what a trial takes besides training is known once this study has run"
+    )
     trains = (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
         f"span up to a factor of {forecast.span:.3g} in training time."

@@ -92,7 +92,12 @@ class Picture:
         rows = min(left, _MOST_PLOT_ROWS)
         table = _front_table(view.front, rows)
         beside = width - table.width - 2
-        if plots and beside >= _PLOT_COLUMNS and left >= _PLOT_ROWS and (plot := self._drawn(view, beside, rows)):
+        if (
+            plots
+            and beside >= _PLOT_COLUMNS
+            and left >= _PLOT_ROWS
+            and (plot := self._drawn(view, beside, rows))
+        ):
             both = Table.grid(padding=(0, 2))
             both.add_column(width=max(map(len, plot.splitlines())))
             both.add_column(width=table.width)
@@ -166,7 +171,9 @@ def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> T
         "where": [plain(trial.where) for trial in trials],
     }
     worth = ("trial", "score", "batch", "bar", "left", "rate", "where")
-    widths = Fitted((Column(name, tuple(cells)) for name, cells in each.items()), worth, headed=False).widths(width)
+    widths = Fitted((Column(name, tuple(cells)) for name, cells in each.items()), worth, headed=False).widths(
+        width
+    )
     table, names = Table.grid(padding=(0, 2)), [*each]
     for taken in widths.values():
         table.add_column(width=taken, no_wrap=True, overflow="crop")
@@ -185,7 +192,11 @@ def _front_table(front: ParetoFront, rows: int) -> Fitted:
 
     def table(most: int) -> Fitted:
         columns = front_columns(front, some_members(front, max(most, 1)))
-        kept = (replace(column, name=shown[column.name], flows=False) for column in columns if column.name in shown)
+        kept = (
+            replace(column, name=shown[column.name], flows=False)
+            for column in columns
+            if column.name in shown
+        )
         return Fitted(kept, worth, named=False)
 
     return table(rows - table(rows).head_rows)
@@ -196,7 +207,9 @@ class _Reflowed(Live):
 
     def __init__(self, picture: Picture, console: Console) -> None:
         # No ellipsis of rich's: the picture is never higher than the terminal.
-        super().__init__(picture, console=console, refresh_per_second=4, transient=True, vertical_overflow="crop")
+        super().__init__(
+            picture, console=console, refresh_per_second=4, transient=True, vertical_overflow="crop"
+        )
         self._picture, self._width = picture, console.width
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
@@ -269,7 +282,9 @@ class LiveView:
             self.say(event.text)
         elif event.kind == "ended" and event.record is not None and self._run is not None:
             run = self._run
-            self.ended(event.record, run.ended.counted, run.spec.budget.trials, run.spec.objectives.metric.name)
+            self.ended(
+                event.record, run.ended.counted, run.spec.budget.trials, run.spec.objectives.metric.name
+            )
 
     def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""
@@ -281,7 +296,9 @@ class NotebookView(LiveView):
     """Shows a study in a notebook: one output that is updated in place, and messages below it."""
 
     def __init__(self) -> None:
-        super().__init__(Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, force_jupyter=False, file=io.StringIO()))
+        super().__init__(
+            Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, force_jupyter=False, file=io.StringIO())
+        )
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
         from IPython.display import display
@@ -310,7 +327,9 @@ class NotebookView(LiveView):
 def _as_html(picture: Picture) -> Any:
     from IPython.display import HTML
 
-    console = Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, file=io.StringIO(), record=True, force_jupyter=False)
+    console = Console(
+        width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, file=io.StringIO(), record=True, force_jupyter=False
+    )
     console.print(picture)
     text = console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
     return HTML(text)

@@ -46,7 +46,9 @@ def batch_document(spec: StudySpec, profile: DeviceProfile, batch: int, devices:
         "step_s": None if law is None else law.step_s(plan),
         "epoch_s": None if law is None or samples is None else law.train_s(plan, samples, **limits),
         "interval": None if law is None else law.interval,
-        "peak_bytes": None if memory is None else round(memory.peak_bytes(plan.largest_micro_batch) + held_bytes),
+        "peak_bytes": None
+        if memory is None
+        else round(memory.peak_bytes(plan.largest_micro_batch) + held_bytes),
         "limit_bytes": used.limit_bytes,
         "caches_embeddings": used.embedding == "cached",
     }
@@ -70,10 +72,14 @@ def _rates(spec: StudySpec, batch: int) -> list[dict[str, Any]]:
     found = []
     for rule in values_of(spec.space.rule):
         corners = [
-            {"weight_decay": 0.0, "rule": rule, **dict(zip(ends, corner, strict=True))} for corner in product(*ends.values())
+            {"weight_decay": 0.0, "rule": rule, **dict(zip(ends, corner, strict=True))}
+            for corner in product(*ends.values())
         ]
         try:
-            rates = [optimizer_settings(spec, batch, longest_epochs(spec), corner).learning_rate for corner in corners]
+            rates = [
+                optimizer_settings(spec, batch, longest_epochs(spec), corner).learning_rate
+                for corner in corners
+            ]
         except InfeasiblePlanError:
             continue
         found.append({"rule": rule, "low": min(rates), "high": max(rates)})
@@ -85,7 +91,11 @@ _OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batc
 
 def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:
     """The same for people."""
-    batch, accumulation, count = document["effective_batch"], document["accumulation"], len(document["devices"])
+    batch, accumulation, count = (
+        document["effective_batch"],
+        document["accumulation"],
+        len(document["devices"]),
+    )
     recomputed = document["activation_checkpointing"]
     yield (
         f"{batch} samples per step = {count} device{'s' * (count > 1)} x {accumulation} "

@@ -92,7 +92,10 @@ def _place(value: float, low: float, high: float, cells: int) -> int:
 def _distinct(values: Sequence[float]) -> list[str]:
     """Numbers with as many digits as tell them apart."""
     for digits in range(2, 8):
-        texts = [f"{value:.0f}" if 100 <= abs(value) < 1e6 and digits == 2 else f"{value:.{digits}g}" for value in values]
+        texts = [
+            f"{value:.0f}" if 100 <= abs(value) < 1e6 and digits == 2 else f"{value:.{digits}g}"
+            for value in values
+        ]
         if len(set(texts)) == len(set(values)):
             break
     return texts

@@ -30,7 +30,9 @@ def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]
         "training_set": first.training_set,
         "memory": memory_document(spec, first, profiled.memory) if first.memory else None,
         "speed": [speed_document(variant, law) for variant in first.each for law in variant.step_times],
-        "profiles": [{"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()],
+        "profiles": [
+            {"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()
+        ],
     }
 
 
@@ -54,9 +56,13 @@ def speed_document(profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
         "interval": law.interval,
         "misfit": law.misfit,
         "update_s": law.update_s,
-        "communication_s": None if alone is None or law.devices == 1 else max(law.update_s - alone.update_s, 0.0),
+        "communication_s": None
+        if alone is None or law.devices == 1
+        else max(law.update_s - alone.update_s, 0.0),
         "evaluate_sample_s": law.evaluate_sample_s,
-        "points": [{"micro_batch": size, "micro_batch_s": micro_batch_s} for size, micro_batch_s in law.points],
+        "points": [
+            {"micro_batch": size, "micro_batch_s": micro_batch_s} for size, micro_batch_s in law.points
+        ],
         "timed": [
             {
                 "effective_batch": timed_plan.plan.effective_batch,
@@ -95,13 +101,17 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     yield Fitted.of_rows(names, rows, names)
     communication_s = document["communication_s"]
     yield f"A step takes {seconds(document['update_s'])} besides its micro-batches" + (
-        "." if communication_s is None else f", {seconds(communication_s)} of them communication between devices."
+        "."
+        if communication_s is None
+        else f", {seconds(communication_s)} of them communication between devices."
     )
 
 
 def _with_checkpointing(document: Mapping[str, Any]) -> str:
     mode, cached = document["activation_checkpointing"], document.get("embedding") == "cached"
-    return ("" if mode == "none" else f" with {mode} activation checkpointing") + ", embeddings cached" * cached
+    return (
+        "" if mode == "none" else f" with {mode} activation checkpointing"
+    ) + ", embeddings cached" * cached
 
 
 def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
@@ -118,7 +128,9 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         "scale": law.scale,
         "fixed_bytes": law.fixed_bytes,
         "largest_micro_batch": largest,
-        "largest_micro_batches": {variant.recomputed: variant.largest_micro_batch for variant in profile.each},
+        "largest_micro_batches": {
+            variant.recomputed: variant.largest_micro_batch for variant in profile.each
+        },
         "evaluation_batch": profile.evaluation_batch,
         "smallest_micro_batch": profile.smallest_micro_batch,
         "breakdown": dict(law.breakdown),
@@ -143,7 +155,11 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
 
 def memory_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     """The text and tables of memory."""
-    how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
+    how = (
+        "traced on fake tensors"
+        if document["source"] == "traced"
+        else f"counted on real tensors ({document['note']})"
+    )
     yield f"Memory{' reserved by the GPU allocator' * (document['bytes'] == 'reserved')}, {how}"
     modes = document["largest_micro_batches"]
     checkpoints, embeds = set(modes) != {"none"}, any("unsplit" in mode or "cached" in mode for mode in modes)
@@ -163,7 +179,9 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
     yield Fitted.of_rows(names, rows, names)
     if document["bytes"] == "reserved" and all(row["measured_bytes"] is None for row in document["curve"]):
         yield "Nothing was measured: this is what CUDA's rules predict. On the device itself, real steps correct it."
-    parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
+    parts = ", ".join(
+        f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value
+    )
     yield f"Breakdown at the largest traced size that fits: {parts}"
     largest = document["largest_micro_batch"]
     if document["limit_bytes"] is None:
@@ -178,7 +196,9 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Fitted | str]:
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
         f"{each}, the evaluation batch is {document['evaluation_batch']}"
     )
-    reach = ", ".join(f"{batch} in {micro_batches}" for micro_batches, batch in document["largest_effective_batch"].items())
+    reach = ", ".join(
+        f"{batch} in {micro_batches}" for micro_batches, batch in document["largest_effective_batch"].items()
+    )
     yield f"Largest effective batch by micro-batches per step: {reach}"
     if document["note"] and document["source"] == "traced":
         yield f"Note: {document['note']}"

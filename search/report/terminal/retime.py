@@ -24,14 +24,18 @@ def retimed_document(study: StoredStudy, device: str, after: Retimed) -> dict[st
     return document | {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
 
 
-def retimed_parts(study: StoredStudy, device: str, after: Retimed, width: int) -> Iterator[Fitted | Text | str]:
+def retimed_parts(
+    study: StoredStudy, device: str, after: Retimed, width: int
+) -> Iterator[Fitted | Text | str]:
     """The same for people.
 
     Args:
         width: of the terminal, in characters.
     """
     trials = len(after.records) + len(after.left_out)
-    yield Text(f"Front of {study.name} on {device}: {len(after.front.trials)} of {trials} trials", style="bold")
+    yield Text(
+        f"Front of {study.name} on {device}: {len(after.front.trials)} of {trials} trials", style="bold"
+    )
     yield front_table(after.front)
     yield front_plot(after.front, after.records, width)
     yield best_sentence(after.front) or ""

@@ -40,19 +40,26 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
     if record.outcome == "paused":
         yield "Paused: accuracy is as of the pause; train_s, device_s and cost are for the full budget."
     values = {name: number(value) for name, value in document.items() if name not in ("curve", "attempts")}
-    yield Fitted([Column("", tuple(values), words=True), Column("", tuple(values.values()), flows=True)], headed=False)
+    yield Fitted(
+        [Column("", tuple(values), words=True), Column("", tuple(values.values()), flows=True)], headed=False
+    )
     if not document["curve"]:
         return
     names = {"attempt": "attempt", "samples\nseen": "samples_seen", "seconds by\nthe clock": "elapsed_s"}
     names |= {metric: "accuracy", "training\nloss": "train_loss"}
-    curve = [Column(shown, tuple(number(point[name]) for point in document["curve"])) for shown, name in names.items()]
+    curve = [
+        Column(shown, tuple(number(point[name]) for point in document["curve"]))
+        for shown, name in names.items()
+    ]
     yield Fitted(curve, ("samples\nseen", metric))
 
 
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
     """Accuracy over seconds as text, without colour: o the front, * the baseline, . other trials."""
     complete = [
-        record for record in records if record.outcome == "complete" and front.taken(record) and record.accuracy is not None
+        record
+        for record in records
+        if record.outcome == "complete" and front.taken(record) and record.accuracy is not None
     ]
     # A single diverged loss would flatten all others.
     levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]

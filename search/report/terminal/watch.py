@@ -85,12 +85,16 @@ def watch_study(study: StoredStudy, show: LiveView, budget: int = 0) -> WatchEnd
                 return WatchEnd(f"{study.name} is gone from {shown_url(study.url)}: it was deleted.", False)
             trials.refresh()
             spec = row.study
-            view = _view(row, spec, list(trials), tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
+            view = _view(
+                row, spec, list(trials), tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver
+            )
             if not seen:
                 if view.counted:
                     show.say(f"{out_of(view.counted, view.trials, ' of ')} trials are done")
                 show.show(lambda: seen[-1] if seen else None)
-            elif news := [record for record in view.records if (record.number, record.has_ended) not in shown]:
+            elif news := [
+                record for record in view.records if (record.number, record.has_ended) not in shown
+            ]:
                 for record in sorted(news, key=lambda record: record.ended_at):
                     show.ended(record, view.counted, view.trials, view.front.metric)
             seen[:], shown = [view], {(record.number, record.has_ended) for record in view.records}
@@ -130,7 +134,10 @@ def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
     found: dict[str, StudyView] = {}
     try:
         for row in {row.base_name: row for row in tables.studies() if row.base_name in names}.values():
-            attempts, driver = tables.latest_attempts(row.name, _LATEST_ATTEMPTS), tables.lock.driver(row.name)
+            attempts, driver = (
+                tables.latest_attempts(row.name, _LATEST_ATTEMPTS),
+                tables.lock.driver(row.name),
+            )
             found[row.base_name] = _view(row, row.study, tables.trials(row.name), attempts, driver)
     finally:
         tables.close()
@@ -144,7 +151,13 @@ def progress_facts(view: StudyView) -> dict[str, Any]:
     """
     best = view.front.best.accuracy if view.front.best else None
     eta_s = view.eta_s if view.running else None
-    return {"done": view.counted, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}
+    return {
+        "done": view.counted,
+        "trials": view.trials,
+        "metric": view.front.metric,
+        "best": best,
+        "eta_s": eta_s,
+    }
 
 
 def _view(
@@ -193,7 +206,9 @@ def _driver_words(driver: Driver) -> str:
     return f"run by process {driver.process} on {driver.host} since {since}, seen {max(driver.silent_s, 0):.0f} s ago"
 
 
-def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | None, budget: int) -> WatchEnd | None:
+def _end(
+    view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | None, budget: int
+) -> WatchEnd | None:
     if driver is not None and not driver.gone:
         return None
     most = max(view.trials, budget)
@@ -201,7 +216,9 @@ def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | No
     if view.counted >= most:
         return WatchEnd(f"{view.name} is done: {done}.", True)
     if spec.budget.hours is not None and stored.driver_s >= spec.budget.hours * 3600:
-        return WatchEnd(f"{view.name} is done: budget.hours: {spec.budget.hours:g} h are used up; {done}.", True)
+        return WatchEnd(
+            f"{view.name} is done: budget.hours: {spec.budget.hours:g} h are used up; {done}.", True
+        )
     spent = sum(record.facts.spent or 0.0 for record in view.records)
     if spec.budget.cost is not None and spent >= spec.budget.cost:
         return WatchEnd(f"{view.name} is done: budget.cost: {spec.budget.cost:g} is spent; {done}.", True)

@@ -41,7 +41,9 @@ class History:
         alone = int(outcome.message != LEFT and not outcome.message.startswith(NODE_DIED))
         if outcome.message == LEFT:
             return self
-        return replace(self, reached=max(seen, self.reached), lost=alone if seen > self.reached else self.lost + alone)
+        return replace(
+            self, reached=max(seen, self.reached), lost=alone if seen > self.reached else self.lost + alone
+        )
 
     def after_end(self, outcome: Outcome) -> History:
         """This history, updated for a trial that has ended."""
@@ -49,7 +51,12 @@ class History:
             return replace(self, error="", errors=0)
         # Errors that differ only in numbers (a batch, a rate), addresses and paths are the same error; exit codes tell apart.
         pattern = _NUMBERS.sub(lambda found: found["code"] or "#", outcome.message)
-        return replace(self, error=pattern, errors=self.errors + 1 if pattern == self.error else 1, failed=self.failed + 1)
+        return replace(
+            self,
+            error=pattern,
+            errors=self.errors + 1 if pattern == self.error else 1,
+            failed=self.failed + 1,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,9 @@ class Failed(Done):
     why: str
 
 
-def after(attempt: Attempt, outcome: Outcome, history: History, smaller: TrialSetup | None = None) -> Retry | Done | Failed:
+def after(
+    attempt: Attempt, outcome: Outcome, history: History, smaller: TrialSetup | None = None
+) -> Retry | Done | Failed:
     """What follows from an attempt's end.
 
     Args:
@@ -92,10 +101,15 @@ def after(attempt: Attempt, outcome: Outcome, history: History, smaller: TrialSe
             if smaller is not None:
                 words = f"trial {number}: out of memory: {outcome.message}"
                 return Retry(replace(smaller, attempt=attempt.setup.attempt + 1), words)
-            outcome = Outcome("error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback)
+            outcome = Outcome(
+                "error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback
+            )
     now = history.after_end(outcome)
     if now.errors >= SAME_ERRORS:
         return Failed(outcome, f"{SAME_ERRORS} trials in a row failed with the same error: {outcome.message}")
     if now.errors and now.failed > now.budget + SAME_ERRORS:
-        return Failed(outcome, f"{now.failed} trials failed, more than budget.trials allows; the last: {outcome.message}")
+        return Failed(
+            outcome,
+            f"{now.failed} trials failed, more than budget.trials allows; the last: {outcome.message}",
+        )
     return Done(outcome)

@@ -83,7 +83,12 @@ def taken_by(speed: Speed, train_s: float, attempt: Attempt, price: float | None
 
 
 def result_of(
-    attempt: Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
+    attempt: Attempt,
+    outcome: Outcome,
+    expected_s: float | None,
+    speed: Speed,
+    price: float | None,
+    shared: bool,
 ) -> TrialResult:
     """The result of an attempt that ended its trial, with every fact that is stored.
 
@@ -114,12 +119,18 @@ def result_of(
         train_s = measured_s if known_s is None else known_s
         error = measured_s / expected_s - 1 if expected_s and not shared else None
         reported = TrialFacts.of({name: value for name, value in last.facts.items() if _is_told(value)})
-        extra = {**reported.extra, **{name: score for name, score in last.scores.items() if name != setup.metric}}
+        extra = {
+            **reported.extra,
+            **{name: score for name, score in last.scores.items() if name != setup.metric},
+        }
         # JSON has no NaN and no infinity: what is neither finite nor the metric is named instead.
         if undefined := [name for name, value in {**last.facts, **extra}.items() if not _is_told(value)]:
             extra["undefined"] = ", ".join(undefined)
         # A parameter of that name, such as the precision, stands in the same row.
-        extra = {reported_name(name) if name in attempt.suggestion.parameters else name: extra[name] for name in extra}
+        extra = {
+            reported_name(name) if name in attempt.suggestion.parameters else name: extra[name]
+            for name in extra
+        }
         reported = replace(reported, extra={}) | TrialFacts.of(_as_stepped(reported.groups))
         waited_s, throttled_s = (
             None if seconds is None else seconds * setup.samples_budget / last.samples_seen
@@ -147,7 +158,12 @@ def result_of(
 def _as_stepped(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What facts have of an optimizer, by its first group; nothing of a setting that changed in training."""
     names = (*BESIDE_RATE, "momentum", "nesterov")
-    return {name: each for group in groups[:1] for name in names if not isinstance(each := group.get(name), str | None)}
+    return {
+        name: each
+        for group in groups[:1]
+        for name in names
+        if not isinstance(each := group.get(name), str | None)
+    }
 
 
 def _is_told(value: Parameter) -> bool:

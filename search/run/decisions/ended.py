@@ -53,6 +53,8 @@ class EndedTrials:
             new = self.done[known:ended]
             # A repeat changes its setting's mean, and all that was beside it; any other trial meets the front alone.
             self._repeats = self._repeats or any(record.is_repeat for record in new)
-            front = study_front(self.done[:ended] if self._repeats else [*front.trials, *new], self._objectives)
+            front = study_front(
+                self.done[:ended] if self._repeats else [*front.trials, *new], self._objectives
+            )
             self._front = ended, front
         return front

@@ -51,7 +51,10 @@ class ClockFactors:
         known = sum(span.known_s * span.share for span, _ in ended if span.known_s is not None)
         trained = sum(span.trained_s for span, _ in ended if span.known_s is not None and span.share)
         overhead = [max(took_s - span.trained_s, 0.0) for span, took_s in ended]
-        return cls(trained / known if known > 0 and trained > 0 else 1.0, sum(overhead) / len(overhead) if overhead else 0.0)
+        return cls(
+            trained / known if known > 0 and trained > 0 else 1.0,
+            sum(overhead) / len(overhead) if overhead else 0.0,
+        )
 
     def left_s(self, span: Span, now_s: float) -> float | None:
         """Seconds until a running attempt is done; None where nothing is known of it yet.
@@ -76,7 +79,8 @@ def at_once(spans: Sequence[Span]) -> int:
     return max(
         (
             sum(
-                span.started_s <= recent.started_s and (span.ended_s is None or span.ended_s > recent.started_s)
+                span.started_s <= recent.started_s
+                and (span.ended_s is None or span.ended_s > recent.started_s)
                 for span in spans
             )
             for recent in latest
@@ -119,7 +123,10 @@ def eta_s(spans: Sequence[Span], now_s: float, to_come: int) -> float | None:
     whole_s = sum(ended_s) + sum(max(now_s - span.started_s, 0.0) + left_s for span, left_s in known)
     slots = max(at_once(spans), len(running), 1)
     each_s = whole_s / (counted + sum(span.counts for span, _ in known)) + _idle_s(spans, slots)
-    free_at = [max(each_s - (now_s - span.started_s), 0.0) if s is None else s for span, s in zip(running, left, strict=True)]
+    free_at = [
+        max(each_s - (now_s - span.started_s), 0.0) if s is None else s
+        for span, s in zip(running, left, strict=True)
+    ]
     free_at += [0.0] * min(slots - len(running), to_come)
     heapq.heapify(free_at)
     last_s = max(free_at, default=0.0)

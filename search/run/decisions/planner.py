@@ -70,7 +70,9 @@ class Planner:
         spec = self._spec
         key = cost_key(spec, suggestion.parameters)
         setup = trial_setup(spec, self._name, suggestion, self.profiles[kind][key], self._device)
-        if setup.train_s is not None and kind != self.timed_on:  # one clock: the same samples wherever they are trained
+        if (
+            setup.train_s is not None and kind != self.timed_on
+        ):  # one clock: the same samples wherever they are trained
             timed = trial_setup(spec, self._name, suggestion, self.profiles[self.timed_on][key], self._device)
             setup = replace(setup, samples_budget=timed.samples_budget, epochs=timed.epochs)
         setup = replace(
@@ -88,7 +90,9 @@ class Planner:
             for kind in self.profiles:
                 if kind != attempt.kind:
                     with contextlib.suppress(InfeasiblePlanError):
-                        setups[kind] = replace(self.setup(attempt.suggestion, kind), attempt=attempt.setup.attempt)
+                        setups[kind] = replace(
+                            self.setup(attempt.suggestion, kind), attempt=attempt.setup.attempt
+                        )
         return setups
 
     def on_fewer(self, attempt: Attempt, devices: int) -> TrialSetup | None:
@@ -158,7 +162,10 @@ class Planner:
                 if cap == 0:
                     continue  # one sample has run out of memory: nothing smaller is left to try
             with contextlib.suppress(InfeasiblePlanError):
-                limits = {**plan_limits(self._spec, variant, devices, setup.effective_batch), "largest_micro_batch": cap or 1}
+                limits = {
+                    **plan_limits(self._spec, variant, devices, setup.effective_batch),
+                    "largest_micro_batch": cap or 1,
+                }
                 plan = plan_batch(setup.effective_batch, devices=devices, **limits)
                 largest = limits["largest_micro_batch"]
                 smaller = replace(setup, plan=plan, largest_micro_batch=largest, embedding=variant.embedding)
@@ -171,7 +178,12 @@ class Planner:
         everywhere = [profile for of_kind in self.profiles.values() for profile in of_kind.values()]
         is_loop = any(profile.validation_set is None for profile in everywhere)
         batch = setup.evaluation_batch or (TRAINER_EVALUATION_BATCH if is_loop else EVALUATION_BATCH)
-        found = [finding for profile in everywhere if profile.examination for finding in profile.examination.refusals]
+        found = [
+            finding
+            for profile in everywhere
+            if profile.examination
+            for finding in profile.examination.refusals
+        ]
         if batch == 1 or any(finding.kind == "score" for finding in found):
             return None
         return replace(setup, evaluation_batch=batch // 2)
@@ -188,7 +200,11 @@ class Planner:
             of_kind[key]
             .under(plan)
             .after_measurement(
-                plan.largest_micro_batch, peak_bytes, self._spec.memory.headroom, plan.devices, plan.effective_batch
+                plan.largest_micro_batch,
+                peak_bytes,
+                self._spec.memory.headroom,
+                plan.devices,
+                plan.effective_batch,
             )
         )
         of_kind[key] = of_kind[key].updated(now)

@@ -36,7 +36,9 @@ class RunningAttempts(dict[int, Attempt]):
 
     def span(self, attempt: Attempt, ended_s: float | None = None, counts: float = 1.0) -> Span:
         """An attempt on the clock."""
-        return span_of(attempt.setup, attempt.last, self._expected_s(attempt), attempt.started_s, ended_s, counts=counts)
+        return span_of(
+            attempt.setup, attempt.last, self._expected_s(attempt), attempt.started_s, ended_s, counts=counts
+        )
 
     def end(self, number: int, *, counts: bool) -> Attempt:
         """An attempt has ended, and counts towards the budget or does not."""

@@ -20,7 +20,10 @@ def device_names(profiles: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> dic
 
 
 def prices_of(
-    spec: StudySpec, devices: Mapping[str, str], kind: Literal["cpu", "gpu"], records: Iterable[TrialRecord] = ()
+    spec: StudySpec,
+    devices: Mapping[str, str],
+    kind: Literal["cpu", "gpu"],
+    records: Iterable[TrialRecord] = (),
 ) -> tuple[dict[str, float | None], float | None]:
     """The price of each kind of device for an hour, None where unknown; and that at which the study's trials are compared.
 
@@ -61,9 +64,13 @@ class Spending:
         records: trials of earlier runs, with what they had cost.
     """
 
-    def __init__(self, spec: StudySpec, prices: Mapping[str, float | None], records: Iterable[TrialRecord]) -> None:
+    def __init__(
+        self, spec: StudySpec, prices: Mapping[str, float | None], records: Iterable[TrialRecord]
+    ) -> None:
         self._limit, self._prices = spec.budget.cost, prices
-        self._of_trials = {record.number: record.facts.spent for record in records if record.facts.spent is not None}
+        self._of_trials = {
+            record.number: record.facts.spent for record in records if record.facts.spent is not None
+        }
 
     def cost(self, kind: str, devices: int, seconds: float) -> float:
         """The cost of holding so many devices for so many seconds; 0 where their price is unknown."""
@@ -90,4 +97,8 @@ class Spending:
             running: the cost of attempts that have not ended.
         """
         total = sum(list(self._of_trials.values())) + running
-        return f"budget.cost: {self._limit:g} is spent" if self._limit is not None and total >= self._limit else ""
+        return (
+            f"budget.cost: {self._limit:g} is spent"
+            if self._limit is not None and total >= self._limit
+            else ""
+        )

@@ -49,7 +49,9 @@ class SuggestionQueue:
         asks, asks_s: suggestions that were made, and the seconds that it took.
     """
 
-    def __init__(self, suggester: Suggester, trials: Sequence[TrialRecord], ending: Callable[[float], int]) -> None:
+    def __init__(
+        self, suggester: Suggester, trials: Sequence[TrialRecord], ending: Callable[[float], int]
+    ) -> None:
         self._suggester, self._trials, self._ending = suggester, trials, ending
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask", initializer=_yield_to_trials)
         self._preparing: Future[None] | None = None

@@ -16,7 +16,9 @@ from ..runs import Run
 MOST_BYTES, MOST_LOG_BYTES = 1 << 27, 1 << 32
 
 
-def runs_below(source: str, run_of: Callable[[Path, list[str], list[str]], Run | None], expected: str) -> Iterator[Run]:
+def runs_below(
+    source: str, run_of: Callable[[Path, list[str], list[str]], Run | None], expected: str
+) -> Iterator[Run]:
     """The run of a folder and those of all folders below it.
 
     Args:
@@ -39,7 +41,9 @@ def runs_below(source: str, run_of: Callable[[Path, list[str], list[str]], Run |
 
 
 def _refuse(error: OSError) -> None:
-    raise StudyFileError(Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename)))
+    raise StudyFileError(
+        Fault("", f"expected a folder that can be read: {error.strerror}", str(error.filename))
+    )
 
 
 def json_object(path: Path, text: str | bytes | None = None, line: int = 1) -> dict[str, Any]:

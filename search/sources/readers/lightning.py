@@ -29,7 +29,11 @@ def read(source: str) -> Iterator[Run]:
     Raises:
         StudyFileError: there is no such folder, or a file cannot be read.
     """
-    return runs_below(source, _run, "a folder of Lightning's, such as lightning_logs; got no metrics.csv and no hparams.yaml")
+    return runs_below(
+        source,
+        _run,
+        "a folder of Lightning's, such as lightning_logs; got no metrics.csv and no hparams.yaml",
+    )
 
 
 def _run(folder: Path, folders: list[str], files: list[str]) -> Run | None:
@@ -77,7 +81,8 @@ def _settings(path: Path) -> dict[str, Scalar]:
             raise StudyFileError(Fault("", message, str(path), at)) from None
         if not isinstance(found, dict):
             message = (
-                f"expected settings in YAML: got {type(found).__name__} instead of names with values. Mend it, or move it away."
+                f"expected settings in YAML: got {type(found).__name__} instead of names with values. Mend "
+                "it, or move it away."
             )
             raise StudyFileError(Fault("", message, str(path)))
         return dict(flat(found))
@@ -89,11 +94,18 @@ def _results(path: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     table = regular(path, "a CSV table", MOST_LOG_BYTES)
-    with foreign(str(path), "a CSV table"), table.open(newline="", encoding="utf-8", errors="replace") as file:
+    with (
+        foreign(str(path), "a CSV table"),
+        table.open(newline="", encoding="utf-8", errors="replace") as file,
+    ):
         for row in csv.DictReader(line for line in file if line.endswith("\n")):  # the last may be cut off
-            texts = {name: text for name, text in row.items() if isinstance(name, str) and isinstance(text, str)}
+            texts = {
+                name: text for name, text in row.items() if isinstance(name, str) and isinstance(text, str)
+            }
             filled = {name: value for name, text in texts.items() if (value := number(text)) is not None}
-            tested = filled.keys() > {*_COUNTERS} and all(name in _COUNTERS or "test" in words_of(name) for name in filled)
+            tested = filled.keys() > {*_COUNTERS} and all(
+                name in _COUNTERS or "test" in words_of(name) for name in filled
+            )
             for name, value in filled.items():
                 if not (tested and name in _COUNTERS):  # after a training, at an epoch of its own
                     curves[name].append(value)

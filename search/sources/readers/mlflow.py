@@ -40,7 +40,9 @@ def read(source: str) -> Iterator[Run]:
     try:
         mlflow = import_module("mlflow")
     except ImportError:
-        raise _fault(source, "the package mlflow to read it, found none. Install it: pip install mlflow") from None
+        raise _fault(
+            source, "the package mlflow to read it, found none. Install it: pip install mlflow"
+        ) from None
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
@@ -52,7 +54,9 @@ def read(source: str) -> Iterator[Run]:
         # The URI stands before it already; of two, masking a password would hide all that is between them.
         first = str(error).strip().partition("\n")[0] or type(error).__name__
         got = cut(first.replace(uri, "...") if "@" in uri else first, 500).rstrip(".")
-        raise _fault(source, f"an experiment that MLflow can read, got {got}. Check the tracking URI.") from None
+        raise _fault(
+            source, f"an experiment that MLflow can read, got {got}. Check the tracking URI."
+        ) from None
     yield from runs
 
 
@@ -68,7 +72,10 @@ def _runs(mlflow: Any, source: str, uri: str, experiment: str) -> list[Run]:
     found = client.get_experiment_by_name(experiment)
     if found is None:
         known = [each.name for each in client.search_experiments()]
-        raise _fault(source, f"an experiment of {', '.join(known[:20])}; got {experiment!r}.{near_miss(experiment, known)}")
+        raise _fault(
+            source,
+            f"an experiment of {', '.join(known[:20])}; got {experiment!r}.{near_miss(experiment, known)}",
+        )
     page = client.search_runs([found.experiment_id], max_results=_PAGE_RUNS)
     runs = list(page)
     while page.token:
@@ -79,7 +86,10 @@ def _runs(mlflow: Any, source: str, uri: str, experiment: str) -> list[Run]:
     parents = {run.data.tags.get("mlflow.parentRunId") for run in runs}
     read = [(run, _run(run, client if len(runs) <= _MOST_WITH_CURVES else None)) for run in runs]
     # A parent has its best child's values, and the seconds of them all.
-    return [replace(one, no_run="the parent of other runs") if run.info.run_id in parents else one for run, one in read]
+    return [
+        replace(one, no_run="the parent of other runs") if run.info.run_id in parents else one
+        for run, one in read
+    ]
 
 
 def _check_store(source: str, uri: str) -> None:
@@ -93,10 +103,17 @@ def _check_store(source: str, uri: str) -> None:
             if not path.is_dir():
                 regular(path, "a file of MLflow's", MOST_LOG_BYTES)
     elif known := Path(database[0]).is_file():
-        with contextlib.closing(sqlite3.connect(f"{Path(database[0]).absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            known = bool(connection.execute("select 1 from sqlite_master where name = 'experiments'").fetchone())
+        with contextlib.closing(
+            sqlite3.connect(f"{Path(database[0]).absolute().as_uri()}?mode=ro", uri=True)
+        ) as connection:
+            known = bool(
+                connection.execute("select 1 from sqlite_master where name = 'experiments'").fetchone()
+            )
     if not known:
-        raise _fault(source, f"MLflow's runs in {uri}, found no such store. Write URI#EXPERIMENT, or set MLFLOW_TRACKING_URI.")
+        raise _fault(
+            source,
+            f"MLflow's runs in {uri}, found no such store. Write URI#EXPERIMENT, or set MLFLOW_TRACKING_URI.",
+        )
 
 
 def _run(run: Any, client: Any) -> Run:
@@ -104,7 +121,9 @@ def _run(run: Any, client: Any) -> Run:
     info, results, moments, told = run.info, dict[str, Scalar](), set[float](), ""
     for name, last in run.data.metrics.items():
         # System metrics are many, and nobody seeks the extremes of a disk's usage.
-        history = client.get_metric_history(info.run_id, name) if client and not name.startswith("system/") else ()
+        history = (
+            client.get_metric_history(info.run_id, name) if client and not name.startswith("system/") else ()
+        )
         curve = sorted(history, key=lambda metric: (metric.step, metric.timestamp))
         results |= curve_results(name, (metric.value for metric in curve)) | {name: last}
         moments |= {metric.timestamp / 1000 for metric in curve}
@@ -114,4 +133,10 @@ def _run(run: Any, client: Any) -> Run:
         results["duration_s"], told = spent([begun, *inside, ended])
     name = run.data.tags.get("mlflow.runName", "")
     settings = {name: value for name, text in run.data.params.items() if (value := cell(text)) is not None}
-    return Run(f"{name} ({info.run_id})".strip(), settings, results, status=_STATUS.get(info.status, "running"), told=told)
+    return Run(
+        f"{name} ({info.run_id})".strip(),
+        settings,
+        results,
+        status=_STATUS.get(info.status, "running"),
+        told=told,
+    )

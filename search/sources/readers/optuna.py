@@ -24,8 +24,15 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-_SOURCE = re.compile(r"(\w[\w+.-]*://(?:[^/]*@)?[^#]*|[^#]*)(?:#(.*))?", re.DOTALL)  # a password may contain #
-_STATUS: dict[str, Status] = {"COMPLETE": "finished", "PRUNED": "finished", "FAIL": "failed", "RUNNING": "running"}
+_SOURCE = re.compile(
+    r"(\w[\w+.-]*://(?:[^/]*@)?[^#]*|[^#]*)(?:#(.*))?", re.DOTALL
+)  # a password may contain #
+_STATUS: dict[str, Status] = {
+    "COMPLETE": "finished",
+    "PRUNED": "finished",
+    "FAIL": "failed",
+    "RUNNING": "running",
+}
 
 
 def read(source: str) -> Iterator[Run]:
@@ -45,14 +52,20 @@ def read(source: str) -> Iterator[Run]:
             storage, close = _opened(url)
             try:
                 chosen = _chosen(url, name, optuna.get_all_study_names(storage))
-                runs = _runs(optuna.load_study(study_name=chosen, storage=storage, sampler=optuna.samplers.RandomSampler()))
+                runs = _runs(
+                    optuna.load_study(
+                        study_name=chosen, storage=storage, sampler=optuna.samplers.RandomSampler()
+                    )
+                )
             finally:
                 close()
     except (optuna.exceptions.OptunaError, StorageError, RuntimeError, ValueError, LookupError) as error:
         reason = cut(str(error.__cause__ or error).partition("\n")[0], 300)
         raise StudyFileError(Fault("", f"expected Optuna's tables: {reason}", shown_url(url))) from None
     if not runs:
-        raise StudyFileError(Fault("", f"expected trials, got none that has begun in study {chosen}", shown_url(url)))
+        raise StudyFileError(
+            Fault("", f"expected trials, got none that has begun in study {chosen}", shown_url(url))
+        )
     yield from runs
 
 
@@ -81,10 +94,17 @@ def _read_only(url: str) -> dict[str, Any]:
     path = (sqlite_parts(url) or ("",))[0]
     if not path:
         storage_engine(url, create=False).dispose()  # our messages for what is wrong with a URL
-        return {"url": url.replace("{", "{{").replace("}", "}}"), "engine_kwargs": engine_options(url, create=False)}
+        return {
+            "url": url.replace("{", "{{").replace("}", "}}"),
+            "engine_kwargs": engine_options(url, create=False),
+        }
     if not os.path.isfile(path):  # noqa: PTH113  # a name too long is no file
         raise StudyFileError(
-            Fault("", f"expected an Optuna storage, got no file {Path(path).absolute()}. Check its path.", shown_url(url))
+            Fault(
+                "",
+                f"expected an Optuna storage, got no file {Path(path).absolute()}. Check its path.",
+                shown_url(url),
+            )
         )
     uri = f"file:{quote(os.fsencode(path))}?mode=ro"
     connect = partial(sqlite3.connect, uri, uri=True, timeout=10, check_same_thread=False)
@@ -96,7 +116,9 @@ def _chosen(url: str, name: str | None, known: list[str]) -> str:
         return name or known[0]
     names = cut(", ".join(sorted(known)), 300) or "none"
     if not name:
-        raise StudyFileError(Fault("", f"expected one study, got {names}. Name one: URL#STUDY", shown_url(url)))
+        raise StudyFileError(
+            Fault("", f"expected one study, got {names}. Name one: URL#STUDY", shown_url(url))
+        )
     message = f"expected a study of this storage ({names}), got {name!r}.{near_miss(name, known)}"
     raise StudyFileError(Fault("", message, shown_url(url)))
 
@@ -104,7 +126,9 @@ def _chosen(url: str, name: str | None, known: list[str]) -> str:
 def _runs(study: Study) -> list[Run]:
     directions = [direction.name.lower() for direction in study.directions]
     several = len(directions) > 1
-    names = study.metric_names or ([f"value_{place}" for place in range(len(directions))] if several else ["value"])
+    names = study.metric_names or (
+        [f"value_{place}" for place in range(len(directions))] if several else ["value"]
+    )
     goals = {f"direction of {name}": each for name, each in zip(names, directions, strict=True)}
     return [
         Run(

@@ -27,7 +27,9 @@ from .folders import MOST_BYTES, MOST_LOG_BYTES
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".log", ".parquet")
 _ENCODINGS = ("utf-8-sig", "cp1252")
 # The first words of rows that are made of others.
-_SUMS = frozenset({"mean", "average", "avg", "total", "sum", "std", "stdev", "sd", "median", "min", "max", "minimum"})
+_SUMS = frozenset(
+    {"mean", "average", "avg", "total", "sum", "std", "stdev", "sd", "median", "min", "max", "minimum"}
+)
 _SUMS |= {"maximum", "mittelwert", "durchschnitt", "summe", "moyenne", "somme", "promedio", "suma", "media"}
 _SUM = re.compile(rf"({'|'.join(sorted(_SUMS))})[ .:]*(\(.*\)|±.*|of .*)?", re.IGNORECASE | re.DOTALL)
 # A last row is a mean or a sum where so many columns that vary, and all of its numbers, say so to this.
@@ -45,7 +47,9 @@ def read(source: str) -> Iterator[Run]:
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix in _SHEETS:
-        raise StudyFileError(Fault("", f"expected CSV, got a spreadsheet ({suffix}). Save it as CSV (UTF-8).", source))
+        raise StudyFileError(
+            Fault("", f"expected CSV, got a spreadsheet ({suffix}). Save it as CSV (UTF-8).", source)
+        )
     path = regular(path, "a table of runs", MOST_LOG_BYTES)
     with foreign(source, "a table of runs"):
         if suffix == ".parquet":
@@ -85,8 +89,16 @@ def _without_sums(rows: Iterator[Run]) -> Iterator[Run]:
 
 def _is_made_of(row: Run, columns: Mapping[str, Sequence[float]]) -> bool:
     """Whether its numbers are the means, or the sums, of those above, in columns that vary."""
-    varying = {name: values for name, values in columns.items() if len(values) > _FEWEST and min(values) < max(values)}
-    numbers = {name: value for name, value in row.values.items() if name in varying and isinstance(value, int | float)}
+    varying = {
+        name: values
+        for name, values in columns.items()
+        if len(values) > _FEWEST and min(values) < max(values)
+    }
+    numbers = {
+        name: value
+        for name, value in row.values.items()
+        if name in varying and isinstance(value, int | float)
+    }
     return len(numbers) >= _FEWEST and any(
         all(math.isclose(value, made(varying[name]), rel_tol=_CLOSE) for name, value in numbers.items())
         for made in (fmean, math.fsum)
@@ -100,7 +112,9 @@ def _csv(path: Path) -> Iterator[Run]:
         file.seek(0)
         delimiter = _delimiter(path, head)
         apart = f"[{delimiter}\\r\\n]"
-        decimals = rf'{apart}[ "+-]*(0,\d+|\d+,(\d\d?|\d{{4,}}))[ "%]*{apart}'  # three digits may be thousands
+        decimals = (
+            rf'{apart}[ "+-]*(0,\d+|\d+,(\d\d?|\d{{4,}}))[ "%]*{apart}'  # three digits may be thousands
+        )
         decimal_comma = delimiter in ";\t" and bool(re.search(decimals, f"\n{head}\n"))
         reader = csv.reader(file, delimiter=delimiter)
         header: list[str] = []
@@ -113,12 +127,16 @@ def _csv(path: Path) -> Iterator[Run]:
                     header = _header(path, row)
                     continue
                 if reader.line_num == 2 and (units := _units(row)):
-                    header = [f"{name} ({unit})" if unit else name for name, unit in zip_longest(header, units, fillvalue="")]
+                    header = [
+                        f"{name} ({unit})" if unit else name
+                        for name, unit in zip_longest(header, units, fillvalue="")
+                    ]
                     continue
                 place = f"{path.name}:{reader.line_num}"
                 if len(row) > len(header):
                     message = (
-                        f"expected {len(header)} cells as in the header, got {len(row)}. Quote cells that hold {delimiter!r}."
+                        f"expected {len(header)} cells as in the header, got {len(row)}. Quote cells that hold "
+                        f"{delimiter!r}."
                     )
                     raise StudyFileError(Fault("", message, str(path), reader.line_num))
                 cells = {
@@ -126,13 +144,19 @@ def _csv(path: Path) -> Iterator[Run]:
                     for name, text in zip(header, row, strict=False)
                 }
                 for name, text in zip(header, row, strict=False):
-                    if isinstance(cells[name], float | int) and percent.setdefault(name, "%" in text) != ("%" in text):
+                    if isinstance(cells[name], float | int) and percent.setdefault(name, "%" in text) != (
+                        "%" in text
+                    ):
                         message = f"expected all or none of its numbers with %, got {cut(text.strip(), 40)!r}"
                         raise StudyFileError(Fault(name, message, str(path), reader.line_num))
                 given = {name: value for name, value in cells.items() if value is not None}
-                yield Run(place, values=dict(flat({name: mapping(value) or value for name, value in given.items()})))
+                yield Run(
+                    place, values=dict(flat({name: mapping(value) or value for name, value in given.items()}))
+                )
         except csv.Error as error:
-            raise StudyFileError(Fault("", f"expected a CSV table: {error}", str(path), reader.line_num)) from None
+            raise StudyFileError(
+                Fault("", f"expected a CSV table: {error}", str(path), reader.line_num)
+            ) from None
 
 
 def _units(row: list[str]) -> list[str]:
@@ -171,7 +195,9 @@ def _header(path: Path, row: list[str]) -> list[str]:
     names = [name.strip() or f"column {place + 1}" for place, name in enumerate(row)]
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
-        message = f"expected a header of different names, got {', '.join(cut(name, 60) for name in twice)} twice"
+        message = (
+            f"expected a header of different names, got {', '.join(cut(name, 60) for name in twice)} twice"
+        )
         raise StudyFileError(Fault("", message, str(path), 1))
     if len(names) == 1:
         message = f"expected several columns, got one, {cut(names[0], 60)!r}. Separate them by commas."
@@ -188,16 +214,24 @@ def _lines(path: Path) -> Iterator[Run]:
 
 def _json(path: Path) -> Iterator[Run]:
     """A list of runs, or columns by their names."""
-    document = _parsed(path, 1, regular(path, "JSON", MOST_BYTES).read_text(encoding="utf-8-sig", errors="replace"))
+    document = _parsed(
+        path, 1, regular(path, "JSON", MOST_BYTES).read_text(encoding="utf-8-sig", errors="replace")
+    )
     if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        lists = [
+            value
+            for value in document.values()
+            if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
         if len(lists) == 1:
             document = lists[0]
         elif document and all(isinstance(value, list) for value in document.values()):
             if len(lengths := {len(value) for value in document.values()}) > 1:
                 message = f"expected columns of one length, got {sorted(lengths)}"
                 raise StudyFileError(Fault("", message, str(path)))
-            document = [dict(zip(document, row, strict=False)) for row in zip(*document.values(), strict=False)]
+            document = [
+                dict(zip(document, row, strict=False)) for row in zip(*document.values(), strict=False)
+            ]
     if not isinstance(document, list):
         raise StudyFileError(Fault("", f"expected a list of runs, got {type(document).__name__}", str(path)))
     for place, one in enumerate(document, start=1):
@@ -209,7 +243,9 @@ def _parsed(path: Path, line: int, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         at = line + getattr(error, "lineno", 1) - 1
-        raise StudyFileError(Fault("", f"expected JSON: {getattr(error, 'msg', error)}", str(path), at)) from None
+        raise StudyFileError(
+            Fault("", f"expected JSON: {getattr(error, 'msg', error)}", str(path), at)
+        ) from None
 
 
 def _document(path: Path, place: int, document: Any) -> Run:
@@ -218,7 +254,9 @@ def _document(path: Path, place: int, document: Any) -> Run:
         message = f"expected an object with a run's settings and results, got {type(document).__name__}"
         raise StudyFileError(Fault("", message, str(path), place))
     if {"op_code", "worker_id"} <= document.keys():
-        raise StudyFileError(Fault("", f"expected runs, got Optuna's journal. Write optuna:{path}", str(path)))
+        raise StudyFileError(
+            Fault("", f"expected runs, got Optuna's journal. Write optuna:{path}", str(path))
+        )
     rest = dict(document)
     parts: list[dict[str, Any]] = []
     for names in (
@@ -263,6 +301,11 @@ def _parquet(path: Path) -> Iterator[Run]:
         for batch in table.iter_batches():
             for row in batch.to_pylist():
                 number += 1
-                yield Run(f"{path.name}:{number}", values=dict(flat({name: _plain(value) for name, value in row.items()})))
+                yield Run(
+                    f"{path.name}:{number}",
+                    values=dict(flat({name: _plain(value) for name, value in row.items()})),
+                )
     except (ArrowException, ValueError) as error:
-        raise StudyFileError(Fault("", f"expected a Parquet table: {cut(str(error), 200)}", str(path))) from None
+        raise StudyFileError(
+            Fault("", f"expected a Parquet table: {cut(str(error), 200)}", str(path))
+        ) from None

@@ -40,17 +40,24 @@ class _Events:
             if value.HasField("simple_value"):
                 self.curves[value.tag].append((event.step, value.simple_value))
             elif plugin == "scalars":  # TensorFlow's and Keras's
-                if any(size.size != 1 for size in value.tensor.tensor_shape.dim):  # a few bytes may claim to be many
+                if any(
+                    size.size != 1 for size in value.tensor.tensor_shape.dim
+                ):  # a few bytes may claim to be many
                     raise _fault(path, f"one number for each step of {cut(value.tag, 60)}, got a tensor.")
                 make = import_module("tensorboard.util.tensor_util").make_ndarray
                 self.curves[value.tag].append((event.step, float(make(value.tensor).item())))
             elif plugin == "hparams":
-                session = import_module("tensorboard.plugins.hparams.plugin_data_pb2").HParamsPluginData.FromString(
-                    content.content
-                )
-                settings = {name: _scalar(given) for name, given in session.session_start_info.hparams.items()}
+                session = import_module(
+                    "tensorboard.plugins.hparams.plugin_data_pb2"
+                ).HParamsPluginData.FromString(content.content)
+                settings = {
+                    name: _scalar(given) for name, given in session.session_start_info.hparams.items()
+                }
                 if settings and self.settings and settings != self.settings:
-                    raise _fault(path, "the hyperparameters of one run in each file, got those of several. Write a file a run.")
+                    raise _fault(
+                        path,
+                        "the hyperparameters of one run in each file, got those of several. Write a file a run.",
+                    )
                 self.settings |= settings
                 self.status = _STATUS.get(session.session_end_info.status, self.status)
 
@@ -97,7 +104,9 @@ def read(source: str) -> Iterator[Run]:
     try:
         loader = import_module("tensorboard.backend.event_processing.event_file_loader")
     except ImportError:
-        raise _fault(source, "the package tensorboard to read it, found none. Install it: pip install tensorboard") from None
+        raise _fault(
+            source, "the package tensorboard to read it, found none. Install it: pip install tensorboard"
+        ) from None
     if not Path(source).expanduser().is_dir():
         raise _fault(source, "a folder, found none. Check the path.")
     folders = defaultdict[Path, dict[Path, _Events]](dict)
@@ -107,8 +116,13 @@ def read(source: str) -> Iterator[Run]:
             for event in loader.LegacyEventFileLoader(str(path)).Load():
                 folders[path.parent].setdefault(path, _Events()).add(event, path)
     if not folders:
-        raise _fault(source, "events.out.tfevents* files with events, found none in or below it. Name SummaryWriter's folder.")
-    runs = {place: run for folder, files in folders.items() for place, run in _told_apart(folder, files).items()}
+        raise _fault(
+            source,
+            "events.out.tfevents* files with events, found none in or below it. Name SummaryWriter's folder.",
+        )
+    runs = {
+        place: run for folder, files in folders.items() for place, run in _told_apart(folder, files).items()
+    }
     yield from (events.run(place) for place, events in _joined(runs).items())
 
 

@@ -17,7 +17,12 @@ from .folders import json_object, runs_below
 
 _STATE = "trainer_state.json"
 _LARGEST = 1 << 22  # bytes of pickled arguments, which are a few thousand
-_NO_CURVES = ("epoch", "step", "learning_rate", "grad_norm")  # the rate logged is its schedule's, not the setting
+_NO_CURVES = (
+    "epoch",
+    "step",
+    "learning_rate",
+    "grad_norm",
+)  # the rate logged is its schedule's, not the setting
 
 
 def read(source: str) -> Iterator[Run]:
@@ -26,7 +31,9 @@ def read(source: str) -> Iterator[Run]:
     Raises:
         StudyFileError: the folder holds no such file, or one cannot be read.
     """
-    return runs_below(source, _of_folder, f"the output_dir of a Trainer, or a folder of them; got no {_STATE}")
+    return runs_below(
+        source, _of_folder, f"the output_dir of a Trainer, or a folder of them; got no {_STATE}"
+    )
 
 
 def _of_folder(folder: Path, folders: list[str], files: list[str]) -> Run | None:
@@ -43,11 +50,23 @@ def _of_folder(folder: Path, folders: list[str], files: list[str]) -> Run | None
 def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
     state = _document(last / _STATE)
     settings = {name: state.get(name) for name in ("train_batch_size", "num_train_epochs")}
-    settings |= _document(folder / "args.json") | _document(folder / "training_args.json") | _arguments((last, *places))
+    settings |= (
+        _document(folder / "args.json")
+        | _document(folder / "training_args.json")
+        | _arguments((last, *places))
+    )
     settings["num_train_epochs"] = state.get("num_train_epochs", settings.get("num_train_epochs"))
-    if settings.get("auto_find_batch_size") and settings.get("world_size", 1) == 1 and state.get("train_batch_size"):
-        settings["per_device_train_batch_size"] = state["train_batch_size"]  # what was trained, not what was asked for
-    settings["max_steps"] = state.get("max_steps", settings.get("max_steps", 0))  # in the arguments -1 where epochs are given
+    if (
+        settings.get("auto_find_batch_size")
+        and settings.get("world_size", 1) == 1
+        and state.get("train_batch_size")
+    ):
+        settings["per_device_train_batch_size"] = state[
+            "train_batch_size"
+        ]  # what was trained, not what was asked for
+    settings["max_steps"] = state.get(
+        "max_steps", settings.get("max_steps", 0)
+    )  # in the arguments -1 where epochs are given
     results = dict(flat(_document(folder / "all_results.json") | _document(folder / "train_results.json")))
     results |= _curves(state) | dict(flat({name: state.get(name) for name in ("global_step", "epoch")}))
     over, told = "train_runtime" in results, ""
@@ -55,7 +74,9 @@ def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
         told = "resumed: train_runtime covers only the last part, so the seconds are unknown"
         results = {name: value for name, value in results.items() if name != "train_runtime"}
     over = over or 0 < int(settings["max_steps"] or 0) <= int(state.get("global_step") or 0)
-    shown = {name: value for name, value in flat(settings) if not (is_secret(name) or name.endswith("_token"))}
+    shown = {
+        name: value for name, value in flat(settings) if not (is_secret(name) or name.endswith("_token"))
+    }
     return Run(str(folder), shown, results, status="finished" if over else "", told=told)
 
 
@@ -161,6 +182,8 @@ def _plain(value: Any) -> Any:
         value = value.given[-1] if value.given else None
     if isinstance(value, dict):
         return {
-            name: each for name, each in value.items() if isinstance(name, str) and isinstance(each, bool | int | float | str)
+            name: each
+            for name, each in value.items()
+            if isinstance(name, str) and isinstance(each, bool | int | float | str)
         }
     return value if isinstance(value, bool | int | float | str) else None

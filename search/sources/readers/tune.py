@@ -36,7 +36,9 @@ def read(source: str) -> Iterator[Run]:
 
     def run_of(folder: Path, folders: list[str], files: list[str]) -> Run | None:
         with foreign(str(folder), "files of Tune's"):
-            if saved := max((name for name in files if re.fullmatch(r"experiment_state-.*\.json", name)), default=""):
+            if saved := max(
+                (name for name in files if re.fullmatch(r"experiment_state-.*\.json", name)), default=""
+            ):
                 states.clear()
                 states.update(_states(folder / saved))  # of its subfolders, which come next
             return _run(folder, set(files), states.get(folder.name, "")) if "params.json" in files else None
@@ -56,7 +58,11 @@ def _states(path: Path) -> dict[str, Status]:
     """Status by the trial's folder, of Tune's own table of trials."""
     states: dict[str, Status] = {}
     for entry in json_object(path).get("trial_data", ()):
-        trial = json_object(path, entry[0]) if isinstance(entry, list) and entry and isinstance(entry[0], str) else {}
+        trial = (
+            json_object(path, entry[0])
+            if isinstance(entry, list) and entry and isinstance(entry[0], str)
+            else {}
+        )
         states[str(trial.get("relative_logdir"))] = _STATUS.get(str(trial.get("status")), "")
     return states
 
@@ -66,7 +72,9 @@ def _results(folder: Path) -> tuple[dict[str, float], bool]:
     curves, done = defaultdict[str, list[float]](list), False
     for record in _reports(folder):
         done = record.get("done") is True
-        metrics = {name: value for name, value in record.items() if name.partition("/")[0] not in _BOOKKEEPING}
+        metrics = {
+            name: value for name, value in record.items() if name.partition("/")[0] not in _BOOKKEEPING
+        }
         for name, value in flat(metrics):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 curves[name].append(value)
@@ -78,7 +86,9 @@ def _reports(folder: Path) -> Iterator[dict[str, Any]]:
     """What a trial reported, in `result.json` or else in `progress.csv`; the last line may be cut off."""
     path = folder / "result.json"
     if path.exists() and path.stat().st_size:
-        with regular(path, "a trial's reports", MOST_LOG_BYTES).open(encoding="utf-8", errors="replace") as file:
+        with regular(path, "a trial's reports", MOST_LOG_BYTES).open(
+            encoding="utf-8", errors="replace"
+        ) as file:
             for line, text in enumerate(file, start=1):
                 try:
                     report = json_object(path, text.rstrip(), line)  # else its end counts as a line

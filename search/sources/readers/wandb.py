@@ -22,7 +22,11 @@ from .folders import MOST_LOG_BYTES
 # The API's states that are an end.
 _ENDS: dict[str, Status] = {"finished": "finished"}
 _ENDS |= dict.fromkeys(("failed", "crashed", "killed", "preempted"), "failed")
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}  # as JSON has no such numbers
+_NOT_FINITE = {
+    "NaN": float("nan"),
+    "Infinity": float("inf"),
+    "-Infinity": float("-inf"),
+}  # as JSON has no such numbers
 _TIME = re.compile(r"run-(\d{8}_\d{6})-")
 # Logs are LevelDB's: a part's checksum, length, and kind (1 is a whole record, 2 its first part, 3 a middle one, 4 the last).
 _BLOCK_BYTES, _PART = 32768, struct.Struct("<IHB")
@@ -33,12 +37,20 @@ def read(source: str) -> Iterator[Run]:
     try:
         wandb = import_module("wandb")
     except ImportError:
-        raise _fault(source, "the package wandb to read it, found none. Install it: pip install wandb") from None
+        raise _fault(
+            source, "the package wandb to read it, found none. Install it: pip install wandb"
+        ) from None
     folder = Path(source).expanduser()
     if folder.is_dir():
-        logs = [log for depth in ("", "*run-*/", "wandb/*run-*/") for log in sorted(folder.glob(f"{depth}*.wandb"))]
+        logs = [
+            log
+            for depth in ("", "*run-*/", "wandb/*run-*/")
+            for log in sorted(folder.glob(f"{depth}*.wandb"))
+        ]
         if not logs:
-            raise _fault(source, "folders named run-* or offline-run-* with a .wandb file in each, found none.")
+            raise _fault(
+                source, "folders named run-* or offline-run-* with a .wandb file in each, found none."
+            )
         try:
             yield from _joined(map(_logged, logs))
         except OSError as error:
@@ -59,13 +71,22 @@ def _of_project(wandb: Any, project: str) -> list[Run]:
         # `Api` alone would wait at a terminal until a key is typed.
         found = wandb.Api(timeout=30).runs(project, lazy=False) if wandb.login(prompt=False) else None
         runs = [
-            Run("/".join(run.path), _scalars(run.config), _scalars(run.summary_metrics), status=_ENDS.get(run.state, "running"))
+            Run(
+                "/".join(run.path),
+                _scalars(run.config),
+                _scalars(run.summary_metrics),
+                status=_ENDS.get(run.state, "running"),
+            )
             for run in found or ()
         ]
     except Exception as error:  # W&B raises its own errors, its transport's, and ValueError for a project that does not exist
-        raise _fault(project, f"{expected} got: {cut(str(error), 300).rstrip('.')}. Check the name, key and network.") from None
+        raise _fault(
+            project, f"{expected} got: {cut(str(error), 300).rstrip('.')}. Check the name, key and network."
+        ) from None
     if found is None:
-        raise _fault(project, f"{expected} no API key. Run `wandb login` or set WANDB_API_KEY, and unset WANDB_MODE.")
+        raise _fault(
+            project, f"{expected} no API key. Run `wandb login` or set WANDB_API_KEY, and unset WANDB_MODE."
+        )
     if not runs:
         raise _fault(project, "a project with runs, found none in it. Check the name.")
     return runs
@@ -113,8 +134,15 @@ class _Log:
             curves[name].append(value)
         for name, values in curves.items():
             results |= {name: max(values)} if name.startswith("_") else curve_results(name, values)
-        counted: dict[str, Scalar] = {name: value for name, value in results.items() if name in ("_runtime", "_step")}
-        return Run(self.folder, _scalars(self.config), _scalars({**results, **self.summary, **counted}), status=self.status)
+        counted: dict[str, Scalar] = {
+            name: value for name, value in results.items() if name in ("_runtime", "_step")
+        }
+        return Run(
+            self.folder,
+            _scalars(self.config),
+            _scalars({**results, **self.summary, **counted}),
+            status=self.status,
+        )
 
 
 def _joined(logs: Iterable[_Log]) -> Iterator[Run]:
@@ -138,7 +166,11 @@ def _read_log(log: Path) -> _Log:
     for record in _records(log):
         if record.run.run_id:
             identity = record.run.entity, record.run.project, record.run.run_id
-        for known, change in ((config, record.run.config), (config, record.config), (summary, record.summary)):
+        for known, change in (
+            (config, record.run.config),
+            (config, record.config),
+            (summary, record.summary),
+        ):
             known.update(_items(change.update))
             for item in change.remove:
                 known.pop(".".join(item.nested_key) or item.key, None)
@@ -163,8 +195,16 @@ def _items(items: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _scalars(values: Mapping[str, Any]) -> dict[str, Scalar]:
     """What the user logged, by dotted names: without W&B's own notes, and without images, histograms and other media."""
     named = dict(flat(values))
-    left_out = ("_wandb", "_timestamp", *(name.removesuffix("_type") for name in named if name.endswith("._type")))
-    return {name: _NOT_FINITE.get(str(value), value) for name, value in named.items() if not name.startswith(left_out)}
+    left_out = (
+        "_wandb",
+        "_timestamp",
+        *(name.removesuffix("_type") for name in named if name.endswith("._type")),
+    )
+    return {
+        name: _NOT_FINITE.get(str(value), value)
+        for name, value in named.items()
+        if not name.startswith(left_out)
+    }
 
 
 def _records(log: Path) -> Iterator[Any]:

@@ -49,13 +49,27 @@ class OptunaCopy:
     """
 
     def __init__(
-        self, storage: BaseStorage, study_id: int, space: Mapping[str, BaseDistribution], *, for_people: bool = False
+        self,
+        storage: BaseStorage,
+        study_id: int,
+        space: Mapping[str, BaseDistribution],
+        *,
+        for_people: bool = False,
     ) -> None:
-        self._storage, self._study_id, self._space, self._for_people = storage, study_id, dict(space), for_people
+        self._storage, self._study_id, self._space, self._for_people = (
+            storage,
+            study_id,
+            dict(space),
+            for_people,
+        )
         # By number: the trial as it was copied last, or as it was found there.
         self._copies: list[TrialRecord | FrozenTrial] = list(storage.get_all_trials(study_id, deepcopy=False))
-        self._numbers = list(range(len(self._copies)))  # Optuna's, by ours: those of a sampler's trials may differ
-        self._begun: dict[int, Mapping[str, Any]] = {}  # parameters by number there, of trials that are not yet among ours
+        self._numbers = list(
+            range(len(self._copies))
+        )  # Optuna's, by ours: those of a sampler's trials may differ
+        self._begun: dict[
+            int, Mapping[str, Any]
+        ] = {}  # parameters by number there, of trials that are not yet among ours
 
     def update(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Copy what is new or has changed; returns those trials.
@@ -86,7 +100,9 @@ class OptunaCopy:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._numbers[number])
 
     def _add(self, record: TrialRecord) -> None:
-        begun = next((number for number, parameters in self._begun.items() if parameters == self._known(record)), None)
+        begun = next(
+            (number for number, parameters in self._begun.items() if parameters == self._known(record)), None
+        )
         if begun is None:
             trial_id = self._storage.create_new_trial(self._study_id, self._template(record))
             self._numbers.append(self._storage.get_trial_number_from_id(trial_id))
@@ -126,7 +142,10 @@ class OptunaCopy:
         if ended:
             return
         trial_id = self.id_of(record.number)
-        attributes, had = _attributes(record), before.user_attrs if isinstance(before, FrozenTrial) else _attributes(before)
+        attributes, had = (
+            _attributes(record),
+            before.user_attrs if isinstance(before, FrozenTrial) else _attributes(before),
+        )
         ended_at = _time(record.ended_at)
         if ended_at is not None and (datetime.now() - ended_at).total_seconds() > _LATE_S:
             attributes["ended_at"] = record.ended_at  # Optuna's own date is that of the copy
@@ -148,13 +167,17 @@ class OptunaCopy:
         """Its parameters that are searched, as they were suggested: a trial that is shortened keeps those there."""
         planned = record.facts.planned_length
         changed = {} if planned is None else {name: planned for name in LENGTHS if name in record.parameters}
-        return {name: value for name, value in {**record.parameters, **changed}.items() if name in self._space}
+        return {
+            name: value for name, value in {**record.parameters, **changed}.items() if name in self._space
+        }
 
 
 def record_of(trial: FrozenTrial, direction: Direction) -> TrialRecord:
     """A trial of Optuna's as a record; one that is waiting has no parameters yet."""
     facts = dict(trial.user_attrs)
-    outcome = facts.pop("outcome", {"COMPLETE": "complete", "PRUNED": "stopped"}.get(trial.state.name, "error"))
+    outcome = facts.pop(
+        "outcome", {"COMPLETE": "complete", "PRUNED": "stopped"}.get(trial.state.name, "error")
+    )
     return TrialRecord.of(
         trial.number,
         outcome if trial.state.is_finished() else "running",
@@ -187,10 +210,14 @@ def _containing(distribution: BaseDistribution, value: Any) -> BaseDistribution:
     if not isinstance(distribution, IntDistribution | FloatDistribution):
         return distribution
     steps = (value - distribution.low) / (distribution.step or 1)
-    on_grid = (isinstance(distribution, FloatDistribution) and distribution.step is None) or math.isclose(steps, round(steps))
+    on_grid = (isinstance(distribution, FloatDistribution) and distribution.step is None) or math.isclose(
+        steps, round(steps)
+    )
     if on_grid and distribution.low <= value <= distribution.high:
         return distribution
-    return type(distribution)(min(distribution.low, value), max(distribution.high, value), log=distribution.log)
+    return type(distribution)(
+        min(distribution.low, value), max(distribution.high, value), log=distribution.log
+    )
 
 
 def _constraints(record: TrialRecord) -> dict[str, Any]:

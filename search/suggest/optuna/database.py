@@ -100,7 +100,9 @@ class OptunaDatabase:
     def _made_anew(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         trials = self.storage.get_all_trials(self.id, deepcopy=False)
         if not any("outcome" in trial.user_attrs and "constraints" in trial.system_attrs for trial in trials):
-            raise StorageError(f"it holds another study named {self.name}, whose trials are none of bsearch's")
+            raise StorageError(
+                f"it holds another study named {self.name}, whose trials are none of bsearch's"
+            )
         numbers = {str(trial._trial_id): trial.number for trial in trials if trial.number < len(records)}
         attributes = self.storage.get_study_system_attrs(self.id)
         self.storage.delete_study(self.id)
@@ -130,7 +132,9 @@ class OptunaDatabase:
             StorageError: the database refuses.
         """
         with _optuna_errors(self.url):
-            study = optuna.load_study(study_name=self.name, storage=self.storage, sampler=optuna.samplers.RandomSampler())
+            study = optuna.load_study(
+                study_name=self.name, storage=self.storage, sampler=optuna.samplers.RandomSampler()
+            )
             for number, text in notes.items():
                 key, new = f"bsearch:note{'' if number is None else f':{number}'}", _digest(text)
                 written = self.storage.get_study_system_attrs(self.id).get(key, [_digest("")])
@@ -171,7 +175,9 @@ def _open(url: str, kind: type[_Kind]) -> _Kind:
     except RuntimeError as error:
         if "table schema" not in str(error):
             raise
-        raise StorageError(f"storage {shown_url(url)}: another version of Optuna has created it. {error}") from None
+        raise StorageError(
+            f"storage {shown_url(url)}: another version of Optuna has created it. {error}"
+        ) from None
     configure_engine(storage.engine)
     return storage
 

@@ -77,15 +77,21 @@ class FrontSampler(BaseSampler):
     ) -> Any:
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
         suggester, records = self._of(study, search_space)
         return suggester.proposed(records, trial.number)[0][0]
 
-    def _of(self, study: Study, space: dict[str, BaseDistribution]) -> tuple[FrontSuggester, list[TrialRecord]]:
+    def _of(
+        self, study: Study, space: dict[str, BaseDistribution]
+    ) -> tuple[FrontSuggester, list[TrialRecord]]:
         """What suggests for a study, and its trials."""
         if len(study.directions) != 2 or study.directions[0] != StudyDirection.MINIMIZE:
             got = ", ".join(direction.name.lower() for direction in study.directions)
-            raise ValueError(f"FrontSampler: expected two objectives, seconds, minimized, and a metric; got {got}")
+            raise ValueError(
+                f"FrontSampler: expected two objectives, seconds, minimized, and a metric; got {got}"
+            )
         known = self._known.get(study)
         if known is None or known[0].transform.space != space:
             suggester = FrontSuggester(space, **self._how)

@@ -85,5 +85,7 @@ def _sampler(named: str, seed: int) -> BaseSampler:
     except Exception as error:
         raise StudyFileError(Fault("sampler", f"{named}: {type(error).__name__}: {error}")) from None
     if not isinstance(sampler, BaseSampler):
-        raise StudyFileError(Fault("sampler", f"expected an Optuna sampler at {named}, got {type(sampler).__name__}"))
+        raise StudyFileError(
+            Fault("sampler", f"expected an Optuna sampler at {named}, got {type(sampler).__name__}")
+        )
     return sampler

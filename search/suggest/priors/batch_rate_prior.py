@@ -77,7 +77,10 @@ class _Prior(Structure):
         batch, rate, other, self.noise = scales
         width = len(place.widths)
         self.others = [column for column in range(width) if column not in (place.batch, place.rate)]
-        each = [batch if column == place.batch else rate if column == place.rate else other for column in range(width)]
+        each = [
+            batch if column == place.batch else rate if column == place.rate else other
+            for column in range(width)
+        ]
         self.means, self.stds = (np.array([pair[part] for pair in each]) for part in (0, 1))
 
     def coordinates(self, points: Array, free: Array) -> Array:

@@ -39,7 +39,9 @@ class Doubt:
         earlier = int((~own).sum())
         if not earlier:
             return observations
-        std = np.where(own, observations.std, math.sqrt(self._variance(observations) * self._times(observations)))
+        std = np.where(
+            own, observations.std, math.sqrt(self._variance(observations) * self._times(observations))
+        )
         return replace(observations, std=std)
 
     def _times(self, observations: Observations) -> float:

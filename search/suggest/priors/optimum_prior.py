@@ -53,7 +53,9 @@ class OptimumPrior:
     conditional: np.ndarray[Any, np.dtype[np.bool_]]
 
     @classmethod
-    def of(cls, transform: SpaceTransform, expected: Mapping[str, tuple[float, float]]) -> OptimumPrior | None:
+    def of(
+        cls, transform: SpaceTransform, expected: Mapping[str, tuple[float, float]]
+    ) -> OptimumPrior | None:
         """The prior of a space; None without any.
 
         Args:
@@ -63,7 +65,9 @@ class OptimumPrior:
         if not known:
             return None
         places = np.array([transform.place(name) for name in known])
-        best, upper = np.array([[transform.coordinate(name, value) for value in ends] for name, ends in known.items()]).T
+        best, upper = np.array(
+            [[transform.coordinate(name, value) for value in ends] for name, ends in known.items()]
+        ).T
         # Beyond the batches that can be planned, the nearest one is expected to be best.
         std, best = np.maximum((upper - best) / _NINE_IN_TEN, _LEAST_STD), np.clip(best, 0.0, 1.0)
         return cls(places, best, std, np.array([name in transform.conditions for name in known]))

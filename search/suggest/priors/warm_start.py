@@ -65,7 +65,8 @@ def prior_trials(
                 continue
             url, study = _row(spec, named)
             faults += [
-                Fault(f"warm_start.{index}", f"{named}: {difference}") for difference in _differences(study.identity, identity)
+                Fault(f"warm_start.{index}", f"{named}: {difference}")
+                for difference in _differences(study.identity, identity)
             ]
             found += _trials(spec, url, study, known_taken, by_samples)
         except BsearchError as error:
@@ -137,7 +138,9 @@ def _runs(spec: StudySpec, source: str, known_taken: Law) -> Iterator[PriorTrial
     group, *others = imported(source, runs, columns)
     if others:
         several = "; ".join(one.name for one in (group, *others[:7]))
-        raise StudyFileError(f"{source}: expected runs of one experiment, got {several}. Keep those of this study's.")
+        raise StudyFileError(
+            f"{source}: expected runs of one experiment, got {several}. Keep those of this study's."
+        )
     searched, fixed = spec.searched(), spec.fixed()
     outside: Counter[str] = Counter()
     inside = 0
@@ -146,11 +149,19 @@ def _runs(spec: StudySpec, source: str, known_taken: Law) -> Iterator[PriorTrial
             continue
         values: dict[str, Any] = {**fixed, **record.parameters}
         values["reference_rate"] = _reference_rate(spec, values, record)
-        needed = {name: domain for name, domain in searched.items() if applies(domain.when, values) and name not in _RULES}
+        needed = {
+            name: domain
+            for name, domain in searched.items()
+            if applies(domain.when, values) and name not in _RULES
+        }
         parameters = {name: _fitting(domain, values.get(name)) for name, domain in needed.items()}
         wrong = [name for name, domain in needed.items() if not domain.contains(parameters[name])]
         # What a run does not tell, such as a weight decay that was never varied, may have been this study's.
-        told = {name: values[name] for name in (*record.parameters, "reference_rate") if name in fixed and name not in _RULES}
+        told = {
+            name: values[name]
+            for name in (*record.parameters, "reference_rate")
+            if name in fixed and name not in _RULES
+        }
         wrong = wrong or [name for name, value in told.items() if not _is(value, fixed[name])]
         if wrong := wrong or ["epochs"] * ("epochs" in values and spec.space.epochs is None):
             outside[wrong[0]] += 1
@@ -175,7 +186,11 @@ def _is(value: Any, other: Any) -> bool:
 
 def _fitting(domain: Domain, value: Any) -> Any:
     """A value as the domain writes it: 5.0 epochs are 5 where whole numbers are searched."""
-    return int(value) if isinstance(value, float) and value.is_integer() and not domain.contains(value) else value
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and not domain.contains(value)
+        else value
+    )
 
 
 def _reference_rate(spec: StudySpec, values: dict[str, Any], record: TrialRecord) -> float:
@@ -188,7 +203,9 @@ def _reference_rate(spec: StudySpec, values: dict[str, Any], record: TrialRecord
         OptimizerSettings(1.0),
         reference_batch=spec.space.reference_batch,
         effective_batch=batch,
-        constants=RuleConstants.at(spec.space.reference_batch, values.get("exponent"), values.get("noise_batch"), 1.0),
+        constants=RuleConstants.at(
+            spec.space.reference_batch, values.get("exponent"), values.get("noise_batch"), 1.0
+        ),
     ).learning_rate
     return rate / factor
 
@@ -202,7 +219,9 @@ def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:
     assert url is not None
     rows = [study for study in Tables(url, create=False).studies() if name in (study.name, study.base_name)]
     if url == spec.storage and name == spec.study:
-        raise StudyFileError("expected a study other than this one, whose own trials are used anyway when it resumes")
+        raise StudyFileError(
+            "expected a study other than this one, whose own trials are used anyway when it resumes"
+        )
     if not rows:
         raise StudyFileError(f"expected an earlier study, but its storage has no study named {name!r}")
     return url, rows[-1]
@@ -211,13 +230,16 @@ def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for part in _SAME:
         old, new = (
-            {key: value for key, value in (side.get(part) or {}).items() if key not in _MAY_DIFFER} for side in (was, now)
+            {key: value for key, value in (side.get(part) or {}).items() if key not in _MAY_DIFFER}
+            for side in (was, now)
         )
         if old != new:
             yield f"expected the same {part} as this study's, got {old}, and here {new}"
 
 
-def _trials(spec: StudySpec, url: str, study: StudyRow, known_taken: Law, by_samples: Law | None) -> Iterator[PriorTrial]:
+def _trials(
+    spec: StudySpec, url: str, study: StudyRow, known_taken: Law, by_samples: Law | None
+) -> Iterator[PriorTrial]:
     old = study.study
     if old.space.reference_batch != spec.space.reference_batch:
         expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"
@@ -233,7 +255,9 @@ def _trials(spec: StudySpec, url: str, study: StudyRow, known_taken: Law, by_sam
         taken = known_taken(parameters)
         if by_samples is not None:  # seconds of another device are another training
             samples, batch = record.facts.samples_budget or 0, record.facts.effective_batch or 1
-            least, most = (by_samples({**parameters, "samples": count}) for count in (samples, samples + batch))
+            least, most = (
+                by_samples({**parameters, "samples": count}) for count in (samples, samples + batch)
+            )
             if not (least <= taken * _ALIKE and most >= taken / _ALIKE):
                 continue
         if record.score is not None and math.isfinite(taken):

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 LOSS = Objectives.model_validate({"metric": {"name": "val_loss", "direction": "minimize"}})
 
 
-def made(seed: int, count: int, share: float, cliff: float, sizes: int = 1) -> tuple[list[TrialRecord], set[int]]:
+def made(
+    seed: int, count: int, share: float, cliff: float, sizes: int = 1
+) -> tuple[list[TrialRecord], set[int]]:
     """Trials around a best rate of .003 at batch 64 whose loss rises with the square of the distance, and those that blew up.
 
     Args:
@@ -48,7 +50,9 @@ def made(seed: int, count: int, share: float, cliff: float, sizes: int = 1) -> t
         )
         values = {"effective_batch": batch, "reference_rate": rate}
         ended = (1e4 / batch, loss)
-        records.append(TrialRecord(number, "complete", values, facts, *ended, values=ended, direction="minimize"))
+        records.append(
+            TrialRecord(number, "complete", values, facts, *ended, values=ended, direction="minimize")
+        )
     return records, blew
 
 
@@ -57,8 +61,15 @@ def apart(records: list[TrialRecord]) -> set[int]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 999), count=st.integers(20, 60), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.5))
-def test_what_lies_far_below_at_high_rates_blew_up_and_nothing_else(seed: int, count: int, share: float, cliff: float) -> None:
+@given(
+    seed=st.integers(0, 999),
+    count=st.integers(20, 60),
+    share=st.sampled_from([0.05, 0.1, 0.2]),
+    cliff=st.floats(0.3, 1.5),
+)
+def test_what_lies_far_below_at_high_rates_blew_up_and_nothing_else(
+    seed: int, count: int, share: float, cliff: float
+) -> None:
     records, blew = made(seed, count, share, cliff)
     assume(2 * len(blew) < count)  # where half did, the median is theirs
     assert apart(records) == {number for number in blew if has_witness(records[number], records)}
@@ -70,7 +81,8 @@ def has_witness(record: TrialRecord, others: list[TrialRecord]) -> bool:
     return any(
         (other.accuracy or 9.0) < 5
         and (other.facts.effective_batch or 1) >= batch
-        and (other.facts.learning_rate or 1.0) / math.sqrt(other.facts.effective_batch or 1) < rate / math.sqrt(batch)
+        and (other.facts.learning_rate or 1.0) / math.sqrt(other.facts.effective_batch or 1)
+        < rate / math.sqrt(batch)
         for other in others
     )
 
@@ -93,8 +105,14 @@ def test_whatever_the_trials_are_their_front_stays(
     """A short training with a large batch learns little, lies far below the others, and is the fastest point of a front."""
     records = []
     for number, (batch, rate, epochs, devices, seconds, value) in enumerate(places):
-        facts = TrialFacts(effective_batch=batch, learning_rate=rate, samples_budget=1000 * epochs, devices=devices)
-        records.append(TrialRecord(number, "complete", {}, facts, seconds, value, values=(seconds, value), direction=direction))
+        facts = TrialFacts(
+            effective_batch=batch, learning_rate=rate, samples_budget=1000 * epochs, devices=devices
+        )
+        records.append(
+            TrialRecord(
+                number, "complete", {}, facts, seconds, value, values=(seconds, value), direction=direction
+            )
+        )
     objectives = Objectives.model_validate({"metric": {"name": "value", "direction": direction}})
     assert told_apart(told_apart(records)) == told_apart(records)
     assert study_front(told_apart(records), objectives).trials == study_front(records, objectives).trials
@@ -125,14 +143,20 @@ def test_where_nothing_blew_up_nothing_is_told_apart(seed: int, count: int, clif
 @settings(max_examples=20, deadline=None)
 def test_units_of_the_metric_and_its_direction_change_nothing(seed: int, shift: float, scale: float) -> None:
     records, _ = made(seed, 30, 0.15, 0.6)
-    moved = [replace(record, accuracy=shift - scale * (record.accuracy or 0), direction="maximize") for record in records]
+    moved = [
+        replace(record, accuracy=shift - scale * (record.accuracy or 0), direction="maximize")
+        for record in records
+    ]
     flipped = {record.number for record in told_apart(moved) if record.outcome == "diverged"}
     assert flipped == apart(records)
 
 
 def test_too_low_a_rate_is_a_result() -> None:
     records, _ = made(0, 30, 0.0, 0.5)
-    lowest = min(records, key=lambda record: (record.facts.learning_rate or 0) / math.sqrt(record.facts.effective_batch or 1))
+    lowest = min(
+        records,
+        key=lambda record: (record.facts.learning_rate or 0) / math.sqrt(record.facts.effective_batch or 1),
+    )
     unlearned = [replace(record, accuracy=6.9) if record is lowest else record for record in records]
     assert apart(unlearned) == set()
     assert apart(unlearned[: FEWEST - 1]) == set()
@@ -157,7 +181,9 @@ def test_a_blow_up_is_on_no_front_and_says_why() -> None:
 @settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 999), share=st.sampled_from([0.05, 0.1, 0.2]), cliff=st.floats(0.3, 1.2))
 @example(seed=0, share=0.2, cliff=0.3)
-def test_no_estimate_is_contradicted_by_its_neighbours(sizes: int, seed: int, share: float, cliff: float) -> None:
+def test_no_estimate_is_contradicted_by_its_neighbours(
+    sizes: int, seed: int, share: float, cliff: float
+) -> None:
     """The best rate does not lie where trials blow up: at the size that trials were made for, below the cliff."""
     records, _ = made(seed, 40 * sizes, share, cliff, sizes)
     largest = 3.0 ** (sizes - 1)
@@ -179,7 +205,9 @@ def test_failures_of_another_cause_move_no_estimate(seed: int) -> None:
     """Trials that diverge wherever they are, as with a precision of their own, say nothing of rates."""
     records, _ = made(seed, 60, 0.0, 0.8)
     others, _ = made(seed + 1000, 25, 0.0, 0.8)
-    failed = [replace(one, number=60 + one.number, outcome="diverged", accuracy=None, values=None) for one in others]
+    failed = [
+        replace(one, number=60 + one.number, outcome="diverged", accuracy=None, values=None) for one in others
+    ]
     alone, beside = (best_rates("made", some, [64]) for some in (records, [*records, *failed]))
     assert beside.rates[1].learning_rate.value == pytest.approx(alone.rates[1].learning_rate.value, rel=0.05)
 

@@ -2,7 +2,13 @@
 
 import numpy as np
 import pytest
-from bsearch.search.analysis.choice import Choice, chance_to_reach, chosen_trial, fastest_within, settings_reaching
+from bsearch.search.analysis.choice import (
+    Choice,
+    chance_to_reach,
+    chosen_trial,
+    fastest_within,
+    settings_reaching,
+)
 from bsearch.search.analysis.pareto import front_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.front import ParetoFront
@@ -15,7 +21,8 @@ points = st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 1)), min_size=1, m
 
 def front(pairs: list[tuple[float, float]], direction: str = "maximize") -> ParetoFront:
     records = [
-        TrialRecord(number, "complete", {}, TrialFacts(), *pair, direction=direction) for number, pair in enumerate(pairs)
+        TrialRecord(number, "complete", {}, TrialFacts(), *pair, direction=direction)
+        for number, pair in enumerate(pairs)
     ]
     return front_of(records, direction=direction)
 
@@ -33,9 +40,14 @@ def test_the_fastest_within_is_near_enough_and_none_faster_is(pairs, share, dire
 @given(points, st.floats(0, 1), st.sampled_from(["maximize", "minimize"]))
 def test_a_target_is_reached_by_the_fastest_of_all_that_reach_it(pairs, target, direction):
     settings = [
-        TrialRecord(number, "complete", {}, TrialFacts(), *pair, direction=direction) for number, pair in enumerate(pairs)
+        TrialRecord(number, "complete", {}, TrialFacts(), *pair, direction=direction)
+        for number, pair in enumerate(pairs)
     ]
-    good = [one for one in settings if (one.accuracy >= target if direction == "maximize" else one.accuracy <= target)]
+    good = [
+        one
+        for one in settings
+        if (one.accuracy >= target if direction == "maximize" else one.accuracy <= target)
+    ]
     reaching = settings_reaching(front(pairs, direction), settings, target).trials
     assert {one.number for one in reaching} == {one.number for one in good}
     assert [one.train_s for one in reaching] == sorted(one.train_s for one in good)
@@ -49,7 +61,9 @@ def test_a_target_is_reached_by_the_fastest_of_all_that_reach_it(pairs, target, 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 def test_the_chance_to_reach_a_target_is_that_of_the_mean(direction):
-    one = TrialRecord(0, "complete", {}, TrialFacts(mean_low=0.4, mean_high=0.6), 1.0, 0.5, direction=direction)
+    one = TrialRecord(
+        0, "complete", {}, TrialFacts(mean_low=0.4, mean_high=0.6), 1.0, 0.5, direction=direction
+    )
     assert chance_to_reach(one, 0.5) == pytest.approx(0.5)
     # The ends of a 90 % interval.
     low, high = (chance_to_reach(one, target) for target in (0.4, 0.6))
@@ -65,7 +79,11 @@ def test_within_nothing_is_the_best(pairs):
 def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
     bent = front([(1, 0.1), (2, 0.8), (50, 0.899), (100, 0.9)])
     assert chosen_trial("s", bent).number == chosen_trial("s", bent, Choice(within=0.01)).number == 2
-    assert chosen_trial("s", bent, Choice(trial="best")).number == chosen_trial("s", bent, Choice(trial=3)).number == 3
+    assert (
+        chosen_trial("s", bent, Choice(trial="best")).number
+        == chosen_trial("s", bent, Choice(trial=3)).number
+        == 3
+    )
 
 
 @pytest.mark.parametrize(

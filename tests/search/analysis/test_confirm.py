@@ -17,13 +17,21 @@ from hypothesis import strategies as st
 OBJECTIVES = Objectives()
 
 
-def run(number: int, seconds: float, accuracy: float, repeats: int | None = None, outcome: str = "complete") -> TrialRecord:
+def run(
+    number: int, seconds: float, accuracy: float, repeats: int | None = None, outcome: str = "complete"
+) -> TrialRecord:
     facts = TrialFacts(repeats=repeats)
     return TrialRecord(number, outcome, {"effective_batch": 10}, facts, seconds, accuracy)  # type: ignore[arg-type]
 
 
 def test_a_setting_counts_once_with_its_mean() -> None:
-    records = [run(0, 1.0, 0.8), run(1, 2.0, 0.9), run(2, 1.0, 0.7, 0), run(3, 1.0, 0.9, 0), run(4, 1.0, 0.1, 0, "diverged")]
+    records = [
+        run(0, 1.0, 0.8),
+        run(1, 2.0, 0.9),
+        run(2, 1.0, 0.7, 0),
+        run(3, 1.0, 0.9, 0),
+        run(4, 1.0, 0.1, 0, "diverged"),
+    ]
     means = averaged(records, OBJECTIVES)
     assert [(one.number, one.facts.runs, one.facts.failed_runs) for one in means] == [(0, 3, 1), (1, 1, None)]
     noise = run_noise([[0.8, 0.7, 0.9], [0.9]], [1.0, 2.0])
@@ -36,7 +44,9 @@ def test_a_setting_counts_once_with_its_mean() -> None:
     expected, errors = noise.means([[0.8, 0.7, 0.9], [0.9]])
     assert [one.accuracy for one in means] == pytest.approx(expected)
     assert expected == pytest.approx(np.array([0.8, 0.9]) - noise.bias * noise.stds / [3, 1])
-    assert errors == pytest.approx(noise.stds * np.sqrt([1 / 3 + (noise.bias_std / 3) ** 2, 1 + noise.bias_std**2]))
+    assert errors == pytest.approx(
+        noise.stds * np.sqrt([1 / 3 + (noise.bias_std / 3) ** 2, 1 + noise.bias_std**2])
+    )
     # Student's t, 90 %: 1.943 for six degrees of freedom, 2.132 for four.
     assert [one.half_interval for one in means] == pytest.approx(errors * [1.943, 2.132], rel=1e-3)
 
@@ -127,7 +137,9 @@ def test_a_setting_that_hardly_learns_lends_its_precision_to_no_other() -> None:
 
 @pytest.mark.slow
 @given(st.floats(-2, 0), st.floats(0.001, 0.1), st.floats(0, 2), st.integers(0, 10_000))
-def test_noise_that_falls_with_time_and_bias_are_found(slope: float, level: float, bias: float, seed: int) -> None:
+def test_noise_that_falls_with_time_and_bias_are_found(
+    slope: float, level: float, bias: float, seed: int
+) -> None:
     """At both ends of the front the estimated is near the true standard deviation, and means are not optimistic."""
     rng = np.random.default_rng(seed)
     seconds = np.geomspace(0.1, 100, 60)

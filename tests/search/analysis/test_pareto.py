@@ -36,8 +36,12 @@ def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a[0] <= b[0] and a[1] <= b[1] and a != b
 
 
-def record(number: int, train_s: float, accuracy: float, outcome: str = "complete", **facts: object) -> TrialRecord:
-    return TrialRecord(number, outcome, {"effective_batch": 10 + number}, TrialFacts.of(facts), train_s, accuracy)  # type: ignore[arg-type]
+def record(
+    number: int, train_s: float, accuracy: float, outcome: str = "complete", **facts: object
+) -> TrialRecord:
+    return TrialRecord(
+        number, outcome, {"effective_batch": 10 + number}, TrialFacts.of(facts), train_s, accuracy
+    )  # type: ignore[arg-type]
 
 
 def drawn_front(records: list[TrialRecord], front: ParetoFront) -> dict[str, Any]:
@@ -58,10 +62,14 @@ def test_below_a_floor_nothing_is_on_the_front_unless_nothing_reaches_it(
     points: list[tuple[float, float]], floor: float, direction: Literal["minimize", "maximize"]
 ) -> None:
     key = "at_most" if direction == "minimize" else "at_least"
-    bounded = Objectives.model_validate({"metric": {"name": "m", "direction": direction, key: turned(floor, direction)}})
+    bounded = Objectives.model_validate(
+        {"metric": {"name": "m", "direction": direction, key: turned(floor, direction)}}
+    )
     plain = Objectives.model_validate({"metric": {"name": "m", "direction": direction}})
     trials = [
-        TrialRecord(number, "complete", {}, TrialFacts(), seconds, turned(score, direction), direction=direction)
+        TrialRecord(
+            number, "complete", {}, TrialFacts(), seconds, turned(score, direction), direction=direction
+        )
         for number, (seconds, score) in enumerate(points)
     ]
     reaching = [trial for trial in trials if (trial.score or 0.0) >= floor]
@@ -120,7 +128,12 @@ def test_the_end_compares_the_front_with_the_baseline() -> None:
 
 
 def test_a_metric_to_minimize_is_compared_with_the_baseline_too() -> None:
-    made = [record(0, 10.0, 0.10, baseline=0), record(1, 4.0, 0.10), record(2, 9.0, 0.05), record(3, 1.0, 0.5)]
+    made = [
+        record(0, 10.0, 0.10, baseline=0),
+        record(1, 4.0, 0.10),
+        record(2, 9.0, 0.05),
+        record(3, 1.0, 0.5),
+    ]
     records = [replace(one, direction="minimize") for one in made]
     assert list(comparison(front_of(records, "val_loss", "minimize"), records)) == [
         "Baseline (trial 0: val_loss 0.1 in 10 s) -> trial 1 has at least its val_loss (0.1) in 4 s (-60% time); "
@@ -130,8 +143,14 @@ def test_a_metric_to_minimize_is_compared_with_the_baseline_too() -> None:
 
 def test_a_step_from_what_is_nearly_the_best_is_told_in_numbers() -> None:
     front, _ = front_and_records()
-    assert best_sentence(front) == "Best accuracy: 0.96 in 40 s (trial 4). No faster trial comes within 1 % of it."
-    assert step_sentence(front) == "The next faster one, trial 3, takes 78% less time, with accuracy 0.95 (-0.01)."
+    assert (
+        best_sentence(front)
+        == "Best accuracy: 0.96 in 40 s (trial 4). No faster trial comes within 1 % of it."
+    )
+    assert (
+        step_sentence(front)
+        == "The next faster one, trial 3, takes 78% less time, with accuracy 0.95 (-0.01)."
+    )
     assert step_sentence(front_of([record(0, 1.0, 0.5)])) is None
     assert step_sentence(front_of([])) is None
 
@@ -158,7 +177,13 @@ def test_small_fronts_are_drawn_without_fuss(records: Iterable[TrialRecord]) -> 
 
 
 def test_seconds_are_said_as_people_say_them() -> None:
-    assert [seconds(value) for value in (None, math.nan, 0.5, 61, 3600)] == ["-", "-", "0.5 s", "1 min 1 s", "1 h 0 min"]
+    assert [seconds(value) for value in (None, math.nan, 0.5, 61, 3600)] == [
+        "-",
+        "-",
+        "0.5 s",
+        "1 min 1 s",
+        "1 h 0 min",
+    ]
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
@@ -168,7 +193,10 @@ def test_a_front_begins_where_a_model_is_better_than_untrained(direction: Direct
     objectives = Objectives.model_validate({"metric": {"name": "m", "direction": direction}})
 
     def trial(number: int, loss: float, untrained: float | None = 2.3) -> TrialRecord:
-        of, began = (turned(-(loss * 1.0) + sign, direction), untrained and turned(-untrained + sign, direction))
+        of, began = (
+            turned(-(loss * 1.0) + sign, direction),
+            untrained and turned(-untrained + sign, direction),
+        )
         facts = TrialFacts(extra={} if began is None else {"untrained": began})
         return TrialRecord.of(number, "complete", {}, facts, (1.0 + number, of), direction=direction)
 

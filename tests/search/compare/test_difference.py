@@ -29,10 +29,13 @@ def runs(count: int, seed: int, gain: float = 0.0, moved: float = 0.0, slower: f
     rng = np.random.default_rng(seed)
     batches, rates = np.exp(rng.uniform(math.log(8), math.log(512), count)), np.exp(rng.uniform(-5, 0, count))
     off = np.log(rates) - math.log(0.06) - moved
-    scores = 0.95 - 0.006 * off**2 - 0.005 * np.log(batches / 32) ** 2 + gain + NOISE * rng.standard_normal(count)
+    scores = (
+        0.95 - 0.006 * off**2 - 0.005 * np.log(batches / 32) ** 2 + gain + NOISE * rng.standard_normal(count)
+    )
     seconds = slower * (300 / batches + 3)
     parameters: list[dict[str, Any]] = [
-        {"effective_batch": round(batch), "learning_rate": rate} for batch, rate in zip(batches, rates, strict=True)
+        {"effective_batch": round(batch), "learning_rate": rate}
+        for batch, rate in zip(batches, rates, strict=True)
     ]
     return Runs(parameters, seconds, scores, [])
 
@@ -60,11 +63,15 @@ def normal(mean: float, std: float, count: int) -> Difference:
 
 
 @given(st.floats(-9, 9), st.floats(0.1, 3), st.integers(6, 500), st.floats(-3, 3), st.floats(0.1, 1.0))
-def test_an_early_look_asks_for_more(mean: float, std: float, count: int, margin: float, share: float) -> None:
+def test_an_early_look_asks_for_more(
+    mean: float, std: float, count: int, margin: float, share: float
+) -> None:
     """By the root of the share of the budget that is used; a margin moves what is compared."""
     said, last = verdict(normal(mean, std, count), margin, share, 0), (mean + margin) * math.sqrt(share)
     assert said == verdict(normal(last, std, count), 0.0, 1.0, 0)
-    assert {"better": "worse", "worse": "better"}.get(said, said) == verdict(normal(-mean, std, count), -margin, share, 0)
+    assert {"better": "worse", "worse": "better"}.get(said, said) == verdict(
+        normal(-mean, std, count), -margin, share, 0
+    )
     assert said == "cannot tell" or abs(last) >= 2 * std
 
 
@@ -93,11 +100,15 @@ def test_sides_whose_rates_lie_elsewhere_are_told_by_their_places() -> None:
     """As those of another optimizer do."""
     own = DOMAINS | {"learning_rate": Range(low=0.00006, high=0.02, log=True)}
     wide = DOMAINS | {"learning_rate": Range(low=0.00006, high=1.0, log=True)}
-    whole, other = (SpaceTransform({name: distribution(domain) for name, domain in one.items()}) for one in (wide, own))
+    whole, other = (
+        SpaceTransform({name: distribution(domain) for name, domain in one.items()}) for one in (wide, own)
+    )
     first, second = runs(24, 1), runs(24, 2, 0.02)
     for one in second.parameters:
         one["learning_rate"] /= 50  # type: ignore[index]
-    found, by_value = (difference(spaces, (first, second)) for spaces in ([(whole, whole), (SPACE, other)], [(whole, whole)]))
+    found, by_value = (
+        difference(spaces, (first, second)) for spaces in ([(whole, whole), (SPACE, other)], [(whole, whole)])
+    )
     assert verdict(found, 0.0, 1.0, -1) == "better"
     assert found.drawn[-1].std() < by_value.drawn[-1].std()
     assert abs(math.log(found.best[1]["learning_rate"] * 50 / found.best[0]["learning_rate"])) < 0.8

@@ -20,7 +20,12 @@ def power(exponent: float, rate: float = 0.1) -> Callable[[float], float]:
 
 
 def trials(
-    best: Callable[[float], float], count: int = 60, seed: int = 0, *, noise: float = 0.01, curvature: float = 0.02
+    best: Callable[[float], float],
+    count: int = 60,
+    seed: int = 0,
+    *,
+    noise: float = 0.01,
+    curvature: float = 0.02,
 ) -> list[TrialRecord]:
     """Random trials of a task whose accuracy falls with the distance from the best rate, and steeper above it."""
     rng = np.random.default_rng(seed)
@@ -30,9 +35,19 @@ def trials(
         rate = math.exp(rng.uniform(math.log(1e-3), 0)) * math.sqrt(batch / 256)
         epochs, optimizer = int(rng.integers(1, 20)), str(rng.choice(["sgd", "adam"]))
         away = math.log(rate / best(batch))
-        accuracy = 0.9 - 0.3 / math.sqrt(epochs) - 0.03 * math.log(batch / 8) - curvature * away**2 * (1.5 if away > 0 else 1)
+        accuracy = (
+            0.9
+            - 0.3 / math.sqrt(epochs)
+            - 0.03 * math.log(batch / 8)
+            - curvature * away**2 * (1.5 if away > 0 else 1)
+        )
         accuracy += 0.02 * (optimizer == "adam") + noise * rng.standard_normal()
-        parameters = {"effective_batch": batch, "reference_rate": rate, "epochs": epochs, "optimizer": optimizer}
+        parameters = {
+            "effective_batch": batch,
+            "reference_rate": rate,
+            "epochs": epochs,
+            "optimizer": optimizer,
+        }
         facts = TrialFacts(effective_batch=batch, learning_rate=rate, rule="sqrt")
         records.append(TrialRecord(number, "complete", parameters, facts, 1.0, accuracy))
     return records
@@ -70,13 +85,17 @@ def test_units_and_reference_batches_change_nothing() -> None:
     ]
     before, after = best_rates("made", records, [256]), best_rates("made", moved, [256])
     assert after.exponent.value == pytest.approx(before.exponent.value, abs=0.02)
-    assert after.rates[1].learning_rate.value == pytest.approx(10 * before.rates[1].learning_rate.value, rel=0.1)
+    assert after.rates[1].learning_rate.value == pytest.approx(
+        10 * before.rates[1].learning_rate.value, rel=0.1
+    )
 
 
 def test_a_loss_to_minimize_is_read_as_an_accuracy_turned_round() -> None:
     records = trials(power(0.5), 40)
     turned = [
-        replace(record, accuracy=-record.accuracy, direction="minimize") for record in records if record.accuracy is not None
+        replace(record, accuracy=-record.accuracy, direction="minimize")
+        for record in records
+        if record.accuracy is not None
     ]
     assert best_rates("made", turned) == best_rates("made", records)
 
@@ -124,7 +143,11 @@ def test_a_best_rate_beyond_those_tried_is_not_trusted() -> None:
     [
         (0.41, 0.70, "exponent 0.55 [0.41, 0.70]: sqrt holds, constant and linear do not."),
         (0.41, 1.10, "exponent 0.55 [0.41, 1.10]: sqrt and linear hold, constant does not."),
-        (0.52, 0.58, "exponent 0.55 [0.52, 0.58]: constant, sqrt and linear do not hold. Write rule: power, exponent: 0.55."),
+        (
+            0.52,
+            0.58,
+            "exponent 0.55 [0.52, 0.58]: constant, sqrt and linear do not hold. Write rule: power, exponent: 0.55.",
+        ),
         (
             -0.2,
             1.40,
@@ -141,14 +164,18 @@ def test_the_verdict_in_words(low: float, high: float, words: str) -> None:
 def test_what_cannot_be_compared_is_told() -> None:
     records = trials(power(0.5), 40)
     with pytest.raises(
-        StudyFileError, match="study made: expected at least 20 complete trials to distinguish the rules, got 19"
+        StudyFileError,
+        match="study made: expected at least 20 complete trials to distinguish the rules, got 19",
     ):
         best_rates("made", records[:19])
     one_batch = [replace(record, facts=replace(record.facts, effective_batch=64)) for record in records]
     with pytest.raises(
-        StudyFileError, match=r"space.effective_batch: expected batches that differ by half at least, got 64 to 64"
+        StudyFileError,
+        match=r"space.effective_batch: expected batches that differ by half at least, got 64 to 64",
     ):
         best_rates("made", one_batch)
     one_rate = [replace(record, facts=replace(record.facts, learning_rate=0.1)) for record in records]
-    with pytest.raises(StudyFileError, match=r"space.reference_rate: expected rates that differ at the same batch, got none"):
+    with pytest.raises(
+        StudyFileError, match=r"space.reference_rate: expected rates that differ at the same batch, got none"
+    ):
         best_rates("made", one_rate)

@@ -36,7 +36,9 @@ def test_it_finds_what_a_made_up_law_needs() -> None:
     rng = np.random.default_rng(0)
     trials = []
     for _ in range(40):
-        batch, rate, epochs = (math.exp(rng.uniform(math.log(one.low), math.log(one.high))) for one in LEARNED.values())  # type: ignore[attr-defined]
+        batch, rate, epochs = (
+            math.exp(rng.uniform(math.log(one.low), math.log(one.high))) for one in LEARNED.values()
+        )  # type: ignore[attr-defined]
         values = {"effective_batch": round(batch), "reference_rate": rate, "epochs": epochs}
         trials.append((values, accuracy(round(batch), rate, epochs) + 0.002 * rng.standard_normal()))
     found = samples_by_batch(trials, LEARNED, 1000, 0.85, batches=[100])
@@ -74,7 +76,11 @@ def test_the_first_crossing_is_found(rows: list[list[float]], level: float) -> N
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_study_tells_what_its_target_needs(study_file: Callable[..., Path]) -> None:
-    path = study_file(space=SPACE | {"epochs": {"low": 1, "high": 4}}, budget={"trials": 12, "profile_s": 0.3}, stopping="none")
+    path = study_file(
+        space=SPACE | {"epochs": {"low": 1, "high": 4}},
+        budget={"trials": 12, "profile_s": 0.3},
+        stopping="none",
+    )
     assert bsearch("run", path, "--serial").exit_code == 0
     told = bsearch("ask", path, "--until", "0.5", "--batch", "50")
     assert told.exit_code == 0, told.output

@@ -60,7 +60,10 @@ def test_units_of_data_and_of_batches_do_not_matter(seed: int, unit: float, time
     points, _ = simulated(np.random.default_rng(seed), BATCHES[:4])
     law = fit_batch_law(points)
     other = fit_batch_law(
-        [RunsToTarget(times * one.effective_batch, tuple(unit * run for run in one.samples)) for one in points]
+        [
+            RunsToTarget(times * one.effective_batch, tuple(unit * run for run in one.samples))
+            for one in points
+        ]
     )
     assert other.critical_batch().value == pytest.approx(times * law.critical_batch().value, rel=1e-6)
     assert other.samples_at(300 * times).high == pytest.approx(unit * law.samples_at(300).high, rel=1e-6)
@@ -80,7 +83,9 @@ def test_what_is_counted_in_epochs_is_known_to_an_epoch(seed: int, epoch: float,
 
 def test_groups_share_the_law_but_not_its_level() -> None:
     points, truth = simulated(np.random.default_rng(1), spread=0.01)
-    half = [RunsToTarget(one.effective_batch, tuple(run / 7 for run in one.samples), "new") for one in points[::3]]
+    half = [
+        RunsToTarget(one.effective_batch, tuple(run / 7 for run in one.samples), "new") for one in points[::3]
+    ]
     law = fit_batch_law([*points, *half])
     assert law.samples_at(512, "new").value == pytest.approx(at(truth, 512) / 7, rel=0.1)
     assert law.samples_at(512, "").value == pytest.approx(at(truth, 512), rel=0.1)
@@ -126,7 +131,9 @@ def mlperf_runs(path: Path) -> dict[str, list[RunsToTarget]]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             samples = tuple(map(float, row["to_target"].split()))
-            points.setdefault(row["workload"], []).append(RunsToTarget(int(row["effective_batch"]), samples, row["round"]))
+            points.setdefault(row["workload"], []).append(
+                RunsToTarget(int(row["effective_batch"]), samples, row["round"])
+            )
     return points
 
 

@@ -124,7 +124,12 @@ def session(group: int) -> list[int]:
 def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     with subprocess.Popen(
-        [BSEARCH, "check"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [BSEARCH, "check"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         output = process.communicate(timeout=400)[0]
     assert "starts and answers" in output
@@ -137,6 +142,8 @@ def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_an_address_where_nobody_listens_is_told_with_its_variable(tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
-    result = subprocess.run([BSEARCH, "check"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [BSEARCH, "check"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 1
     assert "RAY_ADDRESS=127.0.0.1:1 is set: unset it" in result.stdout

@@ -86,7 +86,9 @@ def served(study: Path, *options: str) -> Iterator[str]:
         assert (server.returncode, errors) == (0, "")
 
 
-def asked(address: str, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+def asked(
+    address: str, path: str, method: str = "GET", body: Any = None, **headers: str
+) -> tuple[int, Any, Any]:
     """Status, headers and document of an answer."""
     text = None if body is None else json.dumps(body)
     with closing(http.client.HTTPConnection(address.split("/")[2], timeout=60)) as connection:
@@ -186,7 +188,9 @@ def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> 
     with served(study) as address:
         base = address.split("/dashboard")[0]
         note = {"body": "theirs", "version": study_document(address)["note"]["version"] + 1}
-        assert asked(address, "/api/studies/1", Host="evil.example:8080")[0] == 403  # a name that was made to point here
+        assert (
+            asked(address, "/api/studies/1", Host="evil.example:8080")[0] == 403
+        )  # a name that was made to point here
         assert asked(address, "/api/studies/1", Host="localhost:9000")[0] == 200  # through a tunnel
         assert asked(address, "/api/studies/1/note", "PUT", note, Origin="http://evil.example")[0] == 403
         assert asked(address, "/api/studies/1/note", "PUT", note, Origin="null")[0] == 403
@@ -216,14 +220,20 @@ def test_a_port_that_is_taken_is_told(study: Path) -> None:
 
 # ---------------------------------------------------------------- notes
 
-MARKUP = st.text(alphabet=st.sampled_from(list("`*_[]()<>#+-=!|~$&\\.:/@1aw \n\t")), max_size=40) | st.text(max_size=20)
+MARKUP = st.text(alphabet=st.sampled_from(list("`*_[]()<>#+-=!|~$&\\.:/@1aw \n\t")), max_size=40) | st.text(
+    max_size=20
+)
 
 
 def inline(text: str) -> list[Any]:
     """What a renderer makes of a line: its one paragraph's parts."""
     from markdown_it import MarkdownIt
 
-    blocks = [block for block in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text) if block.level <= 1]
+    blocks = [
+        block
+        for block in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+        if block.level <= 1
+    ]
     assert [block.type for block in blocks] == ["paragraph_open", "inline", "paragraph_close"], text
     return list(blocks[1].children or [])
 
@@ -266,7 +276,11 @@ def test_no_line_ends_a_block_of_code(text: str) -> None:
         ("interrupted", {}, "**Interrupted**; the study's next run goes on with it."),
         ("out_of_memory", {}, "**Out of memory**, with no smaller plan left to try: `why`"),
         ("running", {}, "**Running.**"),
-        ("complete", {"repeats": 3, "seed": 1}, "**Repeats trial 3 with seed 1**: accuracy 0.9 in 2 s of training."),
+        (
+            "complete",
+            {"repeats": 3, "seed": 1},
+            "**Repeats trial 3 with seed 1**: accuracy 0.9 in 2 s of training.",
+        ),
     ],
 )
 def test_a_note_tells_how_a_trial_came_out(outcome: Any, facts: dict[str, Any], words: str) -> None:
@@ -283,7 +297,14 @@ def plain_dashboard(url: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [Path(sys.executable).parent / "optuna-dashboard", url, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        Path(sys.executable).parent / "optuna-dashboard",
+        url,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             address, limit = f"http://127.0.0.1:{port}/dashboard/studies/1", time.monotonic() + 60
@@ -353,7 +374,10 @@ BLOWS_UP = {
     "objectives": LOSS,
     "training": {"samples": 640, "evaluations": 2},
     "baseline": [
-        {"effective_batch": 8 + index * 7 % 48, "reference_rate": 0.5 if index == 5 else 0.02 * 1.3 ** (index * 5 % 16)}
+        {
+            "effective_batch": 8 + index * 7 % 48,
+            "reference_rate": 0.5 if index == 5 else 0.02 * 1.3 ** (index * 5 % 16),
+        }
         for index in range(16)
     ],
     "budget": {"trials": 16},
@@ -363,7 +387,11 @@ STATES: dict[str, dict[str, Any]] = {
     "blow-up": BLOWS_UP,
     "pause": {
         "task": f"{TASKS}:Points",
-        "space": {**SPACE, "effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}},
+        "space": {
+            **SPACE,
+            "effective_batch": {"low": 16, "high": 64},
+            "reference_rate": {"low": 0.01, "high": 1},
+        },
         "training": {"evaluations": 10},
         "budget": {"hours": 0.003},
     },
@@ -378,7 +406,9 @@ def is_between(path: Path) -> bool:
     """Whether a trial is complete and another trains."""
     with suppress(BsearchError):  # until it is there
         records = StoredStudy.open(str(path)).records
-        return any(record.outcome == "complete" for record in records) and any(not record.has_ended for record in records)
+        return any(record.outcome == "complete" for record in records) and any(
+            not record.has_ended for record in records
+        )
     return False
 
 
@@ -429,9 +459,15 @@ def test_the_copy_that_a_run_has_kept_is_opened_after_a_blow_up(study_file: Call
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    "state", [pytest.param(state, marks=[pytest.mark.long] * (state in ("pause", "retry", "seeds"))) for state in STATES]
+    "state",
+    [
+        pytest.param(state, marks=[pytest.mark.long] * (state in ("pause", "retry", "seeds")))
+        for state in STATES
+    ],
 )
-def test_the_dashboard_opens_in_every_state(state: str, study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_dashboard_opens_in_every_state(
+    state: str, study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -463,7 +499,9 @@ def test_the_dashboard_opens_in_every_state(state: str, study_file: Callable[...
 
 
 @pytest.mark.browser
-def test_a_study_that_runs_is_seen_in_plain_optuna_dashboard(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_study_that_runs_is_seen_in_plain_optuna_dashboard(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -476,7 +514,10 @@ def test_a_study_that_runs_is_seen_in_plain_optuna_dashboard(study_file: Callabl
             while not finished(tmp_path / "small.db"):
                 assert running.poll() is None and time.monotonic() < limit
                 time.sleep(0.1)
-            with plain_dashboard(f"sqlite:///{tmp_path}/small.db") as address, playwright.sync_playwright() as driver:
+            with (
+                plain_dashboard(f"sqlite:///{tmp_path}/small.db") as address,
+                playwright.sync_playwright() as driver,
+            ):
                 browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
                 page.goto(f"{address}/trials")

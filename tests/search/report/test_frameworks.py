@@ -81,14 +81,27 @@ def test_another_batch_gets_another_rate_by_the_rule_and_is_told() -> None:
     assert even.effective_batch == 504
     assert settings.even_settings.learning_rate == pytest.approx(0.1 * 504 / 64)
     note = settings.even_notes[0]
-    for word in ("effective batch 501", "4 devices", "at most 96 samples", "504 = 4 x 63 x 2", "+0.6 %", "by rule linear"):
+    for word in (
+        "effective batch 501",
+        "4 devices",
+        "at most 96 samples",
+        "504 = 4 x 63 x 2",
+        "+0.6 %",
+        "by rule linear",
+    ):
         assert word in note
     assert all(note in FRAMEWORKS[framework](settings).notes for framework in EVEN)
     assert note not in FRAMEWORKS["pytorch"](settings).notes
 
 
 def test_a_rule_that_ends_between_the_batches_keeps_the_rate_and_says_so() -> None:
-    study = {"space": {**small_study()["space"], "rule": "adam_sde", "reference_rate": {"value": 0.1, "at_batch": 64}}}
+    study = {
+        "space": {
+            **small_study()["space"],
+            "rule": "adam_sde",
+            "reference_rate": {"value": 0.1, "at_batch": 64},
+        }
+    }
     study["training"] = {"betas": (0.0, 0.999)}
     settings = chosen(BatchPlan(33, 2, 2), study=study)
     settings = replace(settings, setup=replace(settings.setup, rule="adam_sde"))
@@ -108,7 +121,9 @@ def test_a_step_whose_samples_are_compared_stays_one() -> None:
     """Two micro-batches of 32 accumulated have 31 negatives each, not 63."""
     made = chosen(BatchPlan(64, 2))
     record = TrialRecord(3, "complete", {"effective_batch": 64}, TrialFacts(), 1.0, 0.5)
-    stored = StoredStudy("sqlite://", "small", study_from_dict(small_study()), {}, 0.0, (record,), ParetoFront((record,)))
+    stored = StoredStudy(
+        "sqlite://", "small", study_from_dict(small_study()), {}, 0.0, (record,), ParetoFront((record,))
+    )
     settings = settings_of(stored, record, replace(made.setup, embedding="cached"), "the best")
     assert (settings.even.micro_batch, settings.even.accumulation) == (64, 1)
     (note,) = settings.even_notes
@@ -155,7 +170,14 @@ def test_every_program_is_python_under_every_setting(framework: str, precision: 
     ):
         more = dict.fromkeys(("compile", "sync_batch_norm"), switches)
         plan = BatchPlan(33, 2, devices)
-        settings = chosen(plan, facts={"optimizer": optimizer}, precision=precision, schedule=schedule, warmup=warmup, **more)
+        settings = chosen(
+            plan,
+            facts={"optimizer": optimizer},
+            precision=precision,
+            schedule=schedule,
+            warmup=warmup,
+            **more,
+        )
         pasted = FRAMEWORKS[framework](settings)
         ast.parse(pasted.text)
         assert all(len(line) <= 160 for line in pasted.text.splitlines())
@@ -180,7 +202,9 @@ def test_names_out_of_a_strangers_database_stay_comments(framework: str) -> None
     )
     text = FRAMEWORKS[framework](hostile).text
     if framework == "pytorch":  # which holds the setup as a mapping
-        settings = replace(settings, setup=replace(hostile.setup, parameters={"a": "b", "width": "w"}, rule="constant"))
+        settings = replace(
+            settings, setup=replace(hostile.setup, parameters={"a": "b", "width": "w"}, rule="constant")
+        )
     texts = ast.parse(text), ast.parse(FRAMEWORKS[framework](settings).text)
     for node in (node for parsed in texts for node in ast.walk(parsed)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -197,7 +221,9 @@ def test_names_out_of_a_strangers_database_stay_comments(framework: str) -> None
         ("Lion8bit", "lion_8bit", (0.9, 0.99)),
     ],
 )
-def test_trainers_know_optimizers_of_bitsandbytes(optimizer: str, name: str, betas: tuple[float, float]) -> None:
+def test_trainers_know_optimizers_of_bitsandbytes(
+    optimizer: str, name: str, betas: tuple[float, float]
+) -> None:
     made = FRAMEWORKS["hf"](chosen(facts={"optimizer": optimizer}))
     assert f"optim='{name}'" in made.text
     assert f"adam_beta1={betas[0]}" in made.text
@@ -236,10 +262,16 @@ def of_task(settings: ChosenSettings, task: str) -> ChosenSettings:
         {"ema": 0.9, "schedule": "schedules.py:mine", "warmup": 0.25},
     ],
 )
-def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(training: dict[str, Any], tmp_path: Path) -> None:
+def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
+    training: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "schedules.py").write_text("def mine(fraction):\n    return 1.0 - fraction * fraction\n")
-    settings = of_task(chosen(BatchPlan(33, 2), budget=250, epochs=2.5, **training), "tasks_for_tests.py:Points")
-    settings = replace(settings, setup=replace(settings.setup, folder=str(tmp_path), checkpoint="elsewhere", ends_by=1.0))
+    settings = of_task(
+        chosen(BatchPlan(33, 2), budget=250, epochs=2.5, **training), "tasks_for_tests.py:Points"
+    )
+    settings = replace(
+        settings, setup=replace(settings.setup, folder=str(tmp_path), checkpoint="elsewhere", ends_by=1.0)
+    )
     run = TrainingRun(Points(), replace(settings.setup, checkpoint=None, ends_by=None))
     list(run.measurements())
     ours = run.averages if training.get("ema") else list(run.model.parameters())
@@ -266,7 +298,9 @@ def test_the_script_runs_on_two_devices_with_the_result_of_one(tmp_path: Path) -
         folder = tmp_path / str(devices)
         folder.mkdir()
         (folder / "train.py").write_text(FRAMEWORKS["pytorch"](settings).text)
-        done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(
+            [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=400
+        )
         assert (done.returncode, done.stderr) == (0, "")
         assert "256 of 256 samples: accuracy" in done.stdout
         trained.append(torch.load(folder / "model" / "model.pt", weights_only=True))
@@ -280,7 +314,9 @@ def test_the_script_of_a_trial_reaches_what_the_trial_reached(finished_study: Pa
     exported = bsearch("export", finished_study, "--to", "pytorch", "--pick", "best")
     assert "bsearch train" in exported.stderr
     (tmp_path / "train.py").write_text(exported.stdout)
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) == pytest.approx(best.accuracy, rel=1e-5)
 
@@ -313,8 +349,14 @@ def test_an_average_of_weights_is_in_a_note() -> None:
     [
         ("class Mine(Task): pass", "task"),
         ("def Mine(setup): yield 1", "loop"),
-        ("from bsearch.objectives.adapters.huggingface import train_with\ndef Mine(setup): yield 1", "huggingface"),
-        ("from bsearch.objectives.adapters.lightning import train_with\ndef Mine(setup): yield 1", "lightning"),
+        (
+            "from bsearch.objectives.adapters.huggingface import train_with\ndef Mine(setup): yield 1",
+            "huggingface",
+        ),
+        (
+            "from bsearch.objectives.adapters.lightning import train_with\ndef Mine(setup): yield 1",
+            "lightning",
+        ),
         ("Mine = make()", None),
         ("def Mine(", None),
     ],
@@ -329,9 +371,16 @@ def test_what_training_code_is_shows_in_its_source(source: str, kind: str | None
 
 def test_notes_are_those_of_what_trained() -> None:
     decayed = "Trainer applies no weight decay to biases"
-    by = {kind: FRAMEWORKS["hf"](replace(adam_chosen(), kind=kind)).notes for kind in (None, "huggingface", "loop")}
+    by = {
+        kind: FRAMEWORKS["hf"](replace(adam_chosen(), kind=kind)).notes
+        for kind in (None, "huggingface", "loop")
+    }
     assert [any(decayed in note for note in notes) for notes in by.values()] == [True, False, True]
-    assert [any("a loop of its own" in note for note in notes) for notes in by.values()] == [False, False, True]
+    assert [any("a loop of its own" in note for note in notes) for notes in by.values()] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def adam_chosen() -> ChosenSettings:
@@ -344,7 +393,9 @@ def adam_chosen() -> ChosenSettings:
 
 
 @pytest.mark.slow
-def test_the_command_prints_one_trials_settings_and_says_which(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_command_prints_one_trials_settings_and_says_which(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     study = study_file()
     assert bsearch("run", study, "--serial").exit_code == 0
     front = json.loads(bsearch("export", study, "--to", "json").stdout)
@@ -352,7 +403,17 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     result = bsearch("export", study, "--to", "yaml", "--pick", member["trial"])
     assert result.exit_code == 0, result.output
     settings = yaml.safe_load(result.stdout)
-    same = ("trial", "effective_batch", "micro_batch", "accumulation", "devices", "learning_rate", "train_s", "steps", "rule")
+    same = (
+        "trial",
+        "effective_batch",
+        "micro_batch",
+        "accumulation",
+        "devices",
+        "learning_rate",
+        "train_s",
+        "steps",
+        "rule",
+    )
     assert {name: settings[name] for name in same} == {name: member[name] for name in same}
     assert (settings["optimizer"], settings["momentum"], settings["nesterov"]) == ("SGD", 0.9, True)
     assert f"trial {member['trial']} (as asked): accuracy" in result.stderr
@@ -361,8 +422,14 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     default = yaml.safe_load(bsearch("export", study, "--to", "yaml").stdout)
     within = [one["trial"] for one in front["front"] if one["accuracy"] >= 0.99 * best["accuracy"]]
     assert default["trial"] == within[0]
-    assert yaml.safe_load(bsearch("export", study, "--to", "yaml", "--pick", "best").stdout)["trial"] == best["trial"]
-    near = [bsearch("export", study, "--to", "yaml", "--pick", f"within:{share}").stdout for share in ("90%", "0.9")]
+    assert (
+        yaml.safe_load(bsearch("export", study, "--to", "yaml", "--pick", "best").stdout)["trial"]
+        == best["trial"]
+    )
+    near = [
+        bsearch("export", study, "--to", "yaml", "--pick", f"within:{share}").stdout
+        for share in ("90%", "0.9")
+    ]
     assert near[0] == near[1]
     assert yaml.safe_load(near[0])["trial"] == member["trial"]
     for framework in GENERAL:
@@ -377,15 +444,30 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     ("change", "words"),
     [
         ("DELETE FROM bsearch_attempt", "trained outside `bsearch run`"),
-        ("UPDATE bsearch_attempt SET setup = '{}'", "trial 0 of study small (bsearch_attempt): setup.study: "),
+        (
+            "UPDATE bsearch_attempt SET setup = '{}'",
+            "trial 0 of study small (bsearch_attempt): setup.study: ",
+        ),
         (
             "UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.learning_rate', 'print(1)')",
             "setup.optimizer.learning_rate: expected a valid number",
         ),
-        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.betas', json('[0.9, {}]'))", "betas.1: expected"),
-        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.samples_budget', 0)", "samples_budget: expected a"),
-        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.training.schedule', 'x')", "setup.training.schedule: "),
-        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.glow', 1)", "setup: expected keys of this version, got glow"),
+        (
+            "UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.betas', json('[0.9, {}]'))",
+            "betas.1: expected",
+        ),
+        (
+            "UPDATE bsearch_attempt SET setup = json_set(setup, '$.samples_budget', 0)",
+            "samples_budget: expected a",
+        ),
+        (
+            "UPDATE bsearch_attempt SET setup = json_set(setup, '$.training.schedule', 'x')",
+            "setup.training.schedule: ",
+        ),
+        (
+            "UPDATE bsearch_attempt SET setup = json_set(setup, '$.glow', 1)",
+            "setup: expected keys of this version, got glow",
+        ),
     ],
 )
 def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
@@ -417,7 +499,9 @@ def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
         (["--to", "keras"], "'keras' is not one of"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(study_file: Callable[..., Path], options: list[str], words: str) -> None:
+def test_what_cannot_be_meant_is_refused(
+    study_file: Callable[..., Path], options: list[str], words: str
+) -> None:
     result = bsearch("export", study_file(), *options)
     assert result.exit_code == 2
     assert words in result.stderr

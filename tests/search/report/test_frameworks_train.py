@@ -70,13 +70,18 @@ frameworks = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 class TestRealFrameworks:
     pytestmark = frameworks
 
-    def test_trainer(self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str, tmp_path: Path) -> None:
+    def test_trainer(
+        self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str, tmp_path: Path
+    ) -> None:
         transformers = pytest.importorskip("transformers")
         settings = chosen(plan, facts={"optimizer": optimizer}, schedule="linear", warmup=0.25)
         os.environ["WANDB_DISABLED"] = "true"
         script = program(settings, "hf")
         arguments = script["arguments"]
-        assert arguments.train_batch_size * arguments.gradient_accumulation_steps == settings.even.effective_batch
+        assert (
+            arguments.train_batch_size * arguments.gradient_accumulation_steps
+            == settings.even.effective_batch
+        )
         arguments.output_dir, arguments.report_to, arguments.save_strategy = str(tmp_path), [], "no"
         model, found = Counts(), []
 
@@ -94,9 +99,13 @@ class TestRealFrameworks:
         assert type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__ == optimizer
         assert group["initial_lr"] == settings.even_settings.learning_rate
 
-    def test_trainers_wsd_is_ours(self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str) -> None:
+    def test_trainers_wsd_is_ours(
+        self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str
+    ) -> None:
         transformers = pytest.importorskip("transformers")
-        settings = chosen(plan, facts={"optimizer": optimizer}, budget=samples * 50, epochs=50, schedule="wsd", warmup=0.25)
+        settings = chosen(
+            plan, facts={"optimizer": optimizer}, budget=samples * 50, epochs=50, schedule="wsd", warmup=0.25
+        )
         arguments, steps = program(settings, "hf")["arguments"], settings.even_steps
         made = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
         scheduler = transformers.get_scheduler(
@@ -115,7 +124,9 @@ class TestRealFrameworks:
         step_down = 0.1 / (0.15 * steps)  # by which the rate falls
         assert found == pytest.approx(ours, abs=1.01 * step_down)
 
-    def test_lightning(self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str, tmp_path: Path) -> None:
+    def test_lightning(
+        self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str, tmp_path: Path
+    ) -> None:
         pytest.importorskip("lightning")
         settings = chosen(plan, facts={"optimizer": optimizer}, warmup=0.25)
         script = program(settings, "lightning")
@@ -143,7 +154,9 @@ class TestRealFrameworks:
         trainer.fit(Module(), script["train_loader"](Rows(samples)))
         assert [size for size, _ in found] == sizes
         if len(set(sizes)) == 1:
-            assert [rate for _, rate in found] == pytest.approx(rates(settings, sizes, settings.setup.learning_rate), rel=1e-9)
+            assert [rate for _, rate in found] == pytest.approx(
+                rates(settings, sizes, settings.setup.learning_rate), rel=1e-9
+            )
 
     def test_accelerate(self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str) -> None:
         pytest.importorskip("accelerate")
@@ -161,7 +174,9 @@ class TestRealFrameworks:
             handle.remove()
         assert [size for size, _ in found] == sizes
         if len(set(sizes)) == 1:
-            assert [rate for _, rate in found] == pytest.approx(rates(settings, sizes, settings.setup.learning_rate), rel=1e-9)
+            assert [rate for _, rate in found] == pytest.approx(
+                rates(settings, sizes, settings.setup.learning_rate), rel=1e-9
+            )
 
 
 TWO_DEVICES = {
@@ -183,7 +198,8 @@ Trainer(
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize(
-    "framework", [pytest.param(one, marks=pytest.mark.long) if one == "accelerate" else one for one in TWO_DEVICES]
+    "framework",
+    [pytest.param(one, marks=pytest.mark.long) if one == "accelerate" else one for one in TWO_DEVICES],
 )
 @pytest.mark.long
 def test_on_two_devices_each_sees_half_of_the_batch(framework: str, tmp_path: Path) -> None:
@@ -201,7 +217,15 @@ torch.distributed.barrier()
 os._exit(0)  # gloo's threads may abort a process while it ends, even after destroy_process_group
 """
     (tmp_path / "train.py").write_text(FRAMEWORKS[framework](settings).text + watched)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+    ]
     done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     # Two epochs of 130 samples: 16 on each device; the last 2 are filled up to a pass on each, as the note says.
@@ -238,9 +262,9 @@ def test_deepspeed_reads_its_configuration(
     assert read.gradient_clipping == 0.5
     keywords = dict(read.optimizer_params)
     keywords.pop("adam_w_mode", None)
-    made = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW"}.get(read.optimizer_name, read.optimizer_name))(
-        Counts().parameters(), **keywords
-    )
+    made = getattr(
+        torch.optim, {"adam": "Adam", "adamw": "AdamW"}.get(read.optimizer_name, read.optimizer_name)
+    )(Counts().parameters(), **keywords)
     scheduler = getattr(lr_schedules, read.scheduler_name)(made, **read.scheduler_params)
     running = []
     for _ in range(settings.running_steps):
@@ -254,13 +278,19 @@ def test_deepspeed_reads_its_configuration(
     assert running[:2] == [0, 0]
     for step, rate in enumerate(running):
         ours = peak * rate_factor(training.schedule, training.warmup, max(step - 1, 0) / steps)
-        assert rate == pytest.approx(ours, abs=1e-9 * peak if training.schedule != "cosine" else 1.01 * slope * peak)
+        assert rate == pytest.approx(
+            ours, abs=1e-9 * peak if training.schedule != "cosine" else 1.01 * slope * peak
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_deepspeeds_product_rule_holds(devices: int) -> None:
     for batch, micro_batches in product(range(devices, 80), (1, 2, 3)):
-        document = json.loads(FRAMEWORKS["deepspeed"](chosen(BatchPlan(batch, min(micro_batches, batch), devices))).text)
-        product_of = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * devices
+        document = json.loads(
+            FRAMEWORKS["deepspeed"](chosen(BatchPlan(batch, min(micro_batches, batch), devices))).text
+        )
+        product_of = (
+            document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * devices
+        )
         assert document["train_batch_size"] == product_of

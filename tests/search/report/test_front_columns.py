@@ -34,8 +34,13 @@ def made(count: int, direction: Literal["minimize", "maximize"] = "maximize", **
 
 
 @given(st.integers(0, 5), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0.52]))
-def test_each_column_has_a_cell_for_each_trial(count: int, most: int, repeated: bool, target: float | None) -> None:
-    front = made(count, **({"mean_low": 0.4, "mean_high": 0.6, "runs": 2, "front_probability": 0.9} if repeated else {}))
+def test_each_column_has_a_cell_for_each_trial(
+    count: int, most: int, repeated: bool, target: float | None
+) -> None:
+    front = made(
+        count,
+        **({"mean_low": 0.4, "mean_high": 0.6, "runs": 2, "front_probability": 0.9} if repeated else {}),
+    )
     members = some_members(front, most)
     columns = front_columns(front, members, target)
     assert all(len(column.cells) == len(members) == min(count, most) for column in columns)
@@ -54,7 +59,9 @@ def test_both_ends_of_a_front_are_among_some_of_its_members() -> None:
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_a_studys_note_has_the_same_columns_and_the_best_trial(direction: Literal["minimize", "maximize"]) -> None:
+def test_a_studys_note_has_the_same_columns_and_the_best_trial(
+    direction: Literal["minimize", "maximize"],
+) -> None:
     front = made(4, direction)
     note = study_note("s", study_from_dict(small_study()), front, 4.0, ["Said."], study="s.yaml", page="/p")
     head, _, *rows = [line.split(" | ") for line in note.splitlines() if line.startswith("| ")]

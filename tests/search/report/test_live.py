@@ -27,14 +27,20 @@ from conftest import BSEARCH, TASKS
 from rich.console import Console
 
 SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
-PLAIN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")}
+PLAIN = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
+}
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
 
 
 class Terminal:
     """A pseudo-terminal with a command on it, and what its screen shows."""
 
-    def __init__(self, command: list[object], columns: int, rows: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: list[object], columns: int, rows: int, environment: Mapping[str, str]
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.written = b""
@@ -149,7 +155,10 @@ def test_a_terminal_may_shrink_and_grow(study_file: Callable[..., Path]) -> None
             seen.read(0.7)
             # What was drawn since keeps to the new size.
             drawn = seen.written[mark:].decode(errors="replace")
-            pieces = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece) for piece in re.split(r"[\r\n]|\x1b\[[0-9]*[AK]", drawn)]
+            pieces = [
+                re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece)
+                for piece in re.split(r"[\r\n]|\x1b\[[0-9]*[AK]", drawn)
+            ]
             assert max(map(len, pieces)) <= columns
             assert seen.process.poll() is None
         seen.resize(120, 40)
@@ -174,7 +183,9 @@ def test_a_pipe_and_a_dumb_terminal_get_a_line_per_trial(slow: Path, dumb: bool)
             assert seen.end() == 0
             written = seen.written.decode()
     else:
-        written = subprocess.run([BSEARCH, "run", slow, "--serial"], capture_output=True, text=True, check=True).stdout
+        written = subprocess.run(
+            [BSEARCH, "run", slow, "--serial"], capture_output=True, text=True, check=True
+        ).stdout
     assert "\x1b" not in written
     assert re.findall(r"\[(\d)/3\] trial \d complete: accuracy", written) == ["1", "2", "3"]
 
@@ -223,7 +234,9 @@ def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: C
 
 
 @pytest.mark.slow
-def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file: Callable[..., Path]) -> None:
+def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(
+    study_file: Callable[..., Path],
+) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 400})
     with driven(path) as driver:
         with terminal(BSEARCH, "show", path, "--watch") as seen:
@@ -259,23 +272,42 @@ def driven(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def held(database: Path) -> bool:
-    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        return connection.execute("SELECT 1 FROM bsearch_study WHERE holder IS NOT NULL").fetchone() is not None
+    with (
+        suppress(sqlite3.OperationalError),
+        closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection,
+    ):
+        return (
+            connection.execute("SELECT 1 FROM bsearch_study WHERE holder IS NOT NULL").fetchone() is not None
+        )
     return False
 
 
 def many_trials(count: int) -> StudyView:
     facts = TrialFacts(effective_batch=123456, learning_rate=1.234e-05, rule="linear", epochs=3)
     records = tuple(
-        TrialRecord(number, "complete", {}, facts, 10.0 * 1.1**number, 0.5 + number / 1000) for number in range(count)
+        TrialRecord(number, "complete", {}, facts, 10.0 * 1.1**number, 0.5 + number / 1000)
+        for number in range(count)
     )
     running = tuple(
-        RunningTrial(count + index, "a-host-with-a-long-name.example.org (10.0.0.1) gpu", 4096, 0.1, 0.5, 0.7, 12.0, 1)
+        RunningTrial(
+            count + index, "a-host-with-a-long-name.example.org (10.0.0.1) gpu", 4096, 0.1, 0.5, 0.7, 12.0, 1
+        )
         for index in range(50)
     )
     name = "a study of a very long name \x1b[31m"
     front = ParetoFront(records)
-    return StudyView(name, 400, count, {"complete": count, "out_of_memory": 3}, running, front, records, 100.0, 4000.0, "you")
+    return StudyView(
+        name,
+        400,
+        count,
+        {"complete": count, "out_of_memory": 3},
+        running,
+        front,
+        records,
+        100.0,
+        4000.0,
+        "you",
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 12, 16, 24, 40, 100])
@@ -308,10 +340,14 @@ def test_the_least_needed_is_left_out_first() -> None:
 
 
 @pytest.mark.long
-def test_a_watcher_waits_for_a_study_that_is_about_to_begin_and_for_a_raised_budget(study_file: Callable[..., Path]) -> None:
+def test_a_watcher_waits_for_a_study_that_is_about_to_begin_and_for_a_raised_budget(
+    study_file: Callable[..., Path],
+) -> None:
     for trials in (2, 4):
         path = study_file(task=f"{TASKS}:Points", space=SPACE, budget={"trials": trials})
-        with subprocess.Popen([BSEARCH, "show", path, "--watch"], stdout=subprocess.PIPE, text=True) as watcher:
+        with subprocess.Popen(
+            [BSEARCH, "show", path, "--watch"], stdout=subprocess.PIPE, text=True
+        ) as watcher:
             time.sleep(4)  # it has looked by then, and found nothing, or a study that is done
             subprocess.run([BSEARCH, "run", path, "--serial"], check=True, stdout=subprocess.DEVNULL)
             output = watcher.communicate(timeout=400)[0]

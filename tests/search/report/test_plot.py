@@ -16,7 +16,9 @@ groups = st.fixed_dictionaries(
 
 
 @given(groups, st.integers(10, 200), st.integers(5, 30))
-def test_every_point_is_in_its_place(drawn: dict[str, list[tuple[float, float]]], width: int, height: int) -> None:
+def test_every_point_is_in_its_place(
+    drawn: dict[str, list[tuple[float, float]]], width: int, height: int
+) -> None:
     lines = scatter(drawn, width=width, height=height, x_label="seconds", y_label="loss").splitlines()
     assert len(lines) == max(height, 6)
     assert max(map(len, lines)) <= max(min(width, 100), 40)
@@ -43,7 +45,9 @@ def test_every_point_is_in_its_place(drawn: dict[str, list[tuple[float, float]]]
         for column, letter in enumerate(line)
         if letter != " "
     }
-    assert all(any(marker == letter and cell in cells for marker, cells in may_be) for cell, letter in found.items())
+    assert all(
+        any(marker == letter and cell in cells for marker, cells in may_be) for cell, letter in found.items()
+    )
     assert all(cells & set(found) for _, cells in may_be)
     order = list(drawn)
     for cell, letter in found.items():  # the last group's marker is on top

@@ -70,10 +70,12 @@ def study(study_path: Path) -> StoredStudy:
 @pytest.fixture(scope="module")
 def page(study: StoredStudy) -> str:
     strange = tuple(
-        replace(record, message=STRANGE, parameters={**record.parameters, STRANGE: STRANGE}) for record in study.records
+        replace(record, message=STRANGE, parameters={**record.parameters, STRANGE: STRANGE})
+        for record in study.records
     )
     front = replace(
-        study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
+        study.front,
+        trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials),
     )
     strangers = replace(study, records=strange, front=front)
     return report_page(StudyData.of(strangers))
@@ -120,7 +122,9 @@ def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy)
     shown = {number for layer in layers.values() for number in layer.trials}
     ended = {record.number for record in study.records if record.outcome == "complete"}
     assert ended <= shown
-    assert {record.number for record in study.records if record.outcome == "diverged" and record.train_s} <= shown
+    assert {
+        record.number for record in study.records if record.outcome == "diverged" and record.train_s
+    } <= shown
     assert layers["baseline"].trials == (0,)
 
 
@@ -140,7 +144,12 @@ def test_the_command_writes_the_page(study_path: Path) -> None:
 
 
 def front(*points: tuple[float, float]) -> Any:
-    return front_of([TrialRecord(n, "complete", {"effective_batch": 8}, TrialFacts(), *pair) for n, pair in enumerate(points)])
+    return front_of(
+        [
+            TrialRecord(n, "complete", {"effective_batch": 8}, TrialFacts(), *pair)
+            for n, pair in enumerate(points)
+        ]
+    )
 
 
 def test_the_picks_are_the_points_most_users_want_each_once() -> None:
@@ -149,7 +158,11 @@ def test_the_picks_are_the_points_most_users_want_each_once() -> None:
 
     four = (1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9)
     assert named(*four) == [("Fastest within 1% of the best", 2), ("Best", 3)]
-    assert named(*four, target=0.7) == [("Fastest within 1% of the best", 2), ("Fastest to reach 0.7", 1), ("Best", 3)]
+    assert named(*four, target=0.7) == [
+        ("Fastest within 1% of the best", 2),
+        ("Fastest to reach 0.7", 1),
+        ("Best", 3),
+    ]
     assert named((1, 0.5)) == [("Best", 0)]
     assert named() == []
 
@@ -182,7 +195,12 @@ def opened(browser: Any, page: str, tmp_path: Path) -> Iterator[Callable[..., An
         view = context.new_page()
         view.on("console", lambda message: said.append(message.text))
         view.on("pageerror", lambda error: said.append(str(error)))
-        view.on("request", lambda request: said.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        view.on(
+            "request",
+            lambda request: (
+                said.append(request.url) if not request.url.startswith(("file:", "data:")) else None
+            ),
+        )
         view.goto((tmp_path / "report.html").as_uri())
         view.wait_for_selector("#plot-learning-curves svg")
         return view
@@ -206,7 +224,9 @@ def test_the_page_is_accessible_and_fits(opened: Callable[..., Any], width: int,
 
 
 @pytest.mark.browser
-def test_a_point_is_chosen_and_its_settings_are_copied(opened: Callable[..., Any], study: StoredStudy) -> None:
+def test_a_point_is_chosen_and_its_settings_are_copied(
+    opened: Callable[..., Any], study: StoredStudy
+) -> None:
     view = opened()
     view.context.grant_permissions(["clipboard-read", "clipboard-write"])
     last = study.front.trials[-1]
@@ -220,7 +240,9 @@ def test_a_point_is_chosen_and_its_settings_are_copied(opened: Callable[..., Any
     assert json.loads(view.inner_text("#export"))["train_batch_size"] > 0
     # And by the figure itself.
     first = study.front.trials[0].number
-    view.evaluate("n => document.getElementById('plot-front').emit('plotly_click', {points: [{customdata: n}]})", first)
+    view.evaluate(
+        "n => document.getElementById('plot-front').emit('plotly_click', {points: [{customdata: n}]})", first
+    )
     assert view.inner_text("#picked-title") == f"Settings of trial {first}"
 
 
@@ -236,7 +258,10 @@ def test_colours_change_with_the_button_and_paper_is_white(opened: Callable[...,
     view.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert view.evaluate(ground) == "rgb(255, 255, 255)"
     drawn, settings = ("#plot-front .main-svg", "bottom"), ("#picked", "top")
-    ends = [view.evaluate(f"document.querySelector('{name}').getBoundingClientRect().{end}") for name, end in (drawn, settings)]
+    ends = [
+        view.evaluate(f"document.querySelector('{name}').getBoundingClientRect().{end}")
+        for name, end in (drawn, settings)
+    ]
     assert ends[0] <= ends[1]  # the plot does not lie over the settings
     view.emulate_media(media="screen")
     view.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -281,7 +306,9 @@ def test_limits_leave_the_points_that_keep_them(opened: Callable[..., Any], stud
     least = sorted(trial.accuracy or 0.0 for trial in front.trials)[middle]
     good = [trial.number for trial in front.trials if (trial.accuracy or 0.0) >= least]
     assert view.evaluate(rows) == good
-    assert view.inner_text("#remains").startswith(f"{len(good)} of {len(front.trials)} points remain. Best: trial {good[-1]},")
+    assert view.inner_text("#remains").startswith(
+        f"{len(good)} of {len(front.trials)} points remain. Best: trial {good[-1]},"
+    )
     view.locator("#limit-train_s").evaluate(set_to, 0)  # as fast as the fastest, which is not as good
     assert view.evaluate(rows) == []
     assert view.inner_text("#remains") == "Nothing on the front is within these limits."
@@ -299,7 +326,9 @@ def test_limits_leave_the_points_that_keep_them(opened: Callable[..., Any], stud
 
 
 @pytest.mark.browser
-def test_two_points_are_compared_with_the_chance_that_one_is_better(opened: Callable[..., Any], study: StoredStudy) -> None:
+def test_two_points_are_compared_with_the_chance_that_one_is_better(
+    opened: Callable[..., Any], study: StoredStudy
+) -> None:
     view, (first, *_, last) = opened(), study.front.trials
     view.click(f"button.row[data-trial='{last.number}']")
     view.click("#comparison summary")
@@ -310,7 +339,9 @@ def test_two_points_are_compared_with_the_chance_that_one_is_better(opened: Call
     told = view.inner_text("#verdict")
     assert f"Trial {last.number} is ahead of trial {first.number} by" in told
     assert ("over 99 %" if chance > 0.99 else f"{round(100 * chance)} %") in told
-    cells = view.evaluate("[...document.querySelectorAll('#differences tr')].map(r => [...r.cells].map(c => c.textContent))")
+    cells = view.evaluate(
+        "[...document.querySelectorAll('#differences tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
     assert [name for name, *_ in cells][:2] == ["accuracy", "training time"]
     assert all(one != two for _, one, two in cells)
     view.wait_for_selector("#plot-comparison svg")
@@ -345,7 +376,9 @@ def test_all_trials_are_sorted_and_filtered(opened: Callable[..., Any], study: S
 
 
 @pytest.mark.browser
-def test_parameters_are_lines_and_slices_and_a_point_is_chosen_there(opened: Callable[..., Any], study: StoredStudy) -> None:
+def test_parameters_are_lines_and_slices_and_a_point_is_chosen_there(
+    opened: Callable[..., Any], study: StoredStudy
+) -> None:
     view = opened()
     drawn = view.evaluate(
         "['plot-parallel', 'plot-slice'].map((id) => document.getElementById(id).data.map((one) => [one.name, one.customdata]))"
@@ -362,5 +395,7 @@ def test_parameters_are_lines_and_slices_and_a_point_is_chosen_there(opened: Cal
         view.select_option("#slice", name)
         assert view.evaluate("document.getElementById('plot-slice').layout.xaxis.title.text") == name
     number = min(members)
-    view.evaluate(f"document.getElementById('plot-slice').emit('plotly_click', {{points: [{{customdata: {number}}}]}})")
+    view.evaluate(
+        f"document.getElementById('plot-slice').emit('plotly_click', {{points: [{{customdata: {number}}}]}})"
+    )
     assert view.inner_text("#picked-title") == f"Settings of trial {number}"

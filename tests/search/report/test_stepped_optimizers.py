@@ -81,7 +81,12 @@ KINDS = ("usual", "adamw", "sgd", "adam", "adamax", "nadam", "radam")
 def study(folder: Path, task: str, **changes: Any) -> Path:
     (folder / "tasks.py").write_text(TASKS)
     path = folder / "study.yaml"
-    fixed = {"budget": {"trials": 1, "profile_s": 0}, "task": f"tasks.py:{task}", "stopping": "none", **changes}
+    fixed = {
+        "budget": {"trials": 1, "profile_s": 0},
+        "task": f"tasks.py:{task}",
+        "stopping": "none",
+        **changes,
+    }
     path.write_text(yaml.safe_dump(small_study(**fixed), sort_keys=False))
     return path
 
@@ -89,7 +94,13 @@ def study(folder: Path, task: str, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> StoredStudy:
     """A study with a trial of each kind of optimizer."""
-    space = {"effective_batch": 32, "reference_rate": 0.01, "rule": "constant", "epochs": 1, "kind": {"choices": list(KINDS)}}
+    space = {
+        "effective_batch": 32,
+        "reference_rate": 0.01,
+        "rule": "constant",
+        "epochs": 1,
+        "kind": {"choices": list(KINDS)},
+    }
     path = study(
         tmp_path_factory.mktemp("kinds"),
         "Kinds",
@@ -104,7 +115,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> StoredStudy:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_record_and_every_export_have_what_stepped(kinds: StoredStudy, tmp_path: Path, kind: str) -> None:
     (tmp_path / "made.py").write_text(TASKS)
-    optimizer = runpy.run_path(str(tmp_path / "made.py"))["MADE"][kind]([torch.nn.Parameter(torch.zeros(2))], 0.01)
+    optimizer = runpy.run_path(str(tmp_path / "made.py"))["MADE"][kind](
+        [torch.nn.Parameter(torch.zeros(2))], 0.01
+    )
     (group,) = optimizer.param_groups
     record = next(one for one in kinds.records if one.parameters["kind"] == kind)
     said = [name for name in ("weight_decay", "betas", "eps", "momentum", "nesterov") if name in group]
@@ -143,7 +156,14 @@ def _found(text: str, names: Any) -> Iterator[tuple[str, Any]]:
     for name in names:
         if found := re.search(rf"\b{name}['\"]?\s*[=:]\s*([^\s,\[({{}})\]]+|[\[(][^\])]*[\])])", text):
             value = yaml.safe_load(found[1].replace("(", "[").replace(")", "]"))
-            yield name, tuple(value) if isinstance(value, list) else float(value) if isinstance(value, str) else value
+            yield (
+                name,
+                tuple(value)
+                if isinstance(value, list)
+                else float(value)
+                if isinstance(value, str)
+                else value,
+            )
 
 
 def test_two_groups_are_recorded_apart_and_told_where_a_format_has_one(tmp_path: Path) -> None:
@@ -151,13 +171,18 @@ def test_two_groups_are_recorded_apart_and_told_where_a_format_has_one(tmp_path:
     assert not run(path).failure
     stored = bsearch.Study(path)._stored
     (record,) = stored.records
-    assert [group["weight_decay"] for group in record.facts.groups] == [0.1, 0.0]  # the larger one speaks for all
+    assert [group["weight_decay"] for group in record.facts.groups] == [
+        0.1,
+        0.0,
+    ]  # the larger one speaks for all
     assert record.settings["weight_decay"] == 0.1
     settings = chosen_settings(stored, record, "it")
     for framework in ("hf", "lightning", "accelerate", "deepspeed"):
         exported = FRAMEWORKS[framework](settings)
         assert any("had another group" in note and "weight_decay=0.0" in note for note in exported.notes)
-    assert [group["weight_decay"] for group in yaml.safe_load(FRAMEWORKS["yaml"](settings).text)["groups"]] == [0.1, 0.0]
+    assert [
+        group["weight_decay"] for group in yaml.safe_load(FRAMEWORKS["yaml"](settings).text)["groups"]
+    ] == [0.1, 0.0]
 
 
 @pytest.mark.slow
@@ -185,4 +210,7 @@ def test_a_loop_of_ones_own_is_read_alike(tmp_path: Path) -> None:
 def test_check_tells_where_the_optimizer_differs_from_the_setup(tmp_path: Path) -> None:
     space = {"effective_batch": 32, "reference_rate": 0.01, "epochs": 1, "kind": "adamw"}
     said = CliRunner().invoke(main, ["check", str(study(tmp_path, "Kinds", space=space))]).output
-    assert "AdamW has its own weight_decay 0.3 (setup: 0.0), betas [0.8, 0.95] (setup: (0.9, 0.999)), eps 1e-06" in said
+    assert (
+        "AdamW has its own weight_decay 0.3 (setup: 0.0), betas [0.8, 0.95] (setup: (0.9, 0.999)), eps 1e-06"
+        in said
+    )

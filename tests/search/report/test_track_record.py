@@ -19,7 +19,9 @@ ERRORS = st.lists(st.floats(-0.9, 5), min_size=1, max_size=60)
 
 
 @given(ERRORS, st.floats(0.001, 1))
-def test_a_widened_interval_holds_nine_in_ten_and_never_is_narrower(errors: list[float], stated: float) -> None:
+def test_a_widened_interval_holds_nine_in_ten_and_never_is_narrower(
+    errors: list[float], stated: float
+) -> None:
     wide = widened(stated, errors)
     assert wide is not None
     assert wide >= stated
@@ -30,7 +32,9 @@ def test_a_widened_interval_holds_nine_in_ten_and_never_is_narrower(errors: list
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
-def test_a_quantile_is_the_smallest_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
+def test_a_quantile_is_the_smallest_value_that_so_many_do_not_exceed(
+    values: list[float], share: float
+) -> None:
     found = quantile(sorted(values), share)
     assert sum(value <= found for value in values) >= share * len(values) - 1e-9
     below = [value for value in values if value < found]
@@ -47,18 +51,27 @@ def test_a_record_counts_what_came_within(errors: list[float], stated: float) ->
 
 
 def test_memory_that_was_not_used_is_no_fault() -> None:
-    settled = [Settled(n, "peak memory", 100.0, came, 0.05) for n, came in enumerate((40.0, 100.0, 104.0, 106.0, 90.0, 95.0))]
+    settled = [
+        Settled(n, "peak memory", 100.0, came, 0.05)
+        for n, came in enumerate((40.0, 100.0, 104.0, 106.0, 90.0, 95.0))
+    ]
     record = TrackRecord.of(settled)
     assert (record.within, record.trials) == (5, 6)
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_file: Callable[..., Path]) -> None:
+def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(
+    study_file: Callable[..., Path],
+) -> None:
     """Slower sleeps while it trains and not while it is timed, so that no prediction comes within."""
     path = study_file(
         task=f"{TASKS}:Slower",
-        space={"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
+        space={
+            "effective_batch": {"low": 40, "high": 80},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        },
         budget={"trials": 5, "profile_s": 0.4},
     )
     ran = bsearch("run", path, "--serial")
@@ -82,7 +95,9 @@ def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(study_fil
 
 
 @pytest.mark.slow
-def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     path = study_file(
         task=f"{TASKS}:Points",
         space={

@@ -45,7 +45,12 @@ WIDTHS = (60, 80, 120, 200)
 WHOLE = 2000
 # What the line begins with that names the columns without room.
 NOT_SHOWN = "Not shown"
-MANY = {"weight_decay": 1.2345e-06, "label_smoothing": 0.12345, "dropout_probability": 0.25, "optimizer_of_the_head": "adamw"}
+MANY = {
+    "weight_decay": 1.2345e-06,
+    "label_smoothing": 0.12345,
+    "dropout_probability": 0.25,
+    "optimizer_of_the_head": "adamw",
+}
 
 
 class Tty(io.StringIO):
@@ -63,7 +68,12 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Tty]:
 
     def made(width: int) -> Tty:
         tty = Tty()
-        for name, value in {"COLUMNS": str(width), "LINES": "40", "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
+        for name, value in {
+            "COLUMNS": str(width),
+            "LINES": "40",
+            "TERM": "xterm-256color",
+            "NO_COLOR": "1",
+        }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "stdout", tty)
         monkeypatch.setattr(sys, "stderr", tty)
@@ -113,7 +123,9 @@ def faults(narrow: str, whole: str, width: int, part: Any) -> list[str]:
         found.append(f"no words of it: {sorted(fragments)}")
     named = " ".join(left_out.replace("_", " ").split())
     for name, cells in columns_of(part):
-        is_shown = words(name.replace("_", " ")) <= words(shown.replace("_", " ")) and words(" ".join(cells)) <= words(shown)
+        is_shown = words(name.replace("_", " ")) <= words(shown.replace("_", " ")) and words(
+            " ".join(cells)
+        ) <= words(shown)
         if not is_shown and (not name or " ".join(name.replace("_", " ").split()) not in named):
             found.append(f"a column is neither shown nor named: {name!r}")
     return found
@@ -135,15 +147,35 @@ def records(*, repeated: bool = False, many: bool = False) -> tuple[TrialRecord,
         )
         if repeated:
             interval = {"mean_low": 0.4 + number / 50, "mean_high": 0.5001 + number / 50}
-            facts = replace(facts, runs=2, front_probability=0.86, ties=(0,) if number == 2 else None, **interval)
+            facts = replace(
+                facts, runs=2, front_probability=0.86, ties=(0,) if number == 2 else None, **interval
+            )
         outcome, message = "complete", ""
         if number in (5, 7):
-            outcome, message = "stopped", "stopped after 42% of its budget; predicted final value 0.6507 ± 0.44"
+            outcome, message = (
+                "stopped",
+                "stopped after 42% of its budget; predicted final value 0.6507 ± 0.44",
+            )
         elif number == 9:
-            outcome, message = "error", "RuntimeError: Expected all tensors to be on the same device, but found cuda:0 and cpu"
-        settings: dict[str, Any] = {"effective_batch": facts.effective_batch, "rule": rule, **(MANY if many else {})}
+            outcome, message = (
+                "error",
+                "RuntimeError: Expected all tensors to be on the same device, but found cuda:0 and cpu",
+            )
+        settings: dict[str, Any] = {
+            "effective_batch": facts.effective_batch,
+            "rule": rule,
+            **(MANY if many else {}),
+        }
         made.append(
-            TrialRecord(number, outcome, settings, facts, 0.02333 * 1.7**number, 0.45123 + number / 50, message=message)  # type: ignore[arg-type]
+            TrialRecord(
+                number,
+                outcome,
+                settings,
+                facts,
+                0.02333 * 1.7**number,
+                0.45123 + number / 50,
+                message=message,
+            )  # type: ignore[arg-type]
         )
     return tuple(made)
 
@@ -169,7 +201,12 @@ def ask_columns() -> Columns:
 
 def ask_group() -> Sequence[Any]:
     named = tuple(
-        replace(record, facts=replace(record.facts, message=f"imported from runs.csv/run-of-a-long-name-{record.number:03}"))
+        replace(
+            record,
+            facts=replace(
+                record.facts, message=f"imported from runs.csv/run-of-a-long-name-{record.number:03}"
+            ),
+        )
         for record in records(many=True)
     )
     spec = study_from_dict(small_study())
@@ -177,9 +214,15 @@ def ask_group() -> Sequence[Any]:
     said = "0.0155 [0.0047, 0.062] at batch 16; 0.234 [0.038, 0.45] at batch 512. It grows as the batch to the power of 0.65"
     settings = [{"effective_batch": 96, **MANY}]
     answers = [
-        Verdict("front", "5 of 30 are on the front; the other 25 were each beaten by one that was as fast and as good", 30),
+        Verdict(
+            "front",
+            "5 of 30 are on the front; the other 25 were each beaten by one that was as fast and as good",
+            30,
+        ),
         Verdict("best rate", f"{said} [0.48, 0.88]: sqrt holds, constant and linear do not", 28),
-        Verdict("noise", "no setting was trained more than once, so what seeds change is unknown", silent=True),
+        Verdict(
+            "noise", "no setting was trained more than once, so what seeds change is unknown", silent=True
+        ),
         Verdict("next runs", "", 30, data={"settings": settings}),
     ]
     return [*group_parts("runs.csv", study, None, answers, several=False, short=False)]
@@ -189,7 +232,9 @@ def samples() -> Sequence[Any]:
     import numpy as np
 
     draws = np.geomspace(4e3, 2.5e4, 60).reshape(20, 3)
-    return [*samples_parts("digits", "accuracy", SamplesByBatch(0.95, (8, 128, 1000), draws, 3591.0, 23940.0, 14))]
+    return [
+        *samples_parts("digits", "accuracy", SamplesByBatch(0.95, (8, 128, 1000), draws, 3591.0, 23940.0, 14))
+    ]
 
 
 def batch() -> Sequence[Any]:
@@ -215,12 +260,21 @@ def batch() -> Sequence[Any]:
 
 def plans() -> Sequence[Any]:
     profile = DeviceProfile("gpu", "NVIDIA H100 80GB HBM3", 1000, unit="tokens", units_per_sample=1024.0)
-    each = [PlannedBatch(size, 4, 8, size // 32, "selective", 0.0123 * size, 75.2 * size) for size in (64, 512, 4096)]
+    each = [
+        PlannedBatch(size, 4, 8, size // 32, "selective", 0.0123 * size, 75.2 * size)
+        for size in (64, 512, 4096)
+    ]
     return [_plans_table(each, profile)]
 
 
 def speed() -> Sequence[Any]:
-    timed = {"accumulation": 4, "micro_batch": 251, "step_s": 0.00298, "known_step_s": 0.00301, "input_s": 1e-4}
+    timed = {
+        "accumulation": 4,
+        "micro_batch": 251,
+        "step_s": 0.00298,
+        "known_step_s": 0.00301,
+        "input_s": 1e-4,
+    }
     document = {
         "devices": 2,
         "interval": 0.456,
@@ -245,7 +299,12 @@ def memory() -> Sequence[Any]:
         "largest_micro_batch": 1000,
         "largest_micro_batches": dict(zip(modes, (316, 1000, 1000), strict=True)),
         "evaluation_batch": 2000,
-        "breakdown": {"parameters": 70_656, "gradients": 70_656, "optimizer state": 141_312, "activations": 4_099_932},
+        "breakdown": {
+            "parameters": 70_656,
+            "gradients": 70_656,
+            "optimizer state": 141_312,
+            "activations": 4_099_932,
+        },
         "curve": [
             {"micro_batch": size, "activation_checkpointing": mode, "predicted_bytes": 12_345_678 * size}
             | {"measured_bytes": 12_345_000 * size, "difference": 5.5e-5}
@@ -275,7 +334,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Sequence[Any]:
     found = [Job(f"raysubmit_abcdefgh{name[:4]}", name, "ray", "running", at, at) for name in names]
     facts = {"done": 12, "trials": 60, "metric": "validation_accuracy", "best": 0.98765, "eta_s": 3723.0}
     taken = Taken()
-    monkeypatch.setattr(job_commands, "_submitter", lambda **where: type("", (), {"jobs": lambda self: found})())
+    monkeypatch.setattr(
+        job_commands, "_submitter", lambda **where: type("", (), {"jobs": lambda self: found})()
+    )
     monkeypatch.setattr(job_commands, "_progress", lambda names, file: dict.fromkeys(names, facts))
     monkeypatch.setattr(job_commands, "terminal", lambda: taken)
     main(["jobs", "status", "--launcher", "slurm"], standalone_mode=False)
@@ -284,14 +345,29 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Sequence[Any]:
 
 def trial() -> Sequence[Any]:
     record = records()[7]
-    point = {"attempt": 0, "samples_seen": 123_456, "elapsed_s": 1234.5, "accuracy": 0.98765, "train_loss": 0.0004236}
-    document = {"trial": 7, "host": "node-017.cluster.example.org", "message": record.message, "curve": [point]}
+    point = {
+        "attempt": 0,
+        "samples_seen": 123_456,
+        "elapsed_s": 1234.5,
+        "accuracy": 0.98765,
+        "train_loss": 0.0004236,
+    }
+    document = {
+        "trial": 7,
+        "host": "node-017.cluster.example.org",
+        "message": record.message,
+        "curve": [point],
+    }
     return [*trial_parts(document, record, "validation_accuracy")]
 
 
 def finding() -> Sequence[Any]:
     advice = "free some, or set storage and results to another disk: results need about 2 GiB for 60 trials, and Ray needs more"
-    return [finding_line(Finding("shared memory", "warning", "0.5 GiB of 1 GiB free, for what Ray shares", advice))]
+    return [
+        finding_line(
+            Finding("shared memory", "warning", "0.5 GiB of 1 GiB free, for what Ray shares", advice)
+        )
+    ]
 
 
 TABLES: dict[str, Parts] = {
@@ -317,11 +393,15 @@ TABLES: dict[str, Parts] = {
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", TABLES)
-def test_nothing_is_cut_lost_or_broken(name: str, width: int, monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
+def test_nothing_is_cut_lost_or_broken(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
     with monkeypatch.context() as made:
         parts = [part for part in TABLES[name](made) if not isinstance(part, str) or part]
     assert parts
-    found = [fault for part in parts for fault in faults(printed(width, part), printed(WHOLE, part), width, part)]
+    found = [
+        fault for part in parts for fault in faults(printed(width, part), printed(WHOLE, part), width, part)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -335,7 +415,9 @@ def test_a_table_has_the_rows_it_had(name: str, monkeypatch: pytest.MonkeyPatch,
         for width in WIDTHS:
             lines = [" ".join(line.split()) for line in printed(width, table).splitlines()]
             at = iter(lines)
-            missing = [first for first in firsts if not any(line.startswith(" ".join(first.split())) for line in at)]
+            missing = [
+                first for first in firsts if not any(line.startswith(" ".join(first.split())) for line in at)
+            ]
             assert not missing, (width, missing)
 
 
@@ -344,24 +426,34 @@ def view(metric: str, where: str) -> StudyView:
     running = tuple(RunningTrial(9 + more, where, 4096, 0.0123, 0.5, 0.7123, 4000.0, 1) for more in range(2))
     counts = {"complete": 9, "out_of_memory": 3, "stopped": 4}
     driver = "run by process 1234 on a-host since 2026-11-28 17:00, seen 0 s ago"
-    return StudyView("digits", 60, 9.0, counts, running, replace(shown, metric=metric), shown.trials, 100.0, 4000.0, driver)
+    return StudyView(
+        "digits", 60, 9.0, counts, running, replace(shown, metric=metric), shown.trials, 100.0, 4000.0, driver
+    )
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "validation_perplexity"])
 @pytest.mark.parametrize("where", ["vm cpu", "gpu-node-017.cluster.example.org 4 gpus"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_picture_of_a_running_study_cuts_nothing(width: int, where: str, metric: str, printed: Printed) -> None:
+def test_a_picture_of_a_running_study_cuts_nothing(
+    width: int, where: str, metric: str, printed: Printed
+) -> None:
     shown, whole = (printed(columns, Picture(lambda: view(metric, where))) for columns in (width, WHOLE))
     assert "…" not in shown
     assert not too_long(shown, width)
     # Rows of running trials, and of the front, are made of the words that they have where there is room for all.
-    rows = [line for line in shown.splitlines() if line.startswith("trial ") and not any(letter in line for letter in "│┤")]
+    rows = [
+        line
+        for line in shown.splitlines()
+        if line.startswith("trial ") and not any(letter in line for letter in "│┤")
+    ]
     assert rows and words("\n".join(rows)) <= words(whole) | {"━" * count for count in range(40)}
     assert re.search(r"trial 9 .*0\.7123", shown)  # the value is what it is looked at for
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("label", ["accuracy", "validation_perplexity", "bits_per_byte_of_the_held_out_corpus"])
+@pytest.mark.parametrize(
+    "label", ["accuracy", "validation_perplexity", "bits_per_byte_of_the_held_out_corpus"]
+)
 def test_a_plot_fits_and_names_both_axes(width: int, label: str) -> None:
     points = {"o": [(0.0123 * 3**x, 0.5 + x / 10) for x in range(5)]}
     plot = scatter(points, width=width, height=16, x_label="train_s (o front, * baseline)", y_label=label)
@@ -387,7 +479,9 @@ def test_prose_breaks_between_words(sentence: str, width: int, printed: Printed)
         assert shown.split() == sentence.split()
 
 
-def outputs(screen: Callable[[int], Tty], width: int, commands: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
+def outputs(
+    screen: Callable[[int], Tty], width: int, commands: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, str]]:
     """What commands print, on both streams."""
     for command in commands:
         tty = screen(width)
@@ -398,7 +492,9 @@ def outputs(screen: Callable[[int], Tty], width: int, commands: Sequence[Sequenc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_commands_that_look_at_a_study_fit(width: int, finished_study: Path, screen: Callable[[int], Tty]) -> None:
+def test_the_commands_that_look_at_a_study_fit(
+    width: int, finished_study: Path, screen: Callable[[int], Tty]
+) -> None:
     study = str(finished_study)
     commands = [
         ["show", study],

@@ -52,7 +52,9 @@ def keeper(
 
 def ended(number: int, accuracy: float, direction: Direction = "maximize") -> TrialRecord:
     at = "2026-11-27T00:00:00+00:00"
-    return TrialRecord.of(number, "complete", {}, TrialFacts(), (1.0, accuracy), ended_at=at, direction=direction)
+    return TrialRecord.of(
+        number, "complete", {}, TrialFacts(), (1.0, accuracy), ended_at=at, direction=direction
+    )
 
 
 def offered(model: KeptModel, number: int, accuracy: float, *more: str) -> bool:
@@ -76,7 +78,9 @@ def test_it_is_the_best_of_those_so_far(
         best = hundredths.index(best_of(hundredths[: number + 1]))
         assert taken == (best == number)
         assert (folder / "model.pt").read_text() == str(best)
-        again = keeper(folder, "small", [ended(n, each / 100, direction) for n, each in enumerate(hundredths)], direction)
+        again = keeper(
+            folder, "small", [ended(n, each / 100, direction) for n, each in enumerate(hundredths)], direction
+        )
         assert (again.trial, again.score) == (best, turned(hundredths[best] / 100, direction))
     model.clean([])
     assert [path.name for path in folder.parent.iterdir() if any(path.iterdir())] == ["model"]
@@ -136,7 +140,9 @@ def test_what_lies_in_a_models_own_folder_stays(tmp_path: Path) -> None:
     assert offered(model, 1, 0.6, "tokenizer/vocab.json")
 
     def held() -> dict[str, str]:
-        return {str(path.relative_to(kept_in)): path.read_text() for path in kept_in.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(kept_in)): path.read_text() for path in kept_in.rglob("*") if path.is_file()
+        }
 
     now = held()
     own = {"model.pt": "1", "tokenizer/vocab.json": "1"}
@@ -157,7 +163,9 @@ def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
     assert offered(model, 0, 0.5)
     for name, text in (("model.pt", "mine"), ("config.json", "mine")):
         (tmp_path / "model" / name).write_text(text)
-        with pytest.raises(OutputError, match=rf"holds something else by now \({name}\); the model is in .*/1"):
+        with pytest.raises(
+            OutputError, match=rf"holds something else by now \({name}\); the model is in .*/1"
+        ):
             offered(model, 1, 0.6, "config.json")
         assert (tmp_path / "model" / name).read_text() == text
         (tmp_path / "model" / "model.pt").write_text("0")
@@ -180,7 +188,9 @@ def test_a_driver_that_is_refused_touches_nothing(tmp_path: Path) -> None:
     Path(model.folder_of(0)).mkdir(parents=True)
     (Path(model.folder_of(0)) / "model.pt").write_text("half")
     before = sorted(tmp_path.rglob("*"))
-    KeptModel(tmp_path / "model", "small", Metric(), lambda training: training)  # which then waits for the lock in vain
+    KeptModel(
+        tmp_path / "model", "small", Metric(), lambda training: training
+    )  # which then waits for the lock in vain
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -188,7 +198,9 @@ def test_a_damaged_model_is_no_model_and_one_that_cannot_be_kept_stays(tmp_path:
     model = keeper(tmp_path / "model")
     assert offered(model, 0, 0.5)
     (tmp_path / "model" / "model.pt").write_text("other")
-    with pytest.raises(StudyFileError, match=r"expected the model of trial 0 as it was written, got another model\.pt"):
+    with pytest.raises(
+        StudyFileError, match=r"expected the model of trial 0 as it was written, got another model\.pt"
+    ):
         keeper(tmp_path / "model", trials=[ended(0, 0.5)])
     (tmp_path / "model" / RESULT).write_text('{"study": "another"}')
     with pytest.raises(OutputError, match=r"holds something else by now \(.*\); the model is in .*/1"):
@@ -197,10 +209,14 @@ def test_a_damaged_model_is_no_model_and_one_that_cannot_be_kept_stays(tmp_path:
     shutil.rmtree(tmp_path / "model")
     Path(model.folder_of(2)).mkdir()
     half = replace(ended(2, 0.7), outcome="interrupted")
-    again = keeper(tmp_path / "model", trials=[ended(1, 0.6), half])  # what was said in an earlier run holds in the next
+    again = keeper(
+        tmp_path / "model", trials=[ended(1, 0.6), half]
+    )  # what was said in an earlier run holds in the next
     assert (Path(model.folder_of(1)) / "model.pt").read_text() == "1"
     assert not Path(again.folder_of(2)).exists()
-    with pytest.raises(StudyFileError, match=r"/1 is of something else\. Move it away"):  # of a database that was deleted
+    with pytest.raises(
+        StudyFileError, match=r"/1 is of something else\. Move it away"
+    ):  # of a database that was deleted
         keeper(tmp_path / "model")
 
 
@@ -224,7 +240,9 @@ def test_a_folder_that_cannot_be_written_is_told_at_once() -> None:
     ],
 )
 def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
-    text = f"study: x\ntask: tasks.py:X\nspace: {{effective_batch: 32, reference_rate: 0.1}}\nbudget: {budget}\n"
+    text = (
+        f"study: x\ntask: tasks.py:X\nspace: {{effective_batch: 32, reference_rate: 0.1}}\nbudget: {budget}\n"
+    )
     with pytest.raises(StudyFileError) as refused:
         parse_study(text)
     assert words in str(refused.value)
@@ -242,14 +260,17 @@ def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
     ],
 )
 def test_hours_or_cost_alone_are_the_only_limit(budget: str, trials: int) -> None:
-    text = f"study: x\ntask: tasks.py:X\nspace: {{effective_batch: 32, reference_rate: 0.1}}\nbudget: {budget}\n"
+    text = (
+        f"study: x\ntask: tasks.py:X\nspace: {{effective_batch: 32, reference_rate: 0.1}}\nbudget: {budget}\n"
+    )
     assert parse_study(f"{text}devices: {{prices: {{cpu: 1.0}}}}\n").budget.trials == trials
 
 
 def test_repeats_in_the_last_part_of_no_number_of_trials_are_refused() -> None:
     text = "study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\nbudget: {hours: 2}\nconfirm: 2\n"
     with pytest.raises(
-        StudyFileError, match=r"confirm: expected fewer than budget\.trials, which has to be given with it; got 2"
+        StudyFileError,
+        match=r"confirm: expected fewer than budget\.trials, which has to be given with it; got 2",
     ):
         parse_study(text)
 
@@ -276,7 +297,9 @@ LONG: dict[str, Any] = {
         (["--set", "budget.cost=2"], "devices.prices"),
     ],
 )
-def test_a_command_is_refused_in_words(study_file: Callable[..., Path], options: list[str], words: str) -> None:
+def test_a_command_is_refused_in_words(
+    study_file: Callable[..., Path], options: list[str], words: str
+) -> None:
     result = bsearch("run", study_file(**LONG), "--serial", *options)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
@@ -284,7 +307,11 @@ def test_a_command_is_refused_in_words(study_file: Callable[..., Path], options:
 
 @pytest.mark.slow
 def test_a_baseline_that_does_not_fit_is_told(study_file: Callable[..., Path]) -> None:
-    changed = {**LONG, "task": f"{TASKS}:Slower", "baseline": [{"effective_batch": 16, "reference_rate": 0.1, "epochs": 40}]}
+    changed = {
+        **LONG,
+        "task": f"{TASKS}:Slower",
+        "baseline": [{"effective_batch": 16, "reference_rate": 0.1, "epochs": 40}],
+    }
     result = bsearch("run", study_file(**changed), "--serial", "--within", "8s")
     assert "baseline" in result.output or result.exit_code == 0, result.output
 
@@ -328,7 +355,9 @@ def deadline(path: Path) -> Deadline:
 def test_one_that_was_killed_ends_by_the_same_moment(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path, database = study_file(**LONG), tmp_path / "small.db"
     command = [BSEARCH, "run", path, "--serial", "--within", "45s", "--keep", tmp_path / "kept"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
+    first = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    )
     while not finished(database):
         assert first.poll() is None
         time.sleep(0.1)
@@ -346,7 +375,9 @@ def test_one_that_was_killed_ends_by_the_same_moment(study_file: Callable[..., P
 
 
 @pytest.mark.slow
-def test_a_study_with_a_deadline_ends_at_its_trials_too(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_study_with_a_deadline_ends_at_its_trials_too(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     path = study_file(**{**LONG, "budget": {**LONG["budget"], "trials": 3}})
     result = bsearch("run", path, "--serial", "--within", "60s", "--keep", tmp_path / "kept")
     assert result.exit_code == 0, result.output
@@ -364,7 +395,13 @@ def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_wa
 ) -> None:
     # Trainings of twenty seconds whose known time is far less.
     space = {**LONG["space"], "epochs": {"low": 30, "high": 40}}
-    changed = {**LONG, "space": space, "task": f"{TASKS}:Slowest", "stopping": "none", "budget": {"profile_s": 0}}
+    changed = {
+        **LONG,
+        "space": space,
+        "task": f"{TASKS}:Slowest",
+        "stopping": "none",
+        "budget": {"profile_s": 0},
+    }
     result = bsearch("run", study_file(**changed), "--serial", "--within", "20s", "--keep", tmp_path / "kept")
     study = StoredStudy.open(str(tmp_path / "study.yaml"))
     short = max(one.facts.shortened_to or 1.0 for one in study.records if one.outcome == "complete") < 0.5
@@ -389,7 +426,9 @@ def test_a_trial_that_was_shortened_is_stored_trained_and_exported_as_what_it_wa
     assert "ends_by" not in exported.output
 
 
-def test_on_every_kind_of_device_a_trial_ends_in_time_and_leaves_its_model(study_file: Callable[..., Path]) -> None:
+def test_on_every_kind_of_device_a_trial_ends_in_time_and_leaves_its_model(
+    study_file: Callable[..., Path],
+) -> None:
     setups: list[TrialSetup] = []
 
     def look(study: StudyRun) -> None:
@@ -419,7 +458,10 @@ def test_a_study_may_end_at_a_value_of_its_metric(study_file: Callable[..., Path
         (
             "blows_up",
             -5,
-            {"objectives": {"metric": {"name": "val_loss", "direction": "minimize"}}, "training": {"samples": 640}},
+            {
+                "objectives": {"metric": {"name": "val_loss", "direction": "minimize"}},
+                "training": {"samples": 640},
+            },
         ),
     ],
 )
@@ -434,7 +476,9 @@ def test_a_value_that_was_not_reached_is_a_failure(
 
 
 def test_a_study_without_a_complete_trial_is_a_failure(study_file: Callable[..., Path]) -> None:
-    path = study_file(task=f"{TASKS}:always_nan", space=SPACE, training={"samples": 640}, budget={"trials": 2})
+    path = study_file(
+        task=f"{TASKS}:always_nan", space=SPACE, training={"samples": 640}, budget={"trials": 2}
+    )
     assert [run(path).failure for _ in range(2)] == ["none of 2 trials completed"] * 2
 
 
@@ -507,7 +551,9 @@ def test_a_deadline_is_about_time_so_that_the_front_is_too() -> None:
         ({"until": 0.9, "by": "2h"}, UNLIMITED),
     ],
 )
-def test_only_a_limit_of_time_or_money_leaves_the_trials_unlimited(budget: dict[str, Any], trials: int) -> None:
+def test_only_a_limit_of_time_or_money_leaves_the_trials_unlimited(
+    budget: dict[str, Any], trials: int
+) -> None:
     study = parse_study("study: x\ntask: tasks.py:X\nspace: {effective_batch: 32, reference_rate: 0.1}\n")
     assert changed_study(study, {"budget": budget}).budget.trials == trials
 
@@ -516,10 +562,14 @@ SECONDS = st.floats(0.0, 36_000.0)
 
 
 @given(SECONDS, SECONDS)
-def test_a_study_trains_until_what_comes_after_has_to_begin(tmp_path_factory: Any, left_s: float, passed_s: float) -> None:
+def test_a_study_trains_until_what_comes_after_has_to_begin(
+    tmp_path_factory: Any, left_s: float, passed_s: float
+) -> None:
     now = time.time()
     deadline = Deadline("10h", now - passed_s, now + left_s)
-    made = Finish(Budget(by="10h"), keeper(tmp_path_factory.mktemp("kept") / "model"), deadline, None, dict, [])
+    made = Finish(
+        Budget(by="10h"), keeper(tmp_path_factory.mktemp("kept") / "model"), deadline, None, dict, []
+    )
     setup_of = made.setup(setup())
     assert setup_of.ends_by - now == pytest.approx(left_s - deadline.closing_s(1.0), abs=5)
     assert made.resumes() is (setup_of.ends_by > time.time())
@@ -532,15 +582,21 @@ def test_earlier_trials_show_how_fast_the_machine_is(tmp_path: Path) -> None:
     at, limit = "2026-11-27T10:00:00+00:00", Deadline("10h", time.time(), time.time() + 7200)
     earlier = TrialRecord.of(0, "complete", {}, facts, (10.0, 0.5), started_at=at, ended_at=at)
     fresh, resumed = (
-        Finish(Budget(by="10h"), keeper(tmp_path / "model"), limit, None, dict, records) for records in ([], [earlier])
+        Finish(Budget(by="10h"), keeper(tmp_path / "model"), limit, None, dict, records)
+        for records in ([], [earlier])
     )
     assert resumed.longest_s() == pytest.approx(fresh.longest_s() / 1.5, rel=0.01)
 
 
 @given(st.lists(st.floats(0.5, 3.0), min_size=1, max_size=20), st.floats(1.0, 1000.0))
-def test_what_is_expected_to_fit_follows_the_machine(tmp_path_factory: Any, slowdowns: list[float], known_s: float) -> None:
+def test_what_is_expected_to_fit_follows_the_machine(
+    tmp_path_factory: Any, slowdowns: list[float], known_s: float
+) -> None:
     """A training fits if what it takes on this machine, by the trials so far, is over before the end is set aside."""
-    spans = [Span(10.0 * n, 10.0 * n + 2 * each + 0.5, 2.0, 2 * each, 1.0, 1.0, 1) for n, each in enumerate(slowdowns)]
+    spans = [
+        Span(10.0 * n, 10.0 * n + 2 * each + 0.5, 2.0, 2 * each, 1.0, 1.0, 1)
+        for n, each in enumerate(slowdowns)
+    ]
     mean = sum(slowdowns) / len(slowdowns)
     takes_s, aside_s = known_s * mean + 0.5, 60.0
     for left_s, fits in ((1.1 * takes_s + aside_s + 10, True), (0.9 * takes_s, False)):
@@ -570,7 +626,9 @@ def test_a_suggestion_that_just_does_not_fit_does_not_end_the_search(
     assert len(begun) == 1
 
 
-def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     """Somebody puts a folder of their own in the place while trials train."""
     kept_in = tmp_path / "kept"
     task = tmp_path / "spoils.py"
@@ -580,7 +638,11 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
         "        if setup.model_folder is None:\n            return\n"
         f"        Path({str(kept_in)!r}).mkdir(exist_ok=True)\n        Path({str(kept_in / 'mine')!r}).write_text('x')\n"
     )
-    space = {"effective_batch": {"low": 32, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+    space = {
+        "effective_batch": {"low": 32, "high": 64},
+        "reference_rate": {"low": 0.05, "high": 0.2},
+        "epochs": 1,
+    }
     path = study_file(task=f"{task}:Spoils", space=space, budget={"trials": 2, "profile_s": 0})
     result = bsearch("run", path, "--serial", "--until", "0.9999", "--keep", kept_in)
     assert result.exit_code == 1
@@ -589,7 +651,9 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
     assert "no trial has completed" not in output
     assert {path.name for path in kept_in.iterdir()} == {"mine"}
     assert len([*tmp_path.glob(".kept.bsearch-small/0/model.pt")]) == 1
-    again = bsearch("run", path, "--serial", "--until", "0.9999", "--set", "budget.trials=3", "--keep", tmp_path / "other")
+    again = bsearch(
+        "run", path, "--serial", "--until", "0.9999", "--set", "budget.trials=3", "--keep", tmp_path / "other"
+    )
     assert again.exit_code == 1  # a model is kept, and no target reached
     assert "accuracy 0.9999 was not reached; the model that was kept, trial 2, has" in again.output
     assert len([*tmp_path.glob(".kept.bsearch-small/0/model.pt")]) == 1
@@ -598,7 +662,11 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
 @pytest.mark.parametrize(
     ("now", "text", "moment"),
     [
-        ("2026-01-10T12:00-05:00", "2026-07-28 09:00", "2026-07-28T09:00:00-04:00"),  # by the rules of its own day
+        (
+            "2026-01-10T12:00-05:00",
+            "2026-07-28 09:00",
+            "2026-07-28T09:00:00-04:00",
+        ),  # by the rules of its own day
         ("2026-03-08T01:00-05:00", "18:00", "2026-03-08T18:00:00-04:00"),
         ("2026-07-10T12:00-04:00", "2026-11-28 09:00", "2026-11-28T09:00:00-05:00"),
         ("2026-03-08T00:00-05:00", "02:30", "2026-03-08T03:30:00-04:00"),  # the clock is set from 2 to 3
@@ -607,7 +675,9 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(study_file
         ("2026-11-01T01:10-05:00", "01:30", "2026-11-01T01:30:00-05:00"),
     ],
 )
-def test_times_when_the_clock_is_set(now: str, text: str, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_when_the_clock_is_set(
+    now: str, text: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as changed:
         changed.setenv("TZ", "America/New_York")
         time.tzset()

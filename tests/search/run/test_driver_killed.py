@@ -40,7 +40,9 @@ def start(path: Path, address: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path], tmp_path: Path, ray_address: str) -> None:
+def test_a_killed_driver_costs_no_finished_trial(
+    study_file: Callable[..., Path], tmp_path: Path, ray_address: str
+) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 6})
     database = tmp_path / "small.db"
     before: dict[int, tuple[float, ...]] = {}
@@ -72,7 +74,11 @@ def test_a_driver_that_is_asked_to_go_goes(study_file: Callable[..., Path], line
     """Where Ray has a handler of its own, and where its core would dump its stacks."""
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 30})
     driver = subprocess.Popen(
-        [BSEARCH, "run", path], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [BSEARCH, "run", path],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert driver.stdout is not None
     seen = ""
@@ -104,7 +110,9 @@ def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], 
 
     def paused() -> set[int]:
         with contextlib.suppress(Exception):  # not created yet, or being written
-            return {one.number for one in Tables(url, create=False).trials("small") if one.outcome == "paused"}
+            return {
+                one.number for one in Tables(url, create=False).trials("small") if one.outcome == "paused"
+            }
         return set()
 
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -127,7 +135,9 @@ def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], 
         assert facts["resumed_at"] == round(facts["stopped_fraction"] * facts["samples_budget"])
 
 
-def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 30})
     with (tmp_path / "out").open("wb") as out:
         driver = subprocess.Popen([BSEARCH, "run", path], start_new_session=True, stdout=out, stderr=out)

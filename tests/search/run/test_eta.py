@@ -28,7 +28,9 @@ def running(started_s: float, known_s: float | None) -> Span:
     return Span(started_s, None, known_s, 0.0, 0.0, 1.0, 1)
 
 
-def spans_at(now_s: float, planned: list[tuple[float, float]], slowdown: float, overhead_s: float) -> list[Span]:
+def spans_at(
+    now_s: float, planned: list[tuple[float, float]], slowdown: float, overhead_s: float
+) -> list[Span]:
     """What is known at a moment: those that began, with their known seconds; neighbours and overhead stretch them."""
     spans = []
     for started_s, ended_s in planned:
@@ -43,7 +45,9 @@ def spans_at(now_s: float, planned: list[tuple[float, float]], slowdown: float, 
     return spans
 
 
-def estimated_s(now_s: float, planned: list[tuple[float, float]], slowdown: float, overhead_s: float) -> float:
+def estimated_s(
+    now_s: float, planned: list[tuple[float, float]], slowdown: float, overhead_s: float
+) -> float:
     spans = spans_at(now_s, planned, slowdown, overhead_s)
     left_s = eta_s(spans, now_s, len(planned) - len(spans))
     assert left_s is not None
@@ -62,7 +66,13 @@ def test_equal_trials_are_told_to_the_second_at_every_moment(slots: int, trials:
     assert all(later <= earlier for earlier, later in pairwise(lefts))
 
 
-@given(st.lists(SECONDS, min_size=1, max_size=30), st.integers(1, 6), st.floats(0, 1), st.floats(0.3, 3), st.floats(0, 0.1))
+@given(
+    st.lists(SECONDS, min_size=1, max_size=30),
+    st.integers(1, 6),
+    st.floats(0, 1),
+    st.floats(0.3, 3),
+    st.floats(0, 0.1),
+)
 @settings(deadline=None, max_examples=200)
 def test_what_is_left_is_never_negative_and_right_once_the_last_trial_runs(
     takes_s: list[float], slots: int, moment: float, slowdown: float, overhead_s: float

@@ -57,9 +57,13 @@ def write(folder: Path, *, declared: bool) -> str:
     return "coupled.py:Contrast"
 
 
-def test_a_loss_that_compares_samples_is_refused_with_the_way_out(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_loss_that_compares_samples_is_refused_with_the_way_out(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     path = study_file(task=write(tmp_path, declared=False))
-    with pytest.raises(TaskError, match=r"coupled.py:\d+: Contrast.loss, on training data: .* couples_samples = True"):
+    with pytest.raises(
+        TaskError, match=r"coupled.py:\d+: Contrast.loss, on training data: .* couples_samples = True"
+    ):
         run(path)
     done = bsearch("check", path)
     assert done.exit_code == 2 and "couples_samples = True" in done.output and "accept_inexact" in done.output
@@ -72,7 +76,10 @@ def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
 ) -> None:
     space = {**small_study()["space"], "effective_batch": {"low": 16, "high": 600}}
     path = study_file(
-        task=write(tmp_path, declared=True), space=space, memory={"limit": "1MiB", "headroom": 0}, budget={"trials": 5}
+        task=write(tmp_path, declared=True),
+        space=space,
+        memory={"limit": "1MiB", "headroom": 0},
+        budget={"trials": 5},
     )
     done = run(path)
     assert not done.failure
@@ -93,8 +100,14 @@ def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"devices": {"per_trial": 2, "cpus": 1}}, "devices.per_trial: expected 1, because the loss compares"),
-        ({"accumulation": {"low": 1, "high": 4}}, "space.accumulation: expected 1, because the loss compares"),
+        (
+            {"devices": {"per_trial": 2, "cpus": 1}},
+            "devices.per_trial: expected 1, because the loss compares",
+        ),
+        (
+            {"accumulation": {"low": 1, "high": 4}},
+            "space.accumulation: expected 1, because the loss compares",
+        ),
     ],
 )
 def test_what_would_split_it_is_refused(
@@ -107,8 +120,12 @@ def test_what_would_split_it_is_refused(
         run(study_file(task=write(tmp_path, declared=True), space=space, **changes))
 
 
-def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    path = study_file(task=f"{TASKS}:MeanScore", training={"evaluations": 1, "accept_inexact": True}, budget={"trials": 3})
+def test_a_study_may_go_on_all_the_same_and_its_front_says_so(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = study_file(
+        task=f"{TASKS}:MeanScore", training={"evaluations": 1, "accept_inexact": True}, budget={"trials": 3}
+    )
     lines: list[str] = []
     done = run(path, notify=lambda event: lines.append(event.text))
     assert not done.failure
@@ -129,7 +146,10 @@ def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) ->
     checked = bsearch("check", path, "--json")
     examination = json.loads(checked.stdout)["examination"]
     assert examination["verdict"] == "exact"
-    assert "samples has the same gradient unsplit and in " in examination["text"] and "in float64" in examination["text"]
+    assert (
+        "samples has the same gradient unsplit and in " in examination["text"]
+        and "in float64" in examination["text"]
+    )
     shown = bsearch("check", path).output.replace("\n", " ")
     assert "samples has the same gradient unsplit and in " in shown
 
@@ -176,7 +196,9 @@ class Tumours(Task):
 """
 
 
-def test_the_fronts_auroc_is_scikit_learns_of_the_kept_model(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_fronts_auroc_is_scikit_learns_of_the_kept_model(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "table.py").write_text(TABLE)
     path = study_file(task="table.py:Tumours", objectives={"metric": {"name": "auroc"}}, budget={"trials": 4})
     front = run(path).study.front

@@ -37,7 +37,12 @@ def one_suggestion_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def study(
-    metric: str, optimum: float, curved: float, task: str = f"{TASKS}:training", floor: float | None = None, **changes: Any
+    metric: str,
+    optimum: float,
+    curved: float,
+    task: str = f"{TASKS}:training",
+    floor: float | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     direction = DIRECTIONS[metric]
     bound = {} if floor is None else {bound_of(direction): turned(floor, direction)}
@@ -88,7 +93,11 @@ def of(record: TrialRecord) -> dict[str, Any]:
     if "mean_low" in facts:
         ends = sorted(record.score_of(facts[name]) for name in ("mean_low", "mean_high"))
         facts |= {"mean_low": ends[0], "mean_high": ends[1]}
-    facts = {name: facts[name] for name in facts if name not in ("message", "host", "measured_train_s", "others_share")}
+    facts = {
+        name: facts[name]
+        for name in facts
+        if name not in ("message", "host", "measured_train_s", "others_share")
+    }
     return {
         "number": record.number,
         "outcome": record.outcome,
@@ -111,7 +120,9 @@ def chosen(front: ParetoFront, choice: Choice, stored: StoredStudy) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=4, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=4, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(optimum=st.floats(0.002, 0.05), curved=st.floats(0.0, 3.0))
 def test_a_minimized_metric_is_searched_as_a_maximized_one(
     study_file: Callable[..., Path], optimum: float, curved: float
@@ -126,13 +137,17 @@ def test_a_minimized_metric_is_searched_as_a_maximized_one(
 @pytest.mark.parametrize("changes", [{"sampler": "tpe"}, {"sampler": "gp"}, {"floor": 0.5}], ids=str)
 def test_so_it_is_by_every_sampler(study_file: Callable[..., Path], changes: dict[str, Any]) -> None:
     changes = dict(changes)
-    gain, deficit = both(study_file, {"trials": 8, **changes.pop("budget", {})}, optimum=0.01, curved=1.0, **changes)
+    gain, deficit = both(
+        study_file, {"trials": 8, **changes.pop("budget", {})}, optimum=0.01, curved=1.0, **changes
+    )
     assert gain == deficit
 
 
 @pytest.mark.parametrize("metric", SIGNS)
 @pytest.mark.slow
-def test_the_model_that_is_kept_is_the_best_by_either_direction(study_file: Callable[..., Path], metric: str) -> None:
+def test_the_model_that_is_kept_is_the_best_by_either_direction(
+    study_file: Callable[..., Path], metric: str
+) -> None:
     """The best is neither the first nor the last trial, and its value ends a study of which it is the target."""
     made = study(metric, 0.01, 1.0, task=f"{TASKS}:Mirrored", sampler="random", stopping="none", study=metric)
     result = run(study_file(**made | {"budget": {"trials": 8, "until": SIGNS[metric] * 9.0}}))
@@ -160,11 +175,20 @@ def test_the_same_trials_are_stopped(data: st.DataObject) -> None:
         rule, ends = FrontStopping(Metric(name="m", direction=direction), risk=0.3), []
         for number, values in enumerate(curves):
             places = [
-                (fraction, turned(value, direction)) for fraction, value in zip((0.3, 0.5, 0.7, 1.0), values, strict=True)
+                (fraction, turned(value, direction))
+                for fraction, value in zip((0.3, 0.5, 0.7, 1.0), values, strict=True)
             ]
-            said = next((fraction for fraction, value in places if rule.report(number, fraction, 1.0, value)), None)
+            said = next(
+                (fraction for fraction, value in places if rule.report(number, fraction, 1.0, value)), None
+            )
             facts = rule.facts(number, stopped=True)
-            ends.append((said, facts.expected_accuracy and turned(facts.expected_accuracy, direction), facts.expected_std))
+            ends.append(
+                (
+                    said,
+                    facts.expected_accuracy and turned(facts.expected_accuracy, direction),
+                    facts.expected_std,
+                )
+            )
             rule.end(number, 1.0, None if said else places[-1][1])
         stopped.append(ends)
     assert stopped[0] == stopped[1]

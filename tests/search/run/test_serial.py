@@ -24,7 +24,9 @@ class TestSerialRunner(RunnerContract, StudyContract):
 
 
 def test_a_share_of_a_cpu_is_refused() -> None:
-    with pytest.raises(StudyFileError, match=r"devices\.per_trial: expected a whole number .* run on CPUs here, got 0\.5"):
+    with pytest.raises(
+        StudyFileError, match=r"devices\.per_trial: expected a whole number .* run on CPUs here, got 0\.5"
+    ):
         SerialRunner(Devices.model_validate({"per_trial": 0.5}))
 
 
@@ -33,7 +35,9 @@ def test_a_trial_on_a_cpu_takes_one_core_unless_told_otherwise(cpus: int | str, 
     assert SerialRunner(Devices.model_validate({"kind": "cpu", "cpus": cpus})).cores == cores
 
 
-def test_a_trial_that_does_not_fit_one_sample_ends_and_the_study_goes_on(study_file: Callable[..., Path]) -> None:
+def test_a_trial_that_does_not_fit_one_sample_ends_and_the_study_goes_on(
+    study_file: Callable[..., Path],
+) -> None:
     path = study_file(task=f"{TASKS}:SecondNeverFits", budget={"trials": 3})
     run(path)
     records = StoredStudy.open(str(path)).records

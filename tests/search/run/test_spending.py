@@ -49,7 +49,9 @@ def test_a_front_of_costs(study_file: StudyFile) -> None:
 def test_more_devices_cost_more() -> None:
     facts = TrialFacts(devices=4, price=1.8)
     one = TrialRecord(0, "complete", {}, facts, train_s=3600.0, accuracy=0.9)
-    assert [one.taken("train_s"), one.taken("device_s"), one.taken("cost")] == pytest.approx([3600, 14400, 7.2])
+    assert [one.taken("train_s"), one.taken("device_s"), one.taken("cost")] == pytest.approx(
+        [3600, 14400, 7.2]
+    )
     assert ParetoFront((one,), speed="cost").takes(one) == "for a cost of 7.2"
     assert ParetoFront((one,)).takes(one) == "in 1 h 0 min"
 
@@ -80,7 +82,8 @@ def test_prices_that_are_missing_are_named(study_file: StudyFile) -> None:
     cards = {"A100": "NVIDIA A100-SXM4-80GB", "L4": "NVIDIA L4"}
     assert prices_of(spec, cards, "gpu") == ({"A100": 1.8, "L4": None}, 1.8)
     with pytest.raises(
-        StudyFileError, match=r"devices\.prices: expected a price for NVIDIA L4, .*; got one for H100, A100 80GB\. Write L4: "
+        StudyFileError,
+        match=r"devices\.prices: expected a price for NVIDIA L4, .*; got one for H100, A100 80GB\. Write L4: ",
     ):
         prices_of(spec, {"L4": "NVIDIA L4", **cards}, "gpu")
     # A study that has begun keeps its price.
@@ -99,7 +102,9 @@ def test_prices_that_are_missing_are_named(study_file: StudyFile) -> None:
 
 
 def test_a_share_of_a_device_costs_its_share(study_file: StudyFile) -> None:
-    spec = read_study(study_file(devices={"per_trial": 0.5, "prices": {"gpu": 2}}, budget={"trials": 3, "cost": 5}))
+    spec = read_study(
+        study_file(devices={"per_trial": 0.5, "prices": {"gpu": 2}}, budget={"trials": 3, "cost": 5})
+    )
     prices, compared = prices_of(spec, {"": "NVIDIA L4"}, "gpu")
     assert compared == prices[""] == 1.0
     spending = Spending(spec, prices, [TrialRecord(3, "error", {}, TrialFacts(spent=1.5))])

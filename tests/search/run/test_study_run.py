@@ -34,7 +34,9 @@ class TestStudyRun(Studies):
         assert kept().trials[0].user_attrs["learning_rate"] == pytest.approx(0.1 * 77 / 64)
 
     @pytest.mark.slow
-    def test_the_storage_holds_the_same_front_as_ours(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_the_storage_holds_the_same_front_as_ours(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         result = go(budget={"trials": 8})
         optunas = {trial.number for trial in kept().best_trials}
         assert optunas == {trial.number for trial in result.study.front.trials}
@@ -47,8 +49,14 @@ class TestStudyRun(Studies):
         assert [name.partition("_")[0] for name in threads] == ["bsearch-ask"]
 
     @pytest.mark.slow
-    def test_it_ends_once_more_trials_are_not_worth_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        space = {"effective_batch": {"low": 30, "high": 90}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+    def test_it_ends_once_more_trials_are_not_worth_it(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        space = {
+            "effective_batch": {"low": 30, "high": 90},
+            "reference_rate": {"low": 0.05, "high": 0.2},
+            "epochs": 1,
+        }
         budget = {"trials": 60, "min_gain": "99%"}
         result = go("Points", space=space, budget=budget, confirm=1, stopping="none")
         assert result.stopped.startswith("budget.min_gain: another 10 trials are expected to add ")
@@ -69,8 +77,12 @@ class TestStudyRun(Studies):
         with pytest.raises(StudyFileError, match=r"budget\.min_gain: expected sampler: front"):
             go("Points", budget=budget, sampler="tpe")
 
-    @pytest.mark.parametrize("sampler", ["front", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tpe", "random"))])
-    def test_no_setting_is_trained_twice_and_a_space_that_was_tried_ends_it(self, go: Run, sampler: str) -> None:
+    @pytest.mark.parametrize(
+        "sampler", ["front", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tpe", "random"))]
+    )
+    def test_no_setting_is_trained_twice_and_a_space_that_was_tried_ends_it(
+        self, go: Run, sampler: str
+    ) -> None:
         space = {
             "effective_batch": {"low": 32, "high": 33},
             "reference_rate": 0.1,
@@ -82,8 +94,13 @@ class TestStudyRun(Studies):
             for trials in (20, 30)
         ]
         for result in results:
-            assert (result.stopped, result.failure) == ("all settings of the space were tried; widen it for more", "")
-            first = [tuple(record.parameters.values()) for record in result.study.records if not record.is_repeat]
+            assert (result.stopped, result.failure) == (
+                "all settings of the space were tried; widen it for more",
+                "",
+            )
+            first = [
+                tuple(record.parameters.values()) for record in result.study.records if not record.is_repeat
+            ]
             assert len(first) == len(set(first)) == 8
             assert {trial.number for trial in result.study.front.trials} <= {
                 record.facts.repeats for record in result.study.records
@@ -91,11 +108,18 @@ class TestStudyRun(Studies):
 
     @pytest.mark.slow
     def test_what_was_paused_is_trained_once_the_space_was_tried(self, go: Run) -> None:
-        space = {"effective_batch": {"low": 16, "high": 18}, "reference_rate": 0.1, "rule": ["sqrt", "constant"], "epochs": 1}
+        space = {
+            "effective_batch": {"low": 16, "high": 18},
+            "reference_rate": 0.1,
+            "rule": ["sqrt", "constant"],
+            "epochs": 1,
+        }
         result = go("Points", space=space, training={"evaluations": 10}, budget={"hours": 1})
         assert [record.outcome for record in result.study.records] == ["complete"] * 6
 
-    def test_the_sampler_is_told_what_trials_take_besides_training(self, go: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_sampler_is_told_what_trials_take_besides_training(
+        self, go: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         seen = []
         suggest = FrontSuggester.suggest
 
@@ -107,7 +131,9 @@ class TestStudyRun(Studies):
         go("Points", budget={"trials": 4, "hours": 1})
         assert seen[0] == 0 < seen[-1]
 
-    def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_a_diverged_trial_counts_and_is_not_on_the_front(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}
         result = go("Explodes", space=space, budget={"trials": 2})
         trials = kept().trials
@@ -115,11 +141,19 @@ class TestStudyRun(Studies):
         assert [(trial.state.name, trial.values) for trial in trials] == [("PRUNED", None)] * 2
         assert [trial.user_attrs["outcome"] for trial in trials] == ["diverged", "diverged"]
         assert all(trial.system_attrs["constraints"] == [1.0] for trial in trials)
-        assert all(record.accuracy is not None and 0 <= record.accuracy <= 1 for record in result.study.records)
+        assert all(
+            record.accuracy is not None and 0 <= record.accuracy <= 1 for record in result.study.records
+        )
         assert result.study.front.trials == ()
 
-    def test_different_errors_do_not_count_and_do_not_stop_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        space = {"effective_batch": {"low": 30, "high": 60}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+    def test_different_errors_do_not_count_and_do_not_stop_it(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        space = {
+            "effective_batch": {"low": 30, "high": 60},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+        }
         result = go("RaisesForSome", space=space, budget={"trials": 7}, stopping="none")
         outcomes = [trial.user_attrs["outcome"] for trial in kept().trials]
         assert result.failure == ""
@@ -143,8 +177,14 @@ class TestStudyRun(Studies):
 
     @pytest.mark.slow
     @pytest.mark.long
-    def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+    def test_members_of_the_front_are_trained_again_with_other_seeds(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        space = {
+            "effective_batch": {"low": 16, "high": 64},
+            "reference_rate": {"low": 0.05, "high": 0.2},
+            "epochs": 1,
+        }
         training = {"evaluations": 10, "samples": 400}
         result = go("known_by_its_rate", space=space, training=training, budget={"trials": 12}, confirm=2)
         repeats = [trial for trial in kept().trials if "repeats" in trial.user_attrs]
@@ -161,7 +201,9 @@ class TestStudyRun(Studies):
         for setting in (mean for mean in means if mean.facts.runs > 1):
             assert setting.facts.mean_low < (setting.accuracy or 0) < setting.facts.mean_high
 
-    def test_an_infeasible_plan_is_recorded_with_its_distance(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_an_infeasible_plan_is_recorded_with_its_distance(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         space = {
             "effective_batch": {"low": 16, "high": 400},
             "reference_rate": {"low": 0.001, "high": 0.002, "at_batch": 32},
@@ -177,7 +219,9 @@ class TestStudyRun(Studies):
         assert fits.user_attrs["betas"] == pytest.approx([0.375, 0.99375])
         assert sum(trial.state.name == "COMPLETE" for trial in kept().trials) == 5
 
-    def test_batches_that_cannot_be_planned_are_never_suggested(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+    def test_batches_that_cannot_be_planned_are_never_suggested(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
         space = {
             "effective_batch": {"low": 16, "high": 400},
             "reference_rate": {"low": 0.1, "high": 0.2},
@@ -186,7 +230,13 @@ class TestStudyRun(Studies):
         }
         messages: list[str] = []
         memory = {"largest_micro_batch": 64}
-        go("Points", space=space, memory=memory, budget={"trials": 6}, notify=lambda event: messages.append(event.text))
+        go(
+            "Points",
+            space=space,
+            memory=memory,
+            budget={"trials": 6},
+            notify=lambda event: messages.append(event.text),
+        )
         assert "feasible batches: 16 to 128, in micro-batches of at most 64 samples" in messages
         assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 6
         assert all(trial.params["effective_batch"] <= 128 for trial in kept().trials)

@@ -19,12 +19,17 @@ from bsearch.spaces.record import TrialFacts, TrialResult
 from bsearch.spaces.study.goals import Objectives
 
 SPACE = SearchSpace.of(
-    {"effective_batch": Range(low=1, high=1000, log=True), "reference_rate": Range(low=0.01, high=1.0, log=True)}
+    {
+        "effective_batch": Range(low=1, high=1000, log=True),
+        "reference_rate": Range(low=0.01, high=1.0, log=True),
+    }
 )
 
 
 @contextmanager
-def queue(sampler: str = "front", ending: Callable[[float], int] = lambda seconds: 0) -> Iterator[SuggestionQueue]:
+def queue(
+    sampler: str = "front", ending: Callable[[float], int] = lambda seconds: 0
+) -> Iterator[SuggestionQueue]:
     made = SuggestionQueue(suggester_of(sampler, SPACE, Objectives()), Trials(), ending)
     try:
         yield made
@@ -47,7 +52,9 @@ def taken(made: SuggestionQueue, running: int, most: int = 100) -> int:
 
 
 def end(made: SuggestionQueue, number: int) -> None:
-    trials_of(made).end(number, TrialResult("complete", TrialFacts(train_s=1.0 + number), (1.0 + number, 0.5 + 0.01 * number)))
+    trials_of(made).end(
+        number, TrialResult("complete", TrialFacts(train_s=1.0 + number), (1.0 + number, 0.5 + 0.01 * number))
+    )
 
 
 def test_beside_few_trials_each_suggestion_knows_all_that_ended() -> None:
@@ -59,7 +66,8 @@ def test_beside_few_trials_each_suggestion_knows_all_that_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "ending", "most", "ahead"), [(8, 0, 100, 2), (16, 0, 100, 2), (256, 3, 100, 20), (256, 3, 5, 5), (4, 2, 9, 3)]
+    ("running", "ending", "most", "ahead"),
+    [(8, 0, 100, 2), (16, 0, 100, 2), (256, 3, 100, 20), (256, 3, 5, 5), (4, 2, 9, 3)],
 )
 def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead: int) -> None:
     with queue(ending=lambda seconds: ending) as made:

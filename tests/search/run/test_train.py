@@ -31,7 +31,9 @@ def finished(finished_study: Path, tmp_path: Path) -> Path:
     return tmp_path / "study.yaml"
 
 
-def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(finished: Path, tmp_path: Path) -> None:
+def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(
+    finished: Path, tmp_path: Path
+) -> None:
     result = bsearch("train", finished, "--pick", "best", "--serial", "--keep", tmp_path / "model", "--json")
     assert result.exit_code == 0, result.output
     (trained,) = json.loads(result.stdout)["trainings"]
@@ -49,7 +51,9 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
     model = task.model(setup)
     model.load_state_dict(torch.load(tmp_path / "model" / "model.pt", weights_only=True))
     inputs, labels = task.data(setup).validation.tensors  # type: ignore[attr-defined]
-    assert float((model(inputs).argmax(1) == labels).double().mean()) == pytest.approx(best.accuracy, abs=1e-12)
+    assert float((model(inputs).argmax(1) == labels).double().mean()) == pytest.approx(
+        best.accuracy, abs=1e-12
+    )
     torch.load(tmp_path / "model" / "optimizer.pt", weights_only=True)
     with (tmp_path / "model" / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -58,7 +62,9 @@ def test_the_best_is_trained_again_to_the_bit_and_its_weights_load_anywhere(fini
     again = bsearch("train", finished, "--pick", "best", "--serial", "--keep", tmp_path / "model")
     assert again.exit_code == 2
     assert "holds this trained model already" in again.output
-    other = bsearch("train", finished, "--pick", "best", "--epochs", "3.5", "--serial", "--keep", tmp_path / "model")
+    other = bsearch(
+        "train", finished, "--pick", "best", "--epochs", "3.5", "--serial", "--keep", tmp_path / "model"
+    )
     assert other.exit_code == 2
     assert "or one of this training" in other.output
     mine = tmp_path / "project"
@@ -79,7 +85,9 @@ def test_longer_with_several_seeds(finished: Path) -> None:
     folder = finished.parent / "results" / "small" / f"trial-{chosen.number}"
     assert sorted(path.name for path in folder.iterdir()) == ["seed-1", "seed-2", "seed-3"]
     documents = [json.loads((folder / f"seed-{seed}" / "training.json").read_text()) for seed in (1, 2, 3)]
-    assert [(one["seed"], one["setup"]["samples_budget"]) for one in documents] == [(seed, 1200) for seed in (1, 2, 3)]
+    assert [(one["seed"], one["setup"]["samples_budget"]) for one in documents] == [
+        (seed, 1200) for seed in (1, 2, 3)
+    ]
     assert "(the fastest within 1% of the best)" in result.output
     assert "mean of 3 seeds: " in result.output
     # As if the second had been interrupted: the same command trains it alone, to the same weights.
@@ -169,7 +177,18 @@ def test_over_ray_like_a_trial(finished: Path, tmp_path: Path) -> None:
     assert best is not None
     scores = []
     for seeds, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
-        command = [BSEARCH, "train", finished, "--pick", "best", "--seeds", str(seeds), "--keep", folder, "--json"]
+        command = [
+            BSEARCH,
+            "train",
+            finished,
+            "--pick",
+            "best",
+            "--seeds",
+            str(seeds),
+            "--keep",
+            folder,
+            "--json",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, done.stderr
         trained = json.loads(done.stdout)["trainings"]

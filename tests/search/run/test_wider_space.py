@@ -55,7 +55,9 @@ def test_anything_else_is_another_experiment(space: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_with_a_wider_range_keeps_its_trials_and_goes_on(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_study_with_a_wider_range_keeps_its_trials_and_goes_on(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     path = tmp_path / "study.yaml"
 
     def run(batch: Any, trials: int) -> tuple[int, str]:
@@ -67,7 +69,16 @@ def test_a_study_with_a_wider_range_keeps_its_trials_and_goes_on(study_file: Cal
 
     def trials() -> list[tuple[Any, ...]]:
         output = bsearch("export", path, "--to", "json", "--all").output
-        names = ("trial", "outcome", "train_s", "accuracy", "effective_batch", "learning_rate", "seed", "ended_at")
+        names = (
+            "trial",
+            "outcome",
+            "train_s",
+            "accuracy",
+            "effective_batch",
+            "learning_rate",
+            "seed",
+            "ended_at",
+        )
         return [tuple(trial[name] for name in names) for trial in json.loads(output)["all"]]
 
     assert run({"low": 60, "high": 90}, 3)[0] == 0

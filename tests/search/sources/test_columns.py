@@ -38,7 +38,9 @@ def records(rows: list[dict[str, Any]], **how: Any) -> tuple[TrialRecord, ...]:
 
 def test_a_plain_table_is_read_as_its_owner_means_it() -> None:
     found = records(TABLE)
-    assert [(one.facts.effective_batch, one.facts.learning_rate, one.accuracy, one.train_s) for one in found] == [
+    assert [
+        (one.facts.effective_batch, one.facts.learning_rate, one.accuracy, one.train_s) for one in found
+    ] == [
         (32, 0.1, 0.9, 60.0),
         (64, 0.2, 0.8, 40.0),
         (65, 0.3, 0.85, 30.0),
@@ -55,7 +57,9 @@ def test_a_plain_table_is_read_as_its_owner_means_it() -> None:
     st.sampled_from(("", "config.", "hparams/", "args.")),
     st.permutations(range(4)),
 )
-def test_names_and_order_do_not_matter(batch: str, rate: str, metric: str, time: str, before: str, order: list[int]) -> None:
+def test_names_and_order_do_not_matter(
+    batch: str, rate: str, metric: str, time: str, before: str, order: list[int]
+) -> None:
     names = [before + batch, before + rate, metric, time]
     rows = []
     for row in TABLE:
@@ -63,20 +67,33 @@ def test_names_and_order_do_not_matter(batch: str, rate: str, metric: str, time:
         rows.append({names[place]: values[place] for place in order})
     plain = records([{key: value for key, value in row.items() if key != "wd"} for row in TABLE])
     assert [one.values for one in records(rows)] == [one.values for one in plain]
-    assert [one.facts.effective_batch for one in records(rows)] == [one.facts.effective_batch for one in plain]
+    assert [one.facts.effective_batch for one in records(rows)] == [
+        one.facts.effective_batch for one in plain
+    ]
 
 
 def test_a_batch_is_multiplied_by_what_its_name_leaves_out() -> None:
     rows = [
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3, "world_size": 2, "lr": rate, "eval_loss": 1 / rate}
+        {
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 3,
+            "world_size": 2,
+            "lr": rate,
+            "eval_loss": 1 / rate,
+        }
         for rate in (0.1, 0.2)
     ]
     assert [one.facts.effective_batch for one in records(rows)] == [48, 48]
 
 
 def test_a_batch_that_may_or_may_not_count_its_passes_is_asked_about() -> None:
-    rows = [{"batch_size": 8, "gradient_accumulation_steps": 4, "lr": rate, "eval_loss": 1 / rate} for rate in (0.1, 0.2)]
-    with pytest.raises(StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps, 4 at t\.csv:2\. Write"):
+    rows = [
+        {"batch_size": 8, "gradient_accumulation_steps": 4, "lr": rate, "eval_loss": 1 / rate}
+        for rate in (0.1, 0.2)
+    ]
+    with pytest.raises(
+        StudyFileError, match=r"whether batch_size counts gradient_accumulation_steps, 4 at t\.csv:2\. Write"
+    ):
         records(rows)
     assert records(rows, mapped={"batch_size": "effective_batch"})[0].facts.effective_batch == 8
     assert records(rows, mapped={"batch_size": "micro_batch"})[0].facts.effective_batch == 32
@@ -91,7 +108,9 @@ def test_a_batch_that_may_or_may_not_count_its_passes_is_asked_about() -> None:
     ],
 )
 def test_two_names_for_one_thing_are_refused(extra: dict[str, list[float]], meaning: str) -> None:
-    rows = [{**row, **{name: values[place] for name, values in extra.items()}} for place, row in enumerate(TABLE)]
+    rows = [
+        {**row, **{name: values[place] for name, values in extra.items()}} for place, row in enumerate(TABLE)
+    ]
     with pytest.raises(UnclearColumnsError) as told:
         records(rows)
     assert told.value.meaning == meaning
@@ -112,7 +131,11 @@ def test_a_metric_whose_direction_is_unknown_is_asked_about() -> None:
 
 
 def test_losses_are_minimized_and_accuracies_maximized() -> None:
-    for name, direction in (("val_loss", "minimize"), ("eval/perplexity", "minimize"), ("valid_bleu", "maximize")):
+    for name, direction in (
+        ("val_loss", "minimize"),
+        ("eval/perplexity", "minimize"),
+        ("valid_bleu", "maximize"),
+    ):
         some = runs([{"bs": 8, "lr": rate, name: rate} for rate in (0.1, 0.2)])
         assert columns_of("t", some).direction == direction
 
@@ -127,12 +150,18 @@ def test_losses_are_minimized_and_accuracies_maximized() -> None:
             [{"bs": "many", "lr": 0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}],
             "t.csv:2: bs: expected a number, got 'many'",
         ),
-        ([{"bs": 2.5, "lr": 0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}], "t.csv:2: bs: expected a whole number"),
+        (
+            [{"bs": 2.5, "lr": 0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}],
+            "t.csv:2: bs: expected a whole number",
+        ),
         (
             [{"bs": 2, "lr": -0.5, "acc": 0.1}, {"bs": 2, "lr": 0.6, "acc": 0.2}],
             "t.csv:2: lr: expected a number above 0, got -0.5",
         ),
-        ([{"bs": 2, "lr": "0,5", "acc": 0.1}, {"bs": 2, "lr": "0,6", "acc": 0.2}], "t.csv:3: lr: expected a number, got '0,6'"),
+        (
+            [{"bs": 2, "lr": "0,5", "acc": 0.1}, {"bs": 2, "lr": "0,6", "acc": 0.2}],
+            "t.csv:3: lr: expected a number, got '0,6'",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(rows: list[dict[str, Any]], said: str) -> None:
@@ -182,7 +211,13 @@ def test_other_data_are_another_experiment_unless_said_otherwise() -> None:
 
 @pytest.mark.parametrize(
     ("status", "outcome"),
-    [("finished", "complete"), ("crashed", "error"), ("FAILED", "error"), ("running", None), ("pruned", None)],
+    [
+        ("finished", "complete"),
+        ("crashed", "error"),
+        ("FAILED", "error"),
+        ("running", None),
+        ("pruned", None),
+    ],
 )
 def test_a_run_that_failed_or_still_runs_is_no_result(status: str, outcome: str | None) -> None:
     found = records([*TABLE[1:], {**TABLE[0], "state": status}, {**TABLE[0], "bs": 7, "state": "finished"}])
@@ -195,7 +230,10 @@ def test_a_run_that_failed_or_still_runs_is_no_result(status: str, outcome: str 
         # What a training was planned for, and how far it came.
         ([{"max_epochs": 10, "epoch": 9}, {"max_epochs": 10, "epoch": 2}], "1 stopped before its end"),
         ([{"max_epochs": 3, "epoch": 2}, {"max_epochs": 6, "epoch": 5}], ""),
-        ([{"max_steps": 300, "global_step": 300}, {"max_steps": 300, "global_step": 100}], "1 stopped before its end"),
+        (
+            [{"max_steps": 300, "global_step": 300}, {"max_steps": 300, "global_step": 100}],
+            "1 stopped before its end",
+        ),
         ([{"max_steps": -1, "global_step": 300}, {"max_steps": -1, "global_step": 100}], ""),
         ([{"done": True}, {"done": False}], "1 not ended"),
         ([{"exit_code": 0}, {"exit_code": 137}], ""),
@@ -216,7 +254,9 @@ def test_how_far_a_run_came_is_minded(rows: list[dict[str, Any]], outcome: str) 
 def test_the_same_run_twice_is_one_and_rows_of_one_run_are_refused() -> None:
     named = [{**row, "run_id": f"r{place}"} for place, row in enumerate(TABLE)]
     assert len(records([*named, *named])) == len(records([*TABLE, *TABLE])) == 3
-    with pytest.raises(StudyFileError, match=r"expected one row of each run, got 'r0' at t\.csv:2 and t\.csv:5"):
+    with pytest.raises(
+        StudyFileError, match=r"expected one row of each run, got 'r0' at t\.csv:2 and t\.csv:5"
+    ):
         records([*named, {**named[0], "val_acc": 0.1}])
 
 
@@ -225,11 +265,28 @@ def test_the_same_run_twice_is_one_and_rows_of_one_run_are_refused() -> None:
     [
         *(
             (name, True)
-            for name in ("lr", "config/lr", "params.lr", "params_lr", "optimizer.params.lr", "train.lr", "optim_lr")
+            for name in (
+                "lr",
+                "config/lr",
+                "params.lr",
+                "params_lr",
+                "optimizer.params.lr",
+                "train.lr",
+                "optim_lr",
+            )
         ),
         *(
             (name, False)
-            for name in ("min_lr", "final_lr", "decoder.lr", "head_lr", "train/lr", "metrics.lr", "lr_decay", "best_lr")
+            for name in (
+                "min_lr",
+                "final_lr",
+                "decoder.lr",
+                "head_lr",
+                "train/lr",
+                "metrics.lr",
+                "lr_decay",
+                "best_lr",
+            )
         ),
     ],
 )
@@ -256,7 +313,9 @@ def test_what_is_a_learning_rate_and_what_is_none(name: str, is_rate: bool) -> N
     ],
 )
 def test_which_result_is_the_metric(names: tuple[str, str], metric: str | None) -> None:
-    some = runs([{"bs": row["bs"], "lr": row["lr"], names[0]: row["lr"], names[1]: row["val_acc"]} for row in TABLE])
+    some = runs(
+        [{"bs": row["bs"], "lr": row["lr"], names[0]: row["lr"], names[1]: row["val_acc"]} for row in TABLE]
+    )
     if metric is None:
         with pytest.raises(UnclearColumnsError):
             columns_of("t", some)
@@ -280,7 +339,9 @@ def test_which_result_is_the_metric(names: tuple[str, str], metric: str | None) 
     ],
 )
 def test_what_a_duration_is(name: str, value: Any, length: float | None) -> None:
-    found = records([{"bs": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"], name: value} for row in TABLE])
+    found = records(
+        [{"bs": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"], name: value} for row in TABLE]
+    )
     assert [record.facts.measured_train_s for record in found] == [length and pytest.approx(length)] * 3
 
 
@@ -297,7 +358,10 @@ def test_counts_that_are_none_are_no_counts(value: Any) -> None:
 
 def test_numbers_of_batches_are_no_batch_sizes() -> None:
     some = runs(
-        [{"batch": place, "bs": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"]} for place, row in enumerate(TABLE)]
+        [
+            {"batch": place, "bs": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"]}
+            for place, row in enumerate(TABLE)
+        ]
     )
     assert columns_of("t", some).one("batch") == "bs"
 
@@ -311,7 +375,9 @@ def test_nodes_that_may_multiply_a_batch_are_asked_about() -> None:
 
 def test_percents_and_shares_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("bs,lr,acc\n8,0.1,88.8\n16,0.1,95.7%\n")
-    with pytest.raises(StudyFileError, match=r"t\.csv:3: acc: expected all or none of its numbers with %, got '95\.7%'"):
+    with pytest.raises(
+        StudyFileError, match=r"t\.csv:3: acc: expected all or none of its numbers with %, got '95\.7%'"
+    ):
         runs_of(str(tmp_path / "t.csv"))
 
 
@@ -324,10 +390,14 @@ def test_percents_and_shares_are_not_mixed(tmp_path: Path) -> None:
         ("val_loss", (0.91, 87.5, 0.5), False),
     ],
 )
-def test_percents_and_shares_without_a_sign_are_not_mixed(name: str, values: tuple[float, ...], mixed: bool) -> None:
+def test_percents_and_shares_without_a_sign_are_not_mixed(
+    name: str, values: tuple[float, ...], mixed: bool
+) -> None:
     rows = [{"bs": 8, "lr": 0.1 * (place + 1), name: value} for place, value in enumerate(values)]
     if mixed:
-        with pytest.raises(StudyFileError, match=r"expected shares or percents, got both, such as 0\.91 and 87\.5"):
+        with pytest.raises(
+            StudyFileError, match=r"expected shares or percents, got both, such as 0\.91 and 87\.5"
+        ):
             records(rows)
         columns = columns_of("t", runs(rows), mapped={name: "metric"})
         assert {one.why for one in columns.columns if one.meaning == "metric"} == {
@@ -396,7 +466,9 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.table({name: [row[name] for row in TABLE] for name in TABLE[0]}), tmp_path / "t.parquet")
+    parquet.write_table(
+        pyarrow.table({name: [row[name] for row in TABLE] for name in TABLE[0]}), tmp_path / "t.parquet"
+    )
     assert [dict(run.values) for run in runs_of(str(tmp_path / "t.parquet"))] == TABLE
 
 
@@ -416,7 +488,9 @@ def test_parquet_is_read(tmp_path: Path) -> None:
         ("t.jsonl", b"[1]\n", "t.jsonl:1: expected an object with a run's settings and results, got list"),
     ],
 )
-def test_a_table_that_is_none_is_refused_with_its_line(name: str, text: bytes, said: str, tmp_path: Path) -> None:
+def test_a_table_that_is_none_is_refused_with_its_line(
+    name: str, text: bytes, said: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(text)
     with pytest.raises(StudyFileError) as told:
         runs_of(str(tmp_path / name))
@@ -438,7 +512,9 @@ def test_what_is_no_source_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_runs(tmp_path: Path) -> None:
     path, told = tmp_path / "many.csv", list[str]()
-    path.write_text("bs,lr,val_acc\n" + "".join(f"{8 + place % 90},0.1,0.{place % 10}\n" for place in range(120_000)))
+    path.write_text(
+        "bs,lr,val_acc\n" + "".join(f"{8 + place % 90},0.1,0.{place % 10}\n" for place in range(120_000))
+    )
     some = runs_of(str(path), told.append)
     assert 10_000 <= len(some) <= 20_000
     assert told[0] == "100,000 runs read"
@@ -447,7 +523,11 @@ def test_memory_does_not_grow_with_the_number_of_runs(tmp_path: Path) -> None:
 
 
 def test_letters_of_any_script_stay_in_names() -> None:
-    assert [words_of(name) for name in ("размер", "模型/宽度", "Größe_max")] == [["размер"], ["模型", "宽度"], ["größe", "max"]]
+    assert [words_of(name) for name in ("размер", "模型/宽度", "Größe_max")] == [
+        ["размер"],
+        ["模型", "宽度"],
+        ["größe", "max"],
+    ]
     rows = [{**row, "размер": place, "幅": 8} for place, row in enumerate(TABLE)]
     assert {"размер"} <= records(rows, mapped={"размер": "parameter"})[0].parameters.keys()
 
@@ -465,9 +545,12 @@ def test_letters_of_any_script_stay_in_names() -> None:
         ({"gas": 2, "gpu_temperature": 61}, [64, 128, 130]),
     ],
 )
-def test_what_multiplies_a_micro_batch_is_read_or_asked_about(extra: dict[str, Any], batches: list[int] | None) -> None:
+def test_what_multiplies_a_micro_batch_is_read_or_asked_about(
+    extra: dict[str, Any], batches: list[int] | None
+) -> None:
     rows = [
-        {"micro_batch_size": row["bs"], **{key: value for key, value in row.items() if key != "bs"}, **extra} for row in TABLE
+        {"micro_batch_size": row["bs"], **{key: value for key, value in row.items() if key != "bs"}, **extra}
+        for row in TABLE
     ]
     some = [with_devices_counted(run) for run in runs(rows)]
     if batches is None:
@@ -478,7 +561,9 @@ def test_what_multiplies_a_micro_batch_is_read_or_asked_about(extra: dict[str, A
     assert [record.facts.effective_batch for record in group.records] == batches
 
 
-@pytest.mark.parametrize("name", ["1-acc", "100 - val_acc", "-val_loss", "exp(-loss)", "inverse_loss", "val_err=1-acc"])
+@pytest.mark.parametrize(
+    "name", ["1-acc", "100 - val_acc", "-val_loss", "exp(-loss)", "inverse_loss", "val_err=1-acc"]
+)
 def test_a_formula_has_no_direction_of_its_own(name: str) -> None:
     assert direction_of(name) is None
 
@@ -496,14 +581,21 @@ def test_thousands_are_no_decimal_commas(tmp_path: Path) -> None:
     table.write_text("bs\tlr\truntime\tval_loss\n8\t0.00232\t32,526\t1.671\n16\t0.01\t12,526\t1.5\n")
     some = runs_of(str(table))
     (group,) = imported("t", some, columns_of("t", some))
-    assert [(one.accuracy, one.facts.measured_train_s) for one in group.records] == [(1.671, None), (1.5, None)]
+    assert [(one.accuracy, one.facts.measured_train_s) for one in group.records] == [
+        (1.671, None),
+        (1.5, None),
+    ]
 
 
 def test_devices_in_a_list_are_counted_once_and_a_contradiction_in_any_run_is_seen() -> None:
     for text in ("(0,)", "[0]", "7", "GPU-8f3e"):
-        assert with_devices_counted(Run("t", values={"CUDA_VISIBLE_DEVICES": text})).values == {"CUDA_VISIBLE_DEVICES": 1}, text
+        assert with_devices_counted(Run("t", values={"CUDA_VISIBLE_DEVICES": text})).values == {
+            "CUDA_VISIBLE_DEVICES": 1
+        }, text
     assert with_devices_counted(Run("t", values={"gpus": "(0, 1,)"})).values == {"gpus": 2}
     rows = [{"micro_batch_size": row["bs"], "lr": row["lr"], "val_acc": row["val_acc"]} for row in TABLE]
     rows[1]["train_batch_size"] = 4 * rows[1]["micro_batch_size"]
-    with pytest.raises(StudyFileError, match=r"expected batches that agree, got train_batch_size 256 .* at t\.csv:3"):
+    with pytest.raises(
+        StudyFileError, match=r"expected batches that agree, got train_batch_size 256 .* at t\.csv:3"
+    ):
         records(rows)

@@ -25,7 +25,9 @@ def settings(number: int = 14) -> list[Setting]:
     rng, made = np.random.default_rng(3), list[Setting]()
     for _ in range(number):
         batch, rate = int(rng.integers(8, 400)), float(f"{0.1 * math.exp(rng.normal(0, 0.6)):.3g}")
-        made.append((batch, rate, round(60 + 4000 / batch, 2), round(0.95 - 0.02 * math.log(rate / 0.1) ** 2, 4)))
+        made.append(
+            (batch, rate, round(60 + 4000 / batch, 2), round(0.95 - 0.02 * math.log(rate / 0.1) ** 2, 4))
+        )
     return made
 
 
@@ -57,7 +59,9 @@ def of_mlflow(folder: Path) -> str:
     at = int(1000 * time.time()) - 10**9
     parent = client.create_run(experiment, start_time=at)
     for place, (batch, rate, seconds, accuracy) in enumerate(settings()):
-        run = client.create_run(experiment, start_time=at, tags={"mlflow.parentRunId": parent.info.run_id}).info.run_id
+        run = client.create_run(
+            experiment, start_time=at, tags={"mlflow.parentRunId": parent.info.run_id}
+        ).info.run_id
         client.log_param(run, "config/batch_size", batch)
         client.log_param(run, "config/lr", rate)
         now = at
@@ -155,7 +159,11 @@ SOURCES: dict[str, tuple[Callable[[Path], str], list[str], list[int]]] = {
     "mlflow": (of_mlflow, ["--metric", "val_accuracy"], [batch for batch, *_ in settings()]),
     "tensorboard": (of_tensorboard, ["--metric", "val/accuracy"], [batch for batch, *_ in settings()]),
     "lightning": (of_lightning, ["--metric", "val_acc"], [batch for batch, *_ in settings()]),
-    "trainer": (of_trainer, ["--metric", "eval_accuracy"], [max(1, batch // 2) * 2 for batch, *_ in settings()]),
+    "trainer": (
+        of_trainer,
+        ["--metric", "eval_accuracy"],
+        [max(1, batch // 2) * 2 for batch, *_ in settings()],
+    ),
 }
 
 
@@ -178,7 +186,9 @@ def test_from_old_runs_to_three_trials(name: str, tmp_path: Path) -> None:
 
     def bsearch(*words: str) -> str:
         command = [sys.executable, "-m", "bsearch", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

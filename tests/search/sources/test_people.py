@@ -30,7 +30,13 @@ def runs(number: int = 24) -> list[Row]:
         rate = float(f"{0.003 * math.exp(rng.normal(0, 0.5)):.3g}")
         accuracy = round(0.95 - 0.05 * math.log(rate / 0.003) ** 2 + rng.normal(0, 0.002), 4)
         made.append(
-            {"batch_size": batch, "lr": rate, "epochs": 30, "runtime": round(4000 / batch + 30, 1), "val_acc": accuracy}
+            {
+                "batch_size": batch,
+                "lr": rate,
+                "epochs": 30,
+                "runtime": round(4000 / batch + 30, 1),
+                "val_acc": accuracy,
+            }
         )
     return made
 
@@ -87,7 +93,9 @@ def test_minutes_of_an_epoch_are_no_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        lambda second: f"202607{1 + second // 86400:02d}{second // 3600 % 24:02d}{second // 60 % 60:02d}{second % 60:02d}",
+        lambda second: (
+            f"202607{1 + second // 86400:02d}{second // 3600 % 24:02d}{second // 60 % 60:02d}{second % 60:02d}"
+        ),
         lambda second: (1_780_000_000 + second) * 1000,
         lambda second: (1_780_000_000 + second) * 10**6,
         lambda second: (1_780_000_000 + second) * 10**9,
@@ -100,7 +108,9 @@ def test_moments_of_any_unit(tmp_path: Path, written: Callable[[int], Any]) -> N
         | {"start_time": written(400 * place), "end_time": written(400 * place + 100 + place)}
         for place, row in enumerate(runs())
     ]
-    assert [record.facts.measured_train_s for record in one(table(tmp_path, rows)).records] == [100 + n for n in range(24)]
+    assert [record.facts.measured_train_s for record in one(table(tmp_path, rows)).records] == [
+        100 + n for n in range(24)
+    ]
 
 
 def test_seconds_that_contradict_a_clock_are_asked_about(tmp_path: Path) -> None:
@@ -109,7 +119,13 @@ def test_seconds_that_contradict_a_clock_are_asked_about(tmp_path: Path) -> None
 
     rows = [{**row, "start_time": clock(0), "end_time": clock(row["runtime"] + 2)} for row in runs()]
     assert len(one(table(tmp_path, rows)).records) == 24
-    asked(tmp_path, [{**row, "runtime": round(row["runtime"] / 60, 4)} for row in rows], "runtime", "runs.csv:", "(min)")
+    asked(
+        tmp_path,
+        [{**row, "runtime": round(row["runtime"] / 60, 4)} for row in rows],
+        "runtime",
+        "runs.csv:",
+        "(min)",
+    )
     asked(tmp_path, [{**row, "runtime": 2 * row["runtime"]} for row in rows], "runtime", "end_time")
 
 
@@ -141,7 +157,12 @@ def test_two_optimizers_rates_are_asked_about(tmp_path: Path) -> None:
 
 def test_a_batch_split_over_processes_is_asked_about(tmp_path: Path) -> None:
     rows = [
-        {"per_device_train_batch_size": row.pop("batch_size"), **row, "num_processes": 2, "split_batches": True}
+        {
+            "per_device_train_batch_size": row.pop("batch_size"),
+            **row,
+            "num_processes": 2,
+            "split_batches": True,
+        }
         for row in runs()
     ]
     asked(tmp_path, rows, "split_batches", "runs.csv:2")
@@ -212,9 +233,15 @@ def test_settings_in_one_cell(tmp_path: Path) -> None:
 
 
 def test_sizes_of_models_are_numbers_and_no_noise(tmp_path: Path) -> None:
-    rows = [{**row, "n_params": size, "tokens": "1.5B"} for row in runs(10) for size in ("124M", "355M", "1.07B")]
+    rows = [
+        {**row, "n_params": size, "tokens": "1.5B"} for row in runs(10) for size in ("124M", "355M", "1.07B")
+    ]
     found = one(table(tmp_path, rows))
-    assert {record.facts.model_parameters for record in found.records} == {124_000_000, 355_000_000, 1_070_000_000}
+    assert {record.facts.model_parameters for record in found.records} == {
+        124_000_000,
+        355_000_000,
+        1_070_000_000,
+    }
     assert {record.facts.samples_budget for record in found.records} == {1_500_000_000}
 
 
@@ -236,7 +263,12 @@ def test_no_run_that_ended_says_which_states_were_met(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gaps", "expected"),
-    [([10] * 9, 90), ([10] * 5 + [30_000] + [10] * 3, 90), ([10] * 5 + [-3600] + [10] * 3, 90), ([400] * 9, 3600)],
+    [
+        ([10] * 9, 90),
+        ([10] * 5 + [30_000] + [10] * 3, 90),
+        ([10] * 5 + [-3600] + [10] * 3, 90),
+        ([400] * 9, 3600),
+    ],
     ids=["even", "a night", "clock set back", "slow"],
 )
 def test_seconds_without_pauses(tmp_path: Path, gaps: list[int], expected: float) -> None:
@@ -274,7 +306,14 @@ def test_steps_that_were_reached_are_compared_with_epochs_that_were(tmp_path: Pa
     rows = []
     for place, row in enumerate(runs()):
         epochs = 7 if place % 3 == 0 else 30
-        rows.append({**row, "patience": 3, "epoch": epochs, "global_step": epochs * math.ceil(50_000 / row["batch_size"])})
+        rows.append(
+            {
+                **row,
+                "patience": 3,
+                "epoch": epochs,
+                "global_step": epochs * math.ceil(50_000 / row["batch_size"]),
+            }
+        )
     assert len(one(table(tmp_path, rows)).records) == 24
 
 
@@ -312,7 +351,10 @@ def test_a_sweep_over_lengths_is_no_rows_of_epochs_where_it_is_said(tmp_path: Pa
 
 
 def test_names_that_begin_like_sums(tmp_path: Path) -> None:
-    rows = [{"run": f"{('mean', 'max', 'attention')[place % 3]} pooling {place}", **row} for place, row in enumerate(runs())]
+    rows = [
+        {"run": f"{('mean', 'max', 'attention')[place % 3]} pooling {place}", **row}
+        for place, row in enumerate(runs())
+    ]
     assert len(one(table(tmp_path, rows)).records) == 24
 
 
@@ -331,5 +373,8 @@ def test_a_clock_that_is_set_back_over_the_same_seconds_loses_none_of_them() -> 
 
 
 def test_what_is_left_out_is_counted_once_over_groups(tmp_path: Path) -> None:
-    rows = [{"dataset": "ab"[place % 2], **row, "state": "running", "outlier": place < 3} for place, row in enumerate(runs())]
+    rows = [
+        {"dataset": "ab"[place % 2], **row, "state": "running", "outlier": place < 3}
+        for place, row in enumerate(runs())
+    ]
     asked(tmp_path, rows, "3 marked as outlier, 21 not ended")

@@ -44,7 +44,9 @@ def url(tmp_path: Path) -> str:
 
 def made_study(url: str, name: str = "first", **options: Any) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna.create_study(study_name=name, storage=url, sampler=optuna.samplers.RandomSampler(0), **options)
+    return optuna.create_study(
+        study_name=name, storage=url, sampler=optuna.samplers.RandomSampler(0), **options
+    )
 
 
 def test_trials_are_read_with_what_became_of_them(url: str) -> None:
@@ -73,7 +75,9 @@ def test_trials_are_read_with_what_became_of_them(url: str) -> None:
     assert [run.status for run in runs] == ["finished", "finished", "failed", "running"]
     assert [run.settings for run in runs] == [trial.params for trial in theirs[:4]]
     curve = {"intermediate": 2.0, "intermediate (lowest)": 1.0, "intermediate (highest)": 3.0}
-    for trial, run, own in zip(theirs, runs[:3], [{"value": 7.0}, {"pruned": True, "value": 2.0}, {}], strict=False):
+    for trial, run, own in zip(
+        theirs, runs[:3], [{"value": 7.0}, {"pruned": True, "value": 2.0}, {}], strict=False
+    ):
         assert isinstance(trial.duration, timedelta)
         common = {"duration_s": trial.duration.total_seconds()}
         common["direction of value"] = "minimize"
@@ -90,13 +94,20 @@ def test_several_values_are_called_by_their_names_if_they_have_any(url: str, nam
     study.optimize(lambda trial: (1.0, 2.0), n_trials=1)
     (run,) = optuna_reader.read(url)
     first, second = names or ["value_0", "value_1"]
-    expected = {first: 1.0, second: 2.0, f"direction of {first}": "minimize", f"direction of {second}": "maximize"}
+    expected = {
+        first: 1.0,
+        second: 2.0,
+        f"direction of {first}": "minimize",
+        f"direction of {second}": "maximize",
+    }
     assert {name: value for name, value in run.results.items() if name != "duration_s"} == expected
 
 
 def test_of_several_studies_one_is_named(url: str) -> None:
     made_study(url).enqueue_trial({"lr": 0.1})
-    assert "studies.db: expected trials, got none that has begun in study first" in refused(optuna_reader.read, url)
+    assert "studies.db: expected trials, got none that has begun in study first" in refused(
+        optuna_reader.read, url
+    )
     made_study(url, "other#1@x", direction="maximize").optimize(lambda trial: 1.0, n_trials=1)
     (run,) = optuna_reader.read(f"{url}#other#1@x")
     assert run.results["direction of value"] == "maximize"
@@ -104,7 +115,9 @@ def test_of_several_studies_one_is_named(url: str) -> None:
         "studies.db: expected one study, got first, other#1@x. Name one: URL#STUDY"
     )
     message = refused(optuna_reader.read, f"{url}#firts")
-    assert message.endswith("expected a study of this storage (first, other#1@x), got 'firts'. Did you mean 'first'?")
+    assert message.endswith(
+        "expected a study of this storage (first, other#1@x), got 'firts'. Did you mean 'first'?"
+    )
 
 
 def test_a_storage_stays_as_it_is(url: str, tmp_path: Path) -> None:
@@ -188,9 +201,16 @@ def test_trainings_of_the_trainer_are_read_by_their_folders(tmp_path: Path) -> N
         losses = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
         ends = (losses[-1], min(losses), max(losses))
         assert tuple(run.results[f"eval_loss{end}"] for end in ("", " (lowest)", " (highest)")) == ends
-        assert (run.status, run.results["global_step"], run.results["epoch"]) == ("finished", 2 * len(losses), len(losses))
+        assert (run.status, run.results["global_step"], run.results["epoch"]) == (
+            "finished",
+            2 * len(losses),
+            len(losses),
+        )
     last = saved.state.log_history[-1]
-    assert second.results["train_loss"] == last["train_loss"] and second.results["train_runtime"] == last["train_runtime"]
+    assert (
+        second.results["train_loss"] == last["train_loss"]
+        and second.results["train_runtime"] == last["train_runtime"]
+    )
     assert "train_loss" not in first.results  # of which its checkpoints know nothing
     assert [run.place for run in trainer.read(f"{tmp_path}/sweep/saved")] == [second.place]
 
@@ -214,10 +234,18 @@ def test_the_last_checkpoint_counts_where_the_training_has_no_state_of_its_own(t
     for step in (4, 20, 100):
         made_training(tmp_path / "out" / f"checkpoint-{step}", global_step=step, max_steps=1000)
     (tmp_path / "out" / "checkpoint-200").mkdir()  # being written
-    (tmp_path / "out" / "args.json").write_text('{"learning_rate": 0.1, "optimizer": {"api_key": "x", "beta": 0.9}}')
+    (tmp_path / "out" / "args.json").write_text(
+        '{"learning_rate": 0.1, "optimizer": {"api_key": "x", "beta": 0.9}}'
+    )
     (tmp_path / "out" / "all_results.json").write_text('{"train_loss": 0.25}')
     (run,) = trainer.read(str(tmp_path))
-    settings = {"train_batch_size": 4, "num_train_epochs": 1, "max_steps": 1000, "learning_rate": 0.1, "optimizer.beta": 0.9}
+    settings = {
+        "train_batch_size": 4,
+        "num_train_epochs": 1,
+        "max_steps": 1000,
+        "learning_rate": 0.1,
+        "optimizer.beta": 0.9,
+    }
     assert (run.settings, run.status) == (settings, "")
     results = {name: value for name, value in run.results.items() if value == value}
     ends = {"eval_loss (lowest)": 1.0, "eval_loss (highest)": 2.0}
@@ -240,7 +268,10 @@ class Arguments:
 
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     folder, gone = made_training(tmp_path / "out"), tmp_path / "attacked"
-    pickled(folder, pickle.dumps(Arguments(learning_rate=0.5, bad=Attack(gone), state={"a": 1}, many={1, 2}, seed=3)))
+    pickled(
+        folder,
+        pickle.dumps(Arguments(learning_rate=0.5, bad=Attack(gone), state={"a": 1}, many={1, 2}, seed=3)),
+    )
     (run,) = trainer.read(str(tmp_path))
     assert {name: run.settings[name] for name in ("learning_rate", "seed", "state.a")} == {
         "learning_rate": 0.5,
@@ -248,7 +279,9 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
         "state.a": 1,
     }
     pickled(folder, pickle.dumps(Attack(gone)))
-    assert "training_args.bin: expected TrainingArguments as torch.save writes them" in refused(trainer.read, tmp_path)
+    assert "training_args.bin: expected TrainingArguments as torch.save writes them" in refused(
+        trainer.read, tmp_path
+    )
     assert not gone.exists()
 
 
@@ -303,16 +336,26 @@ def test_versions_of_lightnings_logger_are_read(tmp_path: Path) -> None:
 
     for version, lr in enumerate([0.1, 1e-5]):
         logger = CSVLogger(str(tmp_path), flush_logs_every_n_steps=1)
-        logger.log_hyperparams({"lr": np.float64(lr), "batch_size": 32, "optimizer": {"name": "adam", "betas": (0.9, 0.99)}})
+        logger.log_hyperparams(
+            {"lr": np.float64(lr), "batch_size": 32, "optimizer": {"name": "adam", "betas": (0.9, 0.99)}}
+        )
         for step, loss in enumerate([3.0, 1.0, 2.0]):
             logger.log_metrics({"train_loss": loss, "epoch": step}, step)
         logger.log_metrics({"val_acc": 0.5 + version / 4, "epoch": 2}, 2)
         logger.finalize("success")
     runs = list(lightning.read(str(tmp_path)))
-    assert [run.place for run in runs] == [f"{tmp_path}/lightning_logs/version_{version}" for version in (0, 1)]
+    assert [run.place for run in runs] == [
+        f"{tmp_path}/lightning_logs/version_{version}" for version in (0, 1)
+    ]
     common = {"batch_size": 32, "optimizer.name": "adam", "optimizer.betas.0": 0.9, "optimizer.betas.1": 0.99}
     assert [run.settings for run in runs] == [{"lr": 0.1, **common}, {"lr": 1e-5, **common}]
-    curve = {"train_loss": 2.0, "train_loss (lowest)": 1.0, "train_loss (highest)": 3.0, "epoch": 3.0, "step": 2.0}
+    curve = {
+        "train_loss": 2.0,
+        "train_loss (lowest)": 1.0,
+        "train_loss (highest)": 3.0,
+        "epoch": 3.0,
+        "step": 2.0,
+    }
     acc = {"val_acc": 0.75, "val_acc (lowest)": 0.75, "val_acc (highest)": 0.75}
     assert runs[1].results == {**curve, **acc}
     assert [run.status for run in runs] == ["", ""]
@@ -326,11 +369,20 @@ def version(folder: Path, hparams: str = "", metrics: str = "") -> Path:
 
 
 def test_no_tag_of_yaml_is_obeyed(tmp_path: Path) -> None:
-    text = yaml.dump({"i": np.int64(3), "f": np.float32(0.5), "relu": nn.functional.relu, "attack": Attack(tmp_path / "x")})
+    text = yaml.dump(
+        {"i": np.int64(3), "f": np.float32(0.5), "relu": nn.functional.relu, "attack": Attack(tmp_path / "x")}
+    )
     text += "mine: !Mine {a: 1}\nother: !!python/object/new:os.system [x]\n"
     text += "odd: !!python/object/apply:numpy._core.multiarray.scalar [1, 2]\n"
     (run,) = lightning.read(str(version(tmp_path / "v", text)))
-    expected = {"i": 3, "f": 0.5, "relu": "torch.nn.functional.relu", "mine.a": 1, "other": "x", "attack": str(tmp_path / "x")}
+    expected = {
+        "i": 3,
+        "f": 0.5,
+        "relu": "torch.nn.functional.relu",
+        "mine.a": 1,
+        "other": "x",
+        "attack": str(tmp_path / "x"),
+    }
     assert run.settings == expected
     assert not (tmp_path / "x").exists()
 
@@ -340,7 +392,9 @@ def test_columns_are_curves_and_a_row_that_is_cut_off_is_left_out(tmp_path: Path
         str(version(tmp_path / "v", "", "epoch,loss,step,text\r\n0,,1,a\r\n0,0.5,2,\r\n1,nan,3,\r\n1,0.2,4"))
     )
     loss = run.results.pop("loss")  # type: ignore[attr-defined]
-    assert run == Run(f"{tmp_path}/v", {}, {"epoch": 2.0, "step": 3.0, "loss (lowest)": 0.5, "loss (highest)": 0.5})
+    assert run == Run(
+        f"{tmp_path}/v", {}, {"epoch": 2.0, "step": 3.0, "loss (lowest)": 0.5, "loss (highest)": 0.5}
+    )
     assert math.isnan(loss)
 
 
@@ -353,7 +407,9 @@ def test_versions_that_are_damaged_are_refused(tmp_path: Path) -> None:
         "a: 2024-99-99": ": expected settings in YAML: ",
         "\x00": ": expected settings in YAML: ",
     }.items():
-        assert f"{version(tmp_path / 'v', text)}/hparams.yaml{words}" in refused(lightning.read, tmp_path), text
+        assert f"{version(tmp_path / 'v', text)}/hparams.yaml{words}" in refused(lightning.read, tmp_path), (
+            text
+        )
     version(tmp_path / "v", "", "a\n" + "x" * 200_000 + "\n")
     assert "metrics.csv: expected a CSV table: Error: field larger" in refused(lightning.read, tmp_path)
 
@@ -372,8 +428,20 @@ def made_trial(folder: Path, name: str, lr: float, reports: str, **files: str) -
 
 
 def report(step: int, loss: float, **more: Any) -> str:
-    own = {"training_iteration": step, "time_total_s": 2.0 * step, "pid": 1, "hostname": "h", "done": False, "date": "d"}
-    return json.dumps({"loss": loss, "eval": {"acc": step / 10}, "config": {"lr": 1}, "note": "x", **own, **more}) + "\n"
+    own = {
+        "training_iteration": step,
+        "time_total_s": 2.0 * step,
+        "pid": 1,
+        "hostname": "h",
+        "done": False,
+        "date": "d",
+    }
+    return (
+        json.dumps(
+            {"loss": loss, "eval": {"acc": step / 10}, "config": {"lr": 1}, "note": "x", **own, **more}
+        )
+        + "\n"
+    )
 
 
 ACC = {"eval.acc": 0.2, "eval.acc (lowest)": 0.1, "eval.acc (highest)": 0.2}
@@ -390,7 +458,9 @@ def test_trials_of_tune_are_read_from_their_files(tmp_path: Path) -> None:
                "1.0,0.1,7,1,False,1,2.0\n2.0,0.2,7,1,False,2,4.0\n3.0,0.")  # fmt: skip
     made_trial(tmp_path, "e", 0.5, "")
     a, b, c, d, e = tune.read(str(tmp_path))
-    assert a == Run(f"{tmp_path}/a", {"lr": 0.1, "model.layers.0": 1, "model.layers.1": 2}, {**TOTALS, **LOSS, **ACC})
+    assert a == Run(
+        f"{tmp_path}/a", {"lr": 0.1, "model.layers.0": 1, "model.layers.1": 2}, {**TOTALS, **LOSS, **ACC}
+    )
     assert [run.status for run in (a, b, c, d, e)] == ["", "failed", "finished", "", ""]
     assert c.results == a.results
     assert d.results == {**TOTALS, **LOSS, **{name.replace(".", "/"): value for name, value in ACC.items()}}
@@ -400,16 +470,28 @@ def test_trials_of_tune_are_read_from_their_files(tmp_path: Path) -> None:
 def test_the_status_of_a_trial_is_that_of_tunes_own_table(tmp_path: Path) -> None:
     stated = {"a": "TERMINATED", "b": "ERROR", "c": "RUNNING", "d": "PENDING"}
     for name in stated:
-        made_trial(tmp_path, name, 0.1, report(1, 1.0), **({"error_txt": "of an attempt before"} if name == "a" else {}))
+        made_trial(
+            tmp_path,
+            name,
+            0.1,
+            report(1, 1.0),
+            **({"error_txt": "of an attempt before"} if name == "a" else {}),
+        )
     old = {"trial_data": [[json.dumps({"relative_logdir": "a", "status": "RUNNING"}), "{}"]]}
-    new = {"trial_data": [[json.dumps({"relative_logdir": name, "status": word}), "{}"] for name, word in stated.items()]}
+    new = {
+        "trial_data": [
+            [json.dumps({"relative_logdir": name, "status": word}), "{}"] for name, word in stated.items()
+        ]
+    }
     (tmp_path / "experiment_state-2026-01-01_00-00-00.json").write_text(json.dumps(old))
     (tmp_path / "experiment_state-2026-01-02_00-00-00.json").write_text(json.dumps(new))
     assert [run.status for run in tune.read(str(tmp_path))] == ["finished", "failed", "running", ""]
 
 
 def test_trials_that_are_damaged_are_refused(tmp_path: Path) -> None:
-    assert "expected the folder of a Tune experiment, got none with a params.json" in refused(tune.read, tmp_path)
+    assert "expected the folder of a Tune experiment, got none with a params.json" in refused(
+        tune.read, tmp_path
+    )
     trial = made_trial(tmp_path, "a", 0.1, report(1, 1.0) + '{"cut"\n' + report(2, 1.0))
     assert f"{trial}/result.json:2: expected JSON, got a damaged file: " in refused(tune.read, tmp_path)
     (trial / "result.json").write_text("7\n")
@@ -444,11 +526,17 @@ def test_an_experiment_of_tune_is_read(tmp_path: Path) -> None:
     # A process of its own: Ray reads tokens once per process.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     done = subprocess.run(
-        [sys.executable, "-c", EXPERIMENT, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", EXPERIMENT, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     good, bad = sorted(tune.read(str(tmp_path)), key=lambda run: run.settings["lr"])
-    assert [run.settings for run in (good, bad)] == [{"lr": lr, "optimizer.name": "adam"} for lr in (0.25, 0.75)]
+    assert [run.settings for run in (good, bad)] == [
+        {"lr": lr, "optimizer.name": "adam"} for lr in (0.25, 0.75)
+    ]
     assert (good.status, bad.status) == ("finished", "failed")
     assert isinstance(good.results["time_total_s"], float)
     assert {name: value for name, value in good.results.items() if name != "time_total_s"} == {

@@ -27,7 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the trackers' own
 LOSSES = {"good": [2.0, 0.5, 1.0], "diverged": [2.0, math.nan, math.nan], "killed": [3.0, 2.5]}
 ENDS = {
     "good": {"val_loss": 1.0, "val_loss (lowest)": 0.5, "val_loss (highest)": 2.0},
-    "diverged": {"val_loss": pytest.approx(math.nan, nan_ok=True), "val_loss (lowest)": 2.0, "val_loss (highest)": 2.0},
+    "diverged": {
+        "val_loss": pytest.approx(math.nan, nan_ok=True),
+        "val_loss (lowest)": 2.0,
+        "val_loss (highest)": 2.0,
+    },
     "killed": {"val_loss": 2.5, "val_loss (lowest)": 2.5, "val_loss (highest)": 3.0},
 }
 
@@ -69,7 +73,12 @@ def write_wandb(folder: Path) -> None:
     wandb = pytest.importorskip("wandb")
     quiet = wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off")
     for number, (name, losses) in enumerate(LOSSES.items()):
-        config = {"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "batch_size": 64, "nesterov": True, "seed": number}
+        config = {
+            "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]},
+            "batch_size": 64,
+            "nesterov": True,
+            "seed": number,
+        }
         run = wandb.init(project="p", id=name, dir=str(folder), mode="offline", config=config, settings=quiet)
         for loss in losses:
             run.log({"val_loss": loss, "weights": wandb.Histogram([1, 2])})
@@ -87,7 +96,9 @@ def test_logs_of_wandb_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     write_wandb(tmp_path)
     (killed,) = (tmp_path / "wandb").glob("offline-run-*-killed/*.wandb")
     runs, until = wandb_runs(tmp_path / "wandb"), time.monotonic() + 30
-    while runs["killed"].status == "running" and time.monotonic() < until:  # its own process writes, later on a busy machine
+    while (
+        runs["killed"].status == "running" and time.monotonic() < until
+    ):  # its own process writes, later on a busy machine
         time.sleep(0.2)
         runs = wandb_runs(tmp_path / "wandb")
     whole = killed.read_bytes()
@@ -133,7 +144,9 @@ def test_a_run_of_wandb_that_was_resumed_is_one(counted: bool, tmp_path: Path) -
         for step, loss in enumerate(losses, start=first):
             run.log({"val_loss": loss}, step=step if counted else None)
         run.finish(exit_code=0 if first else 1)
-        (folder,) = (path for path in (tmp_path / "wandb").glob("offline-run-*-a1") if "part" not in path.name)
+        (folder,) = (
+            path for path in (tmp_path / "wandb").glob("offline-run-*-a1") if "part" not in path.name
+        )
         folder.rename(folder.with_name(f"offline-run-2026010{first}_000000-part"))
     run = wandb.init(project="p", id="b2", mode="offline", settings=quiet, dir=str(tmp_path))
     run.finish()
@@ -145,7 +158,12 @@ def test_a_run_of_wandb_that_was_resumed_is_one(counted: bool, tmp_path: Path) -
     )
     # The second part of the run that counts its own steps begins before the end of the first; offline, W&B counts from 0.
     low = 1.0 if counted else 0.1
-    ends = {"val_loss": 1.0, "val_loss (lowest)": low, "val_loss (highest)": 5.0, "_step": 3 if counted else 4}
+    ends = {
+        "val_loss": 1.0,
+        "val_loss (lowest)": low,
+        "val_loss (highest)": 5.0,
+        "_step": 3 if counted else 4,
+    }
     assert {name: value for name, value in both.results.items() if name != "_runtime"} == ends
     assert (other.settings, other.results.keys() <= {"_runtime"}) == ({}, True)
 
@@ -154,13 +172,19 @@ def test_a_run_of_wandb_that_was_resumed_is_one(counted: bool, tmp_path: Path) -
 def test_a_log_of_many_blocks_is_read_whole(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
     quiet = wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off")
-    run = wandb.init(project="p", dir=str(tmp_path), mode="offline", config={"notes": "x" * 100_000}, settings=quiet)
+    run = wandb.init(
+        project="p", dir=str(tmp_path), mode="offline", config={"notes": "x" * 100_000}, settings=quiet
+    )
     for step in range(2000):
         run.log({"val_loss": 2000 - step, "text": "y" * (step % 50)})
     run.finish()
     (read,) = wandb_reader.read(str(tmp_path))
     assert (len(str(read.settings["notes"])), read.status) == (100_000, "finished")
-    assert (read.results["val_loss"], read.results["val_loss (highest)"], read.results["_step"]) == (1, 2000, 1999)
+    assert (read.results["val_loss"], read.results["val_loss (highest)"], read.results["_step"]) == (
+        1,
+        2000,
+        1999,
+    )
 
 
 @pytest.mark.slow
@@ -174,7 +198,10 @@ def test_a_project_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     down = refusal(wandb_reader, "ann/digits")
-    assert down.startswith("wandb:ann/digits: expected a folder, or a project that the W&B API shows") and key not in down
+    assert (
+        down.startswith("wandb:ann/digits: expected a folder, or a project that the W&B API shows")
+        and key not in down
+    )
 
 
 class WandbServer(BaseHTTPRequestHandler):
@@ -189,7 +216,12 @@ class WandbServer(BaseHTTPRequestHandler):
                 "summaryMetrics": '{"val_loss": "NaN", "_runtime": 12.5, "_wandb": {"runtime": 12}, '
                 '"image": {"_type": "image-file", "size": 3}}',
             },
-            {"name": "b2", "state": "finished", "config": '{"lr": {"value": 0.2}}', "summaryMetrics": '{"val_loss": 0.5}'},
+            {
+                "name": "b2",
+                "state": "finished",
+                "config": '{"lr": {"value": 0.2}}',
+                "summaryMetrics": '{"val_loss": 0.5}',
+            },
             {"name": "c3", "state": "running", "config": "{}", "summaryMetrics": "{}"},
         ],
         "empty": [],
@@ -203,16 +235,28 @@ class WandbServer(BaseHTTPRequestHandler):
         asked = json.loads(body) if self.path == "/graphql" else {}
         given = asked.get("variables") or {}
         if "query Runs" not in asked.get("query", ""):
-            self._reply({"data": {"viewer": {"id": "1", "entity": "ann", "username": "ann", "teams": {"edges": []}}}})
+            self._reply(
+                {"data": {"viewer": {"id": "1", "entity": "ann", "username": "ann", "teams": {"edges": []}}}}
+            )
             return
         if (runs := self.runs.get(given["project"])) is None:
             self._reply({"data": {"project": None}})
             return
         first = int(given["cursor"] or 0)
-        edges = [{"cursor": str(first + 1), "node": {"projectId": "1", **run}} for run in runs[first : first + 1]]
+        edges = [
+            {"cursor": str(first + 1), "node": {"projectId": "1", **run}} for run in runs[first : first + 1]
+        ]
         page = {"endCursor": str(first + 1), "hasNextPage": first + 1 < len(runs)}
         self._reply(
-            {"data": {"project": {"runCount": len(runs), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}}}
+            {
+                "data": {
+                    "project": {
+                        "runCount": len(runs),
+                        "readOnly": False,
+                        "runs": {"edges": edges, "pageInfo": page},
+                    }
+                }
+            }
         )
 
     def _reply(self, document: Any) -> None:
@@ -244,8 +288,15 @@ def test_a_project_of_wandb_is_read_by_wandbs_own_client() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), WandbServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        known = {**os.environ, "WANDB_API_KEY": "0123456789abcdef" * 3, "WANDB_BASE_URL": url, "WANDB_SILENT": "true"}
-        done = subprocess.run([sys.executable, "-c", READ], env=known, capture_output=True, text=True, timeout=60, check=False)
+        known = {
+            **os.environ,
+            "WANDB_API_KEY": "0123456789abcdef" * 3,
+            "WANDB_BASE_URL": url,
+            "WANDB_SILENT": "true",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", READ], env=known, capture_output=True, text=True, timeout=60, check=False
+        )
         server.shutdown()
     assert done.stdout.splitlines() == [
         "('ann/digits/a1', {'lr': 0.1, 'opt.name': 'adam'}, {'val_loss': nan, '_runtime': 12.5}, 'failed')",
@@ -296,13 +347,17 @@ def test_runs_of_mlflow(store: str, tmp_path: Path) -> None:
     }
     for name, run in runs.items():
         assert run.settings == {"lr": 0.001, "batch_size": 64, "optimizer": "adam", "day": "2026_01"}
-        assert run.results == {**ENDS[name], "system/disk": 5.0} | ({} if name == "killed" else {"duration_s": 2.5})
+        assert run.results == {**ENDS[name], "system/disk": 5.0} | (
+            {} if name == "killed" else {"duration_s": 2.5}
+        )
     assert "expected runs in the experiment 'empty', found none" in refusal(mlflow_reader, f"{uri}#empty")
     assert "got 'digts'. Did you mean 'digits'?" in refusal(mlflow_reader, f"{uri}#digts")
 
 
 @pytest.mark.slow
-def test_large_experiments_are_read_without_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_experiments_are_read_without_their_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     write_mlflow(uri, runs=3)
     monkeypatch.setattr(mlflow_reader, "_MOST_WITH_CURVES", 5)
@@ -369,7 +424,9 @@ def test_trials_below_a_run_that_differ_are_runs_of_their_own(tmp_path: Path) ->
     end = HParamsPluginData(session_end_info=SessionEndInfo(status="STATUS_FAILURE")).SerializeToString()
     kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="hparams", content=end))
     with SummaryWriter(str(tmp_path / "trial0.2")) as failed:
-        failed.file_writer.add_summary(Summary(value=[Summary.Value(tag="_hparams_/session_end_info", metadata=kind)]))
+        failed.file_writer.add_summary(
+            Summary(value=[Summary.Value(tag="_hparams_/session_end_info", metadata=kind)])
+        )
     runs = {Path(run.place).name: run for run in tensorboard_reader.read(str(tmp_path))}
     assert {name: (run.settings, run.status) for name, run in runs.items()} == {
         tmp_path.name: ({}, ""),
@@ -411,16 +468,23 @@ def test_files_of_one_folder_that_continue_each_other_are_one_run(tmp_path: Path
 
 
 @pytest.mark.parametrize("rates", [(0.1, 0.2), (0.1, 0.1)])
-def test_runs_in_one_folder_are_told_apart_by_their_hyperparameters(rates: tuple[float, float], tmp_path: Path) -> None:
+def test_runs_in_one_folder_are_told_apart_by_their_hyperparameters(
+    rates: tuple[float, float], tmp_path: Path
+) -> None:
     places = [write_events(tmp_path, 0, [2.0, rate], lr=rate) for rate in rates]
     runs = list(tensorboard_reader.read(str(tmp_path)))
     assert sorted(run.place for run in runs) == sorted(map(str, places))
     assert sorted(run.settings["lr"] for run in runs) == [*rates]
-    assert all(losses_of(run) == [pytest.approx(run.settings["lr"]), pytest.approx(run.settings["lr"]), 2.0] for run in runs)
+    assert all(
+        losses_of(run) == [pytest.approx(run.settings["lr"]), pytest.approx(run.settings["lr"]), 2.0]
+        for run in runs
+    )
 
 
 @pytest.mark.parametrize("rates", [(None, None), (0.1, None)])
-def test_runs_in_one_folder_that_nothing_tells_apart_are_refused(rates: tuple[float | None, ...], tmp_path: Path) -> None:
+def test_runs_in_one_folder_that_nothing_tells_apart_are_refused(
+    rates: tuple[float | None, ...], tmp_path: Path
+) -> None:
     for rate in rates:
         write_events(tmp_path, 0, [2.0, 1.0], lr=rate)
     assert refusal(tensorboard_reader, tmp_path) == (

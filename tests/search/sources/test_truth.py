@@ -59,7 +59,11 @@ DEVICES: dict[str, Any] = {
     "numbers": lambda n: {"gpus": ",".join(map(str, range(n)))},
     "visible": lambda n: {"CUDA_VISIBLE_DEVICES": ",".join(str(7 - place) for place in range(n))},
     "auto": lambda n: {"n_gpu": "auto"},
-    "data parallel": lambda n: {"data_parallel_size": n, "tensor_parallel_size": 2, "world_size_total": 2 * n},
+    "data parallel": lambda n: {
+        "data_parallel_size": n,
+        "tensor_parallel_size": 2,
+        "world_size_total": 2 * n,
+    },
     "of a world": lambda n: {"world_size": 2 * n, "tensor_model_parallel_size": 2},
     "an unknown name": lambda n: {"cards_per_node": n, "nodes": 1} if n == 1 else {"gpu_count": n},
 }
@@ -98,10 +102,15 @@ def written(runs: list[Truth], devices: str, batch: str, notation: str, metric: 
             for run, row in zip(runs, rows, strict=True)
         ]
     if notation == "minutes":
-        rows = [{("runtime (min)" if key == "runtime" else key): value for key, value in row.items()} for row in rows]
+        rows = [
+            {("runtime (min)" if key == "runtime" else key): value for key, value in row.items()}
+            for row in rows
+        ]
         rows = [{**row, "runtime (min)": row["runtime (min)"] / 60} for row in rows]
     if notation == "clock":
-        rows = [{**row, "runtime": f"{int(row['runtime']) // 60}:{int(row['runtime']) % 60:02d}"} for row in rows]
+        rows = [
+            {**row, "runtime": f"{int(row['runtime']) // 60}:{int(row['runtime']) % 60:02d}"} for row in rows
+        ]
     if notation == "merged":
         rows = [{**row, "epochs": row["epochs"] if place % 4 == 0 else ""} for place, row in enumerate(rows)]
     delimiter = ";" if notation == "decimal commas" else ","
@@ -114,13 +123,20 @@ def written(runs: list[Truth], devices: str, batch: str, notation: str, metric: 
     for row in rows:
         if notation == "decimal commas":
             shown = {
-                key: f"{value:,.1f}".translate(str.maketrans(",.", ".,")) for key, value in row.items() if key == "runtime"
+                key: f"{value:,.1f}".translate(str.maketrans(",.", ".,"))
+                for key, value in row.items()
+                if key == "runtime"
             }
-            commas = {key: str(value).replace(".", ",") for key, value in row.items() if isinstance(value, float)}
+            commas = {
+                key: str(value).replace(".", ",") for key, value in row.items() if isinstance(value, float)
+            }
             row = {**row, **commas, **shown}
         writer.writerow(row)
     if notation == "mean":
-        last = {key: float(np.mean([row[key] for row in rows])) for key in ("micro_batch_size", "lr", "runtime", metric)}
+        last = {
+            key: float(np.mean([row[key] for row in rows]))
+            for key in ("micro_batch_size", "lr", "runtime", metric)
+        }
         writer.writerow({"run": "mean", **last})
     return text.getvalue()
 
@@ -137,7 +153,9 @@ def judged(runs: list[Truth], text: str, folder: Path, metric: str = "val_acc") 
     except StudyFileError as error:
         assert str(error)
         return "asked"
-    if others or group.spec.objectives.metric.direction != ("minimize" if metric == "val_loss" else "maximize"):
+    if others or group.spec.objectives.metric.direction != (
+        "minimize" if metric == "val_loss" else "maximize"
+    ):
         return "silently other"
     records = group.records
     if len(records) != len(runs):
@@ -151,7 +169,9 @@ def judged(runs: list[Truth], text: str, folder: Path, metric: str = "val_acc") 
         if not same:
             return "silently other"
         if facts.epochs != run.epochs:
-            told = any(one.name == "epochs" and one.meaning == "nothing" and one.why for one in columns.columns)
+            told = any(
+                one.name == "epochs" and one.meaning == "nothing" and one.why for one in columns.columns
+            )
             return "told" if facts.epochs is None and told else "silently other"
     return "right"
 

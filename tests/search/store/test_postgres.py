@@ -54,10 +54,17 @@ def driving(path: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
         driver.communicate()
 
 
-def test_a_study_runs_and_is_shown_and_exported(postgres: PostgresServer, study_file: Callable[..., Path]) -> None:
+def test_a_study_runs_and_is_shown_and_exported(
+    postgres: PostgresServer, study_file: Callable[..., Path]
+) -> None:
     url = postgres.new_database()
     path = study_file(budget={"trials": 4}, storage=url)
-    for arguments in (["run", path, "--serial"], ["show", path, "--all"], ["show", url], ["export", url, "--to", "json"]):
+    for arguments in (
+        ["run", path, "--serial"],
+        ["show", path, "--all"],
+        ["show", url],
+        ["export", url, "--to", "json"],
+    ):
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
         assert result.exit_code == 0, result.output
         assert PASSWORD not in result.output
@@ -74,7 +81,10 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
         wait_for(lambda: postgres.states(url)["complete"] >= 1, first)
         refused = bsearch("run", path, "--serial")
         assert refused.exit_code == 1
-        assert f"study small: process {first.pid} on {os.uname().nodename} has been running it since 20" in refused.output
+        assert (
+            f"study small: process {first.pid} on {os.uname().nodename} has been running it since 20"
+            in refused.output
+        )
         wait_for(lambda: postgres.states(url)["running"] == 1, first)  # not between two trials
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -87,7 +97,9 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
 
 
 @pytest.mark.timeout(600)
-def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresServer, study_file: Callable[..., Path]) -> None:
+def test_a_server_that_crashes_and_comes_back_costs_nothing(
+    postgres: PostgresServer, study_file: Callable[..., Path]
+) -> None:
     url = postgres.new_database()
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 5}, storage=url)
     with driving(path) as driver:
@@ -139,7 +151,8 @@ def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(
 ) -> None:
     url = postgres.new_database()
     cut = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND pid <> pg_backend_pid()"
     )
 
     def notify(event: Event) -> None:
@@ -190,7 +203,11 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     assert lost[0] > 3
     assert postgres.states(url) == {"complete": 8}
     assert Counter(record.facts.baseline for record in result.study.records) == {0: 1, 1: 1, None: 6}
-    repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
+    repeats = [
+        (record.facts.repeats, record.facts.seed)
+        for record in result.study.records
+        if record.facts.repeats is not None
+    ]
     assert len(repeats) == len(set(repeats)) > 0
     tables = Tables(url)
     assert [row.outcome for row in tables.attempts("small")] == ["complete"] * 8
@@ -211,7 +228,9 @@ def words_of_children(process: int) -> str:
 
 
 @pytest.mark.long
-def test_the_password_is_nowhere_to_be_read(postgres: PostgresServer, study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_password_is_nowhere_to_be_read(
+    postgres: PostgresServer, study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     url = postgres.new_database()
     database = url.rpartition("/")[2]
     # One trial fails, and the last word on it is its traceback.

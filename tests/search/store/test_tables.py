@@ -60,7 +60,8 @@ def test_what_was_written_is_read_back(tables: Tables) -> None:
     made = setup(37, 2)
     tables.start_attempt(made)
     tables.add_measurement(
-        made, Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf"))
+        made,
+        Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf")),
     )
     tables.end_attempt(made, Outcome("complete", "fine"))
     (row,) = tables.attempts("law")
@@ -81,7 +82,8 @@ def test_one_driver_holds_a_study(tables: Tables, url: str) -> None:
     tables.lock.acquire("law")  # it is ours already
     other = Tables(url)
     with pytest.raises(
-        StorageError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} has been running it since 20.* UTC "
+        StorageError,
+        match=rf"study law: process {os.getpid()} on {socket.gethostname()} has been running it since 20.* UTC ",
     ):
         other.lock.acquire("law")
     assert tables.lock.heartbeat("law", 2.5)
@@ -92,13 +94,20 @@ def test_one_driver_holds_a_study(tables: Tables, url: str) -> None:
     assert tables.studies()[0].driver_s == 2.5
 
 
-def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere(tables: Tables, url: str) -> None:
+def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere(
+    tables: Tables, url: str
+) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     other = Tables(url)
 
     def held_by(holder: str, age_s: float) -> None:
-        sql(tables, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=time.time() - age_s)
+        sql(
+            tables,
+            "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at",
+            holder=holder,
+            at=time.time() - age_s,
+        )
 
     held_by(f"{socket.gethostname()}:{gone.pid}:noon x", 1.0)
     other.lock.acquire("law")
@@ -107,7 +116,11 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
     other.lock.acquire("law")
     # Killed, but its parent has not waited for it yet.
     child = subprocess.Popen(
-        [sys.executable, "-c", "from bsearch.search.store.lock import _Holder; print(_Holder.here(), flush=True); input()"],
+        [
+            sys.executable,
+            "-c",
+            "from bsearch.search.store.lock import _Holder; print(_Holder.here(), flush=True); input()",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -146,7 +159,11 @@ def test_a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock
         sql(tables, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=at)
 
     def assert_held_until_it_expires(holder: str) -> None:
-        for silent_s in (0.5, 0.5 - LOCK_EXPIRES_S, LOCK_EXPIRES_S - 2):  # the database's clock may have been set back
+        for silent_s in (
+            0.5,
+            0.5 - LOCK_EXPIRES_S,
+            LOCK_EXPIRES_S - 2,
+        ):  # the database's clock may have been set back
             held_by(holder, time.time() - silent_s)
             with pytest.raises(StorageError, match=r"process \d+ on .* has been running it since noon"):
                 other.lock.acquire("law")
@@ -220,7 +237,9 @@ def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) 
             assert [driver for driver in drivers if driver.lock.held("law")] == won
 
 
-def test_a_holder_that_comes_to_life_keeps_its_study(tables: Tables, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_comes_to_life_keeps_its_study(
+    tables: Tables, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = Tables(url)
     elsewhere.lock.holder = "elsewhere:1:noon x"
     elsewhere.lock.acquire("law")
@@ -267,9 +286,15 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     assert messages[1].startswith("the database answers again, after ")
     assert len(messages) == 2
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
-        Tables(url, retry_policy=_answered(RetryPolicy(url, messages.append, 0.5))).save_study("law", "law", {}, {})
-    with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"):
+    with pytest.raises(
+        StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "
+    ):
+        Tables(url, retry_policy=_answered(RetryPolicy(url, messages.append, 0.5))).save_study(
+            "law", "law", {}, {}
+        )
+    with pytest.raises(
+        StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"
+    ):
         RetryPolicy(url, messages.append, 0.5)(lambda: open_and_write(url))
     other.close()
 
@@ -280,7 +305,9 @@ def test_who_has_locked_a_database_is_said(tmp_path: Path, monkeypatch: pytest.M
     Tables(url)
     file = str(tmp_path / "small.db")
     code = f"import sqlite3; c = sqlite3.connect({file!r}); c.execute('BEGIN EXCLUSIVE'); print(1); input()"
-    with subprocess.Popen([sys.executable, "-uc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-uc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None and other.stdin is not None
         other.stdout.readline()
         messages: list[str] = []
@@ -289,7 +316,9 @@ def test_who_has_locked_a_database_is_said(tmp_path: Path, monkeypatch: pytest.M
     assert f"locked by process {other.pid})" in messages[0]
 
 
-def test_the_lock_is_asked_for_again_until_the_database_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_asked_for_again_until_the_database_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"sqlite:///{tmp_path}/small.db"
     tables = Tables(url, retry_policy=_answered(RetryPolicy(url, limit_s=60.0)))
     tables.save_study("law", "law", {}, {})
@@ -355,7 +384,10 @@ def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url
     [
         ("nonsense", "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql.*; got 'nonsense'"),
         ("oracel://u:secret@h/d", r"no such kind of database.*got 'oracel://u:\*\*\*@h/d'"),
-        ("mysql+pymysql://u:secret@h/d", r"driver 'pymysql' is not installed. Install it: pip install pymysql; got .*\*\*\*"),
+        (
+            "mysql+pymysql://u:secret@h/d",
+            r"driver 'pymysql' is not installed. Install it: pip install pymysql; got .*\*\*\*",
+        ),
         ("sqlite:////sys/study/study.db", "expected a writable folder, but /sys/study: "),
     ],
 )
@@ -366,7 +398,9 @@ def test_a_storage_that_cannot_be_is_told(named: str, message: str) -> None:
 
 
 def test_a_database_that_refuses_is_told(tmp_path: Path) -> None:
-    (tmp_path / "no.db").write_text("this is no database, and long enough to be looked at by SQLite as one " * 20)
+    (tmp_path / "no.db").write_text(
+        "this is no database, and long enough to be looked at by SQLite as one " * 20
+    )
     with pytest.raises(StorageError, match=r"no.db: the database refused: file is not a database"):
         Tables(f"sqlite:///{tmp_path}/no.db")
     with pytest.raises(StorageError, match="no such database yet"):
@@ -391,20 +425,28 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     assert run(changed).study.name == "small-2"
     assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).study.name == "small"
     # What was at its default is told, too.
-    defaults = study_file(task=f"{TASKS}:Points", budget={"trials": 1}, training={"clip_norm": 1.5, "schedule": "linear"})
+    defaults = study_file(
+        task=f"{TASKS}:Points", budget={"trials": 1}, training={"clip_norm": 1.5, "schedule": "linear"}
+    )
     with pytest.raises(StudyFileError) as error:
         run(defaults)
     assert "training.schedule: was cosine, now linear" in str(error.value).splitlines()
 
 
-def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_code_that_never_finished_a_trial_may_be_mended(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
     start = [{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}]
     path = study_file(task="tasks.py:Mine", baseline=start, budget={"trials": 2})
-    good = f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points, Raises\n"
+    good = (
+        f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points, Raises\n"
+    )
     (tmp_path / "tasks.py").write_text(good + "class Mine(Raises): pass\n")
     assert "failed with the same error" in run(path).failure
     # A new process would import the file anew.
-    for name in [name for name in sys.modules if name.startswith("bsearch_task_") and name.endswith("_tasks")]:
+    for name in [
+        name for name in sys.modules if name.startswith("bsearch_task_") and name.endswith("_tasks")
+    ]:
         del sys.modules[name]
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): pass\n")
     result = run(path)
@@ -469,7 +511,10 @@ def test_a_comment_changes_no_experiment_and_a_change_of_code_may_be_declared_th
 
 
 def test_differences_name_the_keys() -> None:
-    assert list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4})) == [("a.c", 2, 3), ("d", None, 4)]
+    assert list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4})) == [
+        ("a.c", 2, 3),
+        ("d", None, 4),
+    ]
 
 
 @pytest.mark.slow

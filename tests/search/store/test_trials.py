@@ -99,7 +99,10 @@ def lived(trials: Trials, life: list[Any]) -> None:
 def without_dates(record: TrialRecord) -> TrialRecord:
     extra = {name: value for name, value in record.facts.extra.items() if name != "ended_at"}
     return replace(
-        record, started_at="", ended_at="" if not record.ended_at else "once", facts=replace(record.facts, extra=extra)
+        record,
+        started_at="",
+        ended_at="" if not record.ended_at else "once",
+        facts=replace(record.facts, extra=extra),
     )
 
 
@@ -130,12 +133,17 @@ def test_a_trial_is_read_as_it_was_written_and_its_copy_says_the_same(
             read, written = record_of(theirs, "maximize"), replace(ours, violation=0.0)
             if ours.outcome == "diverged":
                 assert read.values is None
-                read, written = (replace(each, train_s=None, accuracy=None, values=None) for each in (read, written))
+                read, written = (
+                    replace(each, train_s=None, accuracy=None, values=None) for each in (read, written)
+                )
             assert without_dates(read) == without_dates(written)
             feasible = ours.outcome not in ("diverged", "infeasible")
             assert all((bound <= 0) == feasible for bound in theirs.constraints.values())
         else:
-            assert (theirs.params, theirs.user_attrs) == (ours.parameters, {"outcome": ours.outcome, **ours.facts.to_dict()})
+            assert (theirs.params, theirs.user_attrs) == (
+                ours.parameters,
+                {"outcome": ours.outcome, **ours.facts.to_dict()},
+            )
 
 
 def test_what_goes_on_is_seen_and_what_ended_is_read_once(tmp_path: Path) -> None:
@@ -165,7 +173,9 @@ def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
     tables.start_attempt(replace(setup(), study="twin", number=3))
     with tables.engine.begin() as connection:
         connection.execute(sa.delete(schema.trials).where(schema.trials.c.number.in_((1, 3))))
-    with pytest.warns(LeftOutWarning, match=r"left out: trials 1, 3 of study twin \(bsearch_trial\): its row is missing"):
+    with pytest.warns(
+        LeftOutWarning, match=r"left out: trials 1, 3 of study twin \(bsearch_trial\): its row is missing"
+    ):
         again = Trials(tables, "twin")
     assert [trial.outcome for trial in again] == ["running", "unreadable", "running", "unreadable"]
     assert again.begin({"effective_batch": 8}).number == 4
@@ -184,10 +194,16 @@ def test_a_trial_that_was_deleted_is_missed(tmp_path: Path) -> None:
         ("facts", '{"repeats": 9}', "facts.repeats: expected an earlier trial, got 9"),
         ("parameters", "nonsense", "parameters: expected JSON, got 'nonsense'"),
         ("outcome", "evolved", "outcome: expected one of complete, "),
-        ("started_at", "yesterday", "started_at: expected a time such as 2026-01-31T12:00:00+00:00, got 'yesterday'"),
+        (
+            "started_at",
+            "yesterday",
+            "started_at: expected a time such as 2026-01-31T12:00:00+00:00, got 'yesterday'",
+        ),
     ],
 )
-def test_a_trial_that_cannot_be_read_keeps_its_number_and_its_row(tmp_path: Path, column: str, value: Any, why: str) -> None:
+def test_a_trial_that_cannot_be_read_keeps_its_number_and_its_row(
+    tmp_path: Path, column: str, value: Any, why: str
+) -> None:
     url = f"sqlite:///{tmp_path}/twin.db"
     tables = Tables(url)
     trials = Trials(tables, "twin")
@@ -195,8 +211,12 @@ def test_a_trial_that_cannot_be_read_keeps_its_number_and_its_row(tmp_path: Path
         trials.begin({"effective_batch": 4}, TrialFacts(baseline=0))
         trials.end(len(trials) - 1, TrialResult("complete", values=(1.0, 0.5)))
     with tables.engine.begin() as connection:
-        connection.execute(sa.update(schema.trials).where(schema.trials.c.number == 0).values({column: value}))
-    with pytest.warns(LeftOutWarning, match=re.escape(f"left out: trial 0 of study twin (bsearch_trial): {why}")):
+        connection.execute(
+            sa.update(schema.trials).where(schema.trials.c.number == 0).values({column: value})
+        )
+    with pytest.warns(
+        LeftOutWarning, match=re.escape(f"left out: trial 0 of study twin (bsearch_trial): {why}")
+    ):
         bad, good = Trials(tables, "twin")
     assert (bad.outcome, bad.has_ended, bad.counts, good) == ("unreadable", True, 0.0, trials[1])
 
@@ -213,7 +233,12 @@ def test_facts_that_only_earlier_versions_know_are_kept_beside_the_others(tmp_pa
 
 
 def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
-    spec = {"study": "new", "task": "tasks.py:New", "space": {"effective_batch": 8, "reference_rate": 0.1}, "dream": 1}
+    spec = {
+        "study": "new",
+        "task": "tasks.py:New",
+        "space": {"effective_batch": 8, "reference_rate": 0.1},
+        "dream": 1,
+    }
     spec |= {"training": {"seed": 3, "glow": True}, "sampler": "oracle"}
     with pytest.warns(LeftOutWarning) as said:
         read = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
@@ -221,7 +246,9 @@ def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
     words = {str(warning.message).partition("): ")[2].partition(":")[0] for warning in said}
     assert words == {"spec.dream", "spec.training.glow", "spec.sampler"}
     spec["training"]["precision"] = "fp3"
-    with pytest.raises(StorageError, match=r"study new \(bsearch_study\): spec.training.precision: .*got 'fp3'.*--new"):
+    with pytest.raises(
+        StorageError, match=r"study new \(bsearch_study\): spec.training.precision: .*got 'fp3'.*--new"
+    ):
         _ = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
 
 
@@ -250,7 +277,9 @@ def test_a_copy_that_others_have_written_is_made_anew_with_their_notes(tmp_path:
     assert again.update(trials) == []
     study = optuna.load_study(study_name="twin", storage=url)
     assert [trial.params for trial in study.trials] == [trial.parameters for trial in trials]
-    assert [trial.values for trial in study.trials] == [trial.values and list(trial.values) for trial in trials]
+    assert [trial.values for trial in study.trials] == [
+        trial.values and list(trial.values) for trial in trials
+    ]
     noted = [study, *(optuna.Trial(study, trial._trial_id) for trial in study.trials)]
     assert [notes.get_note(one) for one in noted] == ["Ours", "The first", ""]
     assert study.metric_names == ["train_s", "accuracy"]
@@ -261,7 +290,9 @@ def test_a_study_of_somebody_else_is_left(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/twin.db"
     study = optuna.create_study(study_name="twin", storage=url, directions=["minimize", "maximize"])
     study.tell(study.ask({"effective_batch": IntDistribution(1, 4096, log=True)}), [3.0, 0.9])
-    with pytest.raises(StorageError, match="it holds another study named twin, whose trials are none of bsearch's"):
+    with pytest.raises(
+        StorageError, match="it holds another study named twin, whose trials are none of bsearch's"
+    ):
         OptunaDatabase(url, "twin", Objectives(), SPACE).update(Trials())
     assert [trial.values for trial in study.trials] == [[3.0, 0.9]]
 
@@ -315,7 +346,9 @@ def test_a_study_of_the_commit_before_is_shown_and_goes_on(tmp_path: Path, old: 
     before, attempts, curves = tables.trials("digits"), tables.attempts("digits"), tables.curves("digits")
     assert sum(trial.has_ended for trial in before) == len(before) - 1
     with closing(sqlite3.connect(tmp_path / "digits.db")) as database:
-        stored = database.execute("SELECT number, outcome, parameters, facts, objectives FROM bsearch_trial").fetchall()
+        stored = database.execute(
+            "SELECT number, outcome, parameters, facts, objectives FROM bsearch_trial"
+        ).fetchall()
     for trial, (number, outcome, parameters, facts, objectives) in zip(before, stored, strict=True):
         assert (trial.number, trial.outcome, trial.parameters) == (number, outcome, json.loads(parameters))
         assert json.loads(json.dumps(trial.facts.to_dict())) == json.loads(facts)
@@ -372,7 +405,9 @@ INSERT INTO bsearch_study VALUES ('old', 'old', '{}', '{}', '2026', 1.5, NULL, N
 
 @pytest.mark.parametrize("revision", ["0001", "0005"])
 @pytest.mark.parametrize("create", [False, True])
-def test_a_database_of_an_older_revision_is_refused_with_what_reads_it(tmp_path: Path, revision: str, create: bool) -> None:
+def test_a_database_of_an_older_revision_is_refused_with_what_reads_it(
+    tmp_path: Path, revision: str, create: bool
+) -> None:
     file = tmp_path / "old.db"
     with closing(sqlite3.connect(file)) as database, database:
         database.executescript(FIRST)
@@ -416,7 +451,9 @@ Tables(sys.argv[1])
 def next_version(tmp_path: Path) -> Path:
     """The folder of migrations of a version whose newest is 0007."""
     folder = tmp_path / "migrations"
-    shutil.copytree(Path(schema.__file__).parent / "migrations", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(schema.__file__).parent / "migrations", folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (folder / "versions" / "v0007_dream.py").write_text(NEXT)
     return folder
 
@@ -443,7 +480,9 @@ def test_a_migration_that_is_killed_goes_on(tmp_path: Path, next_version: Path) 
     assert killed
     with tables.engine.connect() as connection:
         assert schema.revision_of(connection) == "0007"
-        dreams = connection.execute(sa.text("SELECT dream FROM bsearch_trial ORDER BY number")).scalars().all()
+        dreams = (
+            connection.execute(sa.text("SELECT dream FROM bsearch_trial ORDER BY number")).scalars().all()
+        )
     assert dreams == [f"of {number}" for number in range(400)]
     assert tables.trials("small") == written
 
@@ -458,7 +497,8 @@ def test_a_study_that_an_older_driver_runs_is_not_changed_under_it(
     monkeypatch.setattr(schema, "HEAD", "0007")
     monkeypatch.setattr(schema, "_MIGRATIONS", next_version)
     with pytest.raises(
-        StorageError, match=rf"study old: an older bsearch has been running it since .* \(process {os.getpid()} "
+        StorageError,
+        match=rf"study old: an older bsearch has been running it since .* \(process {os.getpid()} ",
     ):
         Tables(url, create=False)
     with tables.engine.connect() as connection:

@@ -87,7 +87,9 @@ def test_what_is_not_committed_follows_in_time(tables: Tables, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("lost_after", [False, True])
-def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_without_a_reply_is_written_again(
+    url: str, lost_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have been applied, or not."""
     policy = RetryPolicy(url, limit_s=60.0)
     tables = Tables(url, retry_policy=policy)
@@ -146,7 +148,9 @@ def test_a_run_writes_a_trials_row_as_it_starts_as_it_trains_and_as_it_ends(
 
     sa.event.listen(sa.Engine, "before_cursor_execute", execute)
     try:
-        path = study_file(task=f"{TASKS}:Points", budget={"trials": 6}, storage=f"sqlite:///{tmp_path}/small.db")
+        path = study_file(
+            task=f"{TASKS}:Points", budget={"trials": 6}, storage=f"sqlite:///{tmp_path}/small.db"
+        )
         assert not run(path).failure
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", execute)
@@ -162,9 +166,13 @@ def test_a_driver_whose_study_was_taken_over_writes_nothing_more(tables: Tables)
         trials.change(0, TrialFacts(learning_rate=0.1))
         trials.commit()
         with tables.engine.begin() as connection:
-            connection.execute(sa.text("UPDATE bsearch_study SET holder = 'another:1:2026-01-01 00:00:00 UTC x-y'"))
+            connection.execute(
+                sa.text("UPDATE bsearch_study SET holder = 'another:1:2026-01-01 00:00:00 UTC x-y'")
+            )
         trials.end(0, TrialResult("complete", values=(1.0, 0.5)))
-        with pytest.raises(StorageError, match="study law: another driver took it over; this one writes nothing more"):
+        with pytest.raises(
+            StorageError, match="study law: another driver took it over; this one writes nothing more"
+        ):
             trials.commit()
         tables.drop_writes()
     (trial,) = Tables(tables.url, create=False).trials("law")
@@ -173,7 +181,9 @@ def test_a_driver_whose_study_was_taken_over_writes_nothing_more(tables: Tables)
 
 def test_processes_that_share_a_search_number_their_trials_one_after_another(url: str) -> None:
     one, other = Trials(Tables(url), "shared"), Trials(Tables(url), "shared")
-    numbers = [trials.begin({"x": place}).number for place, trials in enumerate([one, other, other, one, other])]
+    numbers = [
+        trials.begin({"x": place}).number for place, trials in enumerate([one, other, other, one, other])
+    ]
     assert numbers == [0, 1, 2, 3, 4]
     one.end(1, TrialResult("complete", values=(1.0, 0.5)))
     other.refresh()
@@ -186,7 +196,9 @@ def buffer(path: Path) -> WriteBuffer:
     return WriteBuffer(tables.url, tables.engine, tables.retry_policy)
 
 
-@pytest.mark.parametrize("why", [sa.exc.OperationalError("INSERT", {}, Exception("disk full")), ValueError("disk full")])
+@pytest.mark.parametrize(
+    "why", [sa.exc.OperationalError("INSERT", {}, Exception("disk full")), ValueError("disk full")]
+)
 def test_an_error_is_told_once_and_what_was_to_be_written_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: Exception
 ) -> None:

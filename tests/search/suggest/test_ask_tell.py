@@ -58,12 +58,16 @@ def test_suggestions_side_by_side_differ_and_a_database_remembers(tmp_path: Path
     again = Search(SPACE, rule="sqrt", storage=url)
     assert again.ended == 4
     assert again.ask().number == 4
-    assert [trial.number for trial in again.front().trials] == [trial.number for trial in search.front().trials]
+    assert [trial.number for trial in again.front().trials] == [
+        trial.number for trial in search.front().trials
+    ]
     assert len(again._early_stopping.finished) == 4
 
 
 def test_every_outcome_ends_as_it_should() -> None:
-    search = Search(SPACE, rule="linear", sampler="random", direction="minimize", metric="val_loss", stopping="none")
+    search = Search(
+        SPACE, rule="linear", sampler="random", direction="minimize", metric="val_loss", stopping="none"
+    )
     for outcome, values in {
         "complete": (1.0, 0.5),
         "diverged": (1.0, math.nan),
@@ -83,7 +87,13 @@ def test_every_outcome_ends_as_it_should() -> None:
 def test_what_is_told_wrongly_changes_nothing() -> None:
     search = Search(SPACE, rule="sqrt")
     number = search.ask().number
-    wrong: list[tuple[Any, ...]] = [(-1.0, 0.5), (math.inf, 0.5), (1.0, math.nan), (None, 0.5), (1.0, 0.5, "compleet")]
+    wrong: list[tuple[Any, ...]] = [
+        (-1.0, 0.5),
+        (math.inf, 0.5),
+        (1.0, math.nan),
+        (None, 0.5),
+        (1.0, 0.5, "compleet"),
+    ]
     for values in wrong:
         with pytest.raises(TaskError, match="trial 0: expected"):
             search.tell(number, *values)
@@ -117,7 +127,9 @@ def test_known_seconds_keep_what_does_not_fit_from_being_proposed() -> None:
 def test_all_faults_at_once() -> None:
     with pytest.raises(StudyFileError) as caught:
         Search({"batch": {"low": 9, "high": 3}, "rate": {"lo": 1}})
-    assert {"space.batch", "space.rate"} <= {fault.key.rpartition(".low")[0] or fault.key for fault in caught.value.faults}
+    assert {"space.batch", "space.rate"} <= {
+        fault.key.rpartition(".low")[0] or fault.key for fault in caught.value.faults
+    }
     with pytest.raises(StudyFileError) as caught:
         Search({"rule": ["auto", "sqrt"]}, direction="max")  # type: ignore[arg-type]
     assert [fault.key for fault in caught.value.faults] == ["direction", "space.rule"]
@@ -131,7 +143,9 @@ def test_a_trial_is_told_twice_alike_or_not_at_all() -> None:
     search.tell(number, 1.0, 0.9)
     search.tell(number, 1.0, 0.9)
     for other in ({"accuracy": 0.8}, {"train_s": 2.0}, {"outcome": "error"}):
-        with pytest.raises(TaskError, match=rf"trial {number}: {next(iter(other))}: expected .*, as recorded"):
+        with pytest.raises(
+            TaskError, match=rf"trial {number}: {next(iter(other))}: expected .*, as recorded"
+        ):
             search.tell(number, **{"train_s": 1.0, "accuracy": 0.9, **other})  # type: ignore[arg-type]
     assert search.records()[number].accuracy == 0.9
 

@@ -60,11 +60,15 @@ def test_other_spaces_have_the_vague_prior(space: dict[str, BaseDistribution]) -
 
 def test_a_wide_range_is_on_a_log_scale_however_it_is_searched() -> None:
     logs, even = (
-        SpaceTransform({"effective_batch": IntDistribution(8, 512, log=log), "reference_rate": RATE}) for log in (True, False)
+        SpaceTransform({"effective_batch": IntDistribution(8, 512, log=log), "reference_rate": RATE})
+        for log in (True, False)
     )
     for batch in (8, 64, 511):
         assert (logs.encode({"effective_batch": batch}) == even.encode({"effective_batch": batch})).all()
-        assert even.decode(even.encode({"effective_batch": batch, "reference_rate": 0.1}))["effective_batch"] == batch
+        assert (
+            even.decode(even.encode({"effective_batch": batch, "reference_rate": 0.1}))["effective_batch"]
+            == batch
+        )
     assert str(BatchRate.of(even)) == str(BatchRate.of(logs))
 
 
@@ -102,7 +106,9 @@ def test_the_process_is_the_textbooks(structure: Structure) -> None:
         features = structure.features(a), structure.features(b)
 
         def of(i: int, j: int) -> float:
-            r = math.sqrt(sum(((x - y) / math.exp(s)) ** 2 for x, y, s in zip(a[i], b[j], free[:3], strict=True)))
+            r = math.sqrt(
+                sum(((x - y) / math.exp(s)) ** 2 for x, y, s in zip(a[i], b[j], free[:3], strict=True))
+            )
             matern = (1 + math.sqrt(5) * r + 5 * r * r / 3) * math.exp(-math.sqrt(5) * r)
             return matern + float(features[0][i] @ features[1][j])
 

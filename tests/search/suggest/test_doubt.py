@@ -104,20 +104,29 @@ def test_rates_are_references_of_the_studys_rule_and_times_its_own(tmp_path: Pat
             "expected runs with recall, this study's metric; got bs, epochs, lr, val_accuracy",
         ),
         (
-            {"objectives": {"metric": "val_accuracy"}, "space": {"effective_batch": 7, "reference_rate": 0.1}},
+            {
+                "objectives": {"metric": "val_accuracy"},
+                "space": {"effective_batch": 7, "reference_rate": 0.1},
+            },
             "expected runs in this study's space, got none",
         ),
         ({"objectives": {"metric": "val_accuracy"}, "warm_start": ["runs.tsv", "runs.csv"]}, "runs.tsv"),
         (
             {
                 "objectives": {"metric": "val_accuracy"},
-                "space": {"effective_batch": {"low": 1, "high": 200}, "reference_rate": {"low": 1e-6, "high": 9}, "train_s": 9},
+                "space": {
+                    "effective_batch": {"low": 1, "high": 200},
+                    "reference_rate": {"low": 1e-6, "high": 9},
+                    "train_s": 9,
+                },
             },
             "expected runs in this study's space, got none (4 by epochs",
         ),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_learned_from_is_refused(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
     table(tmp_path)
     with pytest.raises(StudyFileError) as told:
         prior_trials(spec(tmp_path, **changes), {}, lambda parameters: 1.0)

@@ -37,7 +37,10 @@ def searched(trials: int, seed: int, *, known: bool = True) -> Search:
     rng = np.random.default_rng(seed)
     for _ in range(trials):
         suggestion = search.ask()
-        value, seconds = loss(suggestion.parameters, seed), TIME_S * (1 if known else math.exp(0.01 * rng.standard_normal()))
+        value, seconds = (
+            loss(suggestion.parameters, seed),
+            TIME_S * (1 if known else math.exp(0.01 * rng.standard_normal())),
+        )
         search.tell(suggestion.number, seconds, value)
     return search
 
@@ -62,9 +65,10 @@ def test_the_front_is_its_best_trial_and_the_gain_is_a_share() -> None:
     search = searched(20, seed=0)
     front, best = search.front(), min(record.accuracy or math.inf for record in search.records())
     assert [trial.accuracy for trial in front.trials] == [best]
-    assert {chosen_trial("s", front, choice).accuracy for choice in (Choice(), Choice(trial="best"), Choice(within=0.0))} == {
-        best
-    }
+    assert {
+        chosen_trial("s", front, choice).accuracy
+        for choice in (Choice(), Choice(trial="best"), Choice(within=0.0))
+    } == {best}
     gain = search._suggester.expected_gain(search.records(), 5)
     assert gain is not None and 0 < gain < 1
 
@@ -77,7 +81,10 @@ def test_a_trial_is_compared_with_all_others() -> None:
             search.report(number, tenth / 10, TIME_S, 5 - tenth / 10 + 0.01 * trial)
         search.tell(number, TIME_S, 4 + 0.01 * trial)
     worst, good = search.ask().number, search.ask().number
-    assert [search.report(number, 0.5, TIME_S, value) for number, value in ((worst, 9.0), (good, 4.4))] == [True, False]
+    assert [search.report(number, 0.5, TIME_S, value) for number, value in ((worst, 9.0), (good, 4.4))] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.slow
@@ -88,6 +95,8 @@ def test_it_is_at_least_as_fast_as_tpe(known: bool) -> None:
     for seed in range(3):
         ours.append(min(record.accuracy or math.inf for record in searched(35, seed, known=known).records()))
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(multivariate=True, seed=seed))
-        study.optimize(lambda trial: loss({name: trial.suggest_float(name, 0, 1) for name in SPACE}, seed), 35)  # noqa: B023
+        study.optimize(
+            lambda trial, seed=seed: loss({name: trial.suggest_float(name, 0, 1) for name in SPACE}, seed), 35
+        )
         theirs.append(study.best_value)
     assert np.mean(ours) < np.mean(theirs) - 0.05, (ours, theirs)

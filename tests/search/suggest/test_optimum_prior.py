@@ -29,7 +29,10 @@ def prior_of(domains: dict[str, Any]) -> tuple[SpaceTransform, OptimumPrior]:
 
 @given(st.floats(1e-4, 0.1), st.floats(1.5, 8.0))
 def test_nine_in_ten_of_what_is_drawn_lie_within_the_factor(best: float, within: float) -> None:
-    domains = {"other": Range(low=0.0, high=1.0), "rate": Range(**RATE, prior={"best": best, "within": within})}
+    domains = {
+        "other": Range(low=0.0, high=1.0),
+        "rate": Range(**RATE, prior={"best": best, "within": within}),
+    }
     transform, prior = prior_of(domains)
     points = prior.drawn(np.random.default_rng(0).random((4000, 2)), np.random.default_rng(1))
     rates = np.array([one["rate"] for one in transform.decode_many(points)])
@@ -58,10 +61,14 @@ def test_a_distance_is_one_on_any_scale_of_the_models(domain: Range) -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(0, 200), st.integers(0, 2**32 - 1))
 def test_weights_are_bounded_and_fade(point: list[float], ended: int, seed: int) -> None:
-    _, prior = prior_of({"rate": Range(**RATE, prior=1e-3), "decay": Range(**RATE, prior={"best": 0.1, "within": 1.1})})
+    _, prior = prior_of(
+        {"rate": Range(**RATE, prior=1e-3), "decay": Range(**RATE, prior={"best": 0.1, "within": 1.1})}
+    )
     points, rng = np.array([point, prior.best]), np.random.default_rng(seed)
     tried, accuracy = rng.random((6, 2)), rng.random(6)
-    now, later = (prior.weights(points, prior.strength(tried, accuracy, count)) for count in (ended, ended + 1))
+    now, later = (
+        prior.weights(points, prior.strength(tried, accuracy, count)) for count in (ended, ended + 1)
+    )
     assert now[1] == later[1] == 1.0
     assert math.exp(-1) - 1e-12 <= now[0] <= later[0] <= 1.0
     assert prior.weights(points, prior.strength(tried, accuracy, 1000))[0] > 0.999
@@ -70,7 +77,10 @@ def test_weights_are_bounded_and_fade(point: list[float], ended: int, seed: int)
 def test_one_that_is_surer_than_numbers_can_tell_has_a_density() -> None:
     """A width of 0, by rounding, would make every weight NaN, and the choice arbitrary."""
     _, prior = prior_of(
-        {"other": Range(low=0.0, high=1.0), "one": Range(low=0.0, high=1.0, prior={"best": 0.3, "within": 1e-30})}
+        {
+            "other": Range(low=0.0, high=1.0),
+            "one": Range(low=0.0, high=1.0, prior={"best": 0.3, "within": 1e-30}),
+        }
     )
     points = np.array([[0.5, 0.3], [0.5, 0.9]])
     weights = prior.weights(points, prior.strength(points, np.array([0.1, 0.2]), 0))
@@ -97,7 +107,11 @@ def test_it_is_refuted_by_trials_that_are_worse_the_nearer_they_are() -> None:
     tried = np.random.default_rng(0).random((8, 2))
     density = prior.log_density(tried)
     assert prior.strength(tried, -density, 8) == 0.0
-    assert prior.strength(tried, density, 8) == prior.strength(tried[:2], -density[:2], 8) == pytest.approx(math.exp(-8 / 5))
+    assert (
+        prior.strength(tried, density, 8)
+        == prior.strength(tried[:2], -density[:2], 8)
+        == pytest.approx(math.exp(-8 / 5))
+    )
     assert prior.strength(tried, np.full(8, 0.3), 8) == pytest.approx(math.exp(-8 / 5))
 
 
@@ -112,7 +126,11 @@ def test_a_parameter_that_does_not_apply_is_neither_near_nor_far() -> None:
     points = np.array(
         [
             transform.encode(one)
-            for one in ({"kind": "adam"}, {"kind": "sgd", "momentum": 0.501}, {"kind": "sgd", "momentum": 0.9})
+            for one in (
+                {"kind": "adam"},
+                {"kind": "sgd", "momentum": 0.501},
+                {"kind": "sgd", "momentum": 0.9},
+            )
         ]
     )
     without, near, far = prior.weights(points, 0.1)
@@ -148,7 +166,9 @@ def best_found(prior: tuple[float, float] | None, trials: int, seed: int) -> flo
     space = {name: {**RATE} for name in ("one", "two")}
     for name, best in zip(space, prior or (), strict=False):
         space[name]["prior"] = best
-    search = Search({"effective_batch": {"low": 8, "high": 64, "log": True}, **space}, stopping="none", seed=seed)
+    search = Search(
+        {"effective_batch": {"low": 8, "high": 64, "log": True}, **space}, stopping="none", seed=seed
+    )
     values = []
     for _ in range(trials):
         asked = search.ask()
@@ -176,16 +196,27 @@ def test_a_right_one_helps_early_and_a_wrong_one_is_forgotten() -> None:
         ("{low: 1e-4, high: 1e-1, prior: -1}", "expected a prior's best value from 0.0001 to 0.1, got -1"),
         ("{low: 0.1, high: 0.1, prior: 0.1}", "expected a range to search with a prior, got one value, 0.1"),
         ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0.5}}", "expected within: a factor above 1"),
-        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0}}", "prior.within: expected a number > 0, got 0"),
-        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, width: 2}}", "Did you mean 'within'? Valid keys: best, within"),
+        (
+            "{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0}}",
+            "prior.within: expected a number > 0, got 0",
+        ),
+        (
+            "{low: 1e-4, high: 1e-1, prior: {best: 3e-4, width: 2}}",
+            "Did you mean 'within'? Valid keys: best, within",
+        ),
         ("{low: 1e-4, high: 1e-1, prior: {within: 3}}", "prior.best: missing required key"),
-        ("{low: 1e-4, high: 1e-1, prior: soon}", "prior: expected a number, or {best: 3e-4, within: 10}; got 'soon'"),
+        (
+            "{low: 1e-4, high: 1e-1, prior: soon}",
+            "prior: expected a number, or {best: 3e-4, within: 10}; got 'soon'",
+        ),
         ("{low: 1e-4, high: 1e-1, prior: .nan}", "expected a number, or {best: 3e-4, within: 10}; got nan"),
     ],
 )
 def test_what_is_no_prior_is_refused_where_it_stands(domain: str, words: str) -> None:
     with pytest.raises(StudyFileError) as refused:
-        parse_study(f"study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: {domain}\n")
+        parse_study(
+            f"study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: {domain}\n"
+        )
     assert words in str(refused.value)
     assert "study.yaml:5: space.reference_rate" in str(refused.value)
 
@@ -193,7 +224,9 @@ def test_what_is_no_prior_is_refused_where_it_stands(domain: str, words: str) ->
 @pytest.mark.parametrize("domain", ["{choices: [0.1, 0.2], prior: 0.1}", "{value: 0.1, prior: 0.1}"])
 def test_choices_and_single_values_have_none(domain: str) -> None:
     text = f"study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: 0.1\n  dropout: {domain}\n"
-    with pytest.raises(StudyFileError, match=r"study.yaml:6: space.dropout.*: expected a prior on a range alone"):
+    with pytest.raises(
+        StudyFileError, match=r"study.yaml:6: space.dropout.*: expected a prior on a range alone"
+    ):
         parse_study(text)
 
 

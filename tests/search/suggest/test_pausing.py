@@ -12,7 +12,13 @@ import pytest
 from bsearch.search.analysis.gaussian_process import Plain
 from bsearch.search.suggest.ask_tell import Search
 from bsearch.search.suggest.pausing import RUNG, GapKernel, PauseAtRung
-from bsearch.search.suggest.priors.batch_rate_prior import ANCHORS, BatchRate, ScorePrior, first_point, first_points
+from bsearch.search.suggest.priors.batch_rate_prior import (
+    ANCHORS,
+    BatchRate,
+    ScorePrior,
+    first_point,
+    first_points,
+)
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.trial_history import PausedTrials
 from bsearch.spaces.errors import StudyFileError, TaskError
@@ -40,7 +46,11 @@ WRITTEN = {
 def test_gaps_are_those_of_one_joint_normal(known: int, paused: int, seed: int) -> None:
     """The slow twin: the covariance of all gaps written out, and conditioned by the textbook's formula."""
     rng = np.random.default_rng(seed)
-    places, gaps, shares = rng.random((known + paused, 2)), rng.normal(0.3, 0.5, known), rng.uniform(0.3, 0.5, known + paused)
+    places, gaps, shares = (
+        rng.random((known + paused, 2)),
+        rng.normal(0.3, 0.5, known),
+        rng.uniform(0.3, 0.5, known + paused),
+    )
     mean, covariance = KERNEL.predicted(places[:known], gaps, shares[:known], places[known:], shares[known:])
     z = PRIOR.coordinates(places, PRIOR.means)
     whole = np.empty((known + paused, known + paused))
@@ -74,7 +84,9 @@ def test_what_curves_do_is_unknown_until_one_like_it_went_on() -> None:
 def test_the_anchors_are_fast_trials_at_both_ends_of_the_rate() -> None:
     points = np.random.default_rng(0).random((512, 2))
     times = -points[:, 0]
-    for number, rate in zip(range(first_points(True), first_points(True) + ANCHORS), (0.85, 0.15), strict=True):
+    for number, rate in zip(
+        range(first_points(True), first_points(True) + ANCHORS), (0.85, 0.15), strict=True
+    ):
         chosen = first_point(PLACE, points, times, number, 2, np.random.default_rng(1), anchors=True)  # type: ignore[arg-type]
         assert chosen[0] >= np.quantile(points[:, 0], 0.9)
         assert chosen[1] == pytest.approx(rate, abs=0.16)
@@ -158,7 +170,9 @@ def test_a_search_that_cannot_resume_does_not_pause() -> None:
 
 def test_a_metric_that_is_no_number_at_the_rung_is_not_kept() -> None:
     pausing = PauseAtRung(Metric(), lambda number, others: False)
-    assert not any(pausing.report(0, tenth / 10, 1.0, value) for tenth, value in ((1, 0.1), (2, 0.2), (3, math.nan)))
+    assert not any(
+        pausing.report(0, tenth / 10, 1.0, value) for tenth, value in ((1, 0.1), (2, 0.2), (3, math.nan))
+    )
     assert pausing.facts(0, stopped=False) == TrialFacts()
 
 

@@ -46,7 +46,9 @@ SPACE: dict[str, BaseDistribution] = {
     st.floats(0.0, 0.5),
     st.sampled_from(["linear", "sqrt", "power"]),
 )
-def test_parameters_survive_their_coding(batch: int, layers: int, rate: float, dropout: float, rule: str) -> None:
+def test_parameters_survive_their_coding(
+    batch: int, layers: int, rate: float, dropout: float, rule: str
+) -> None:
     transform = SpaceTransform(SPACE)
     values = {"batch": batch, "layers": layers, "rate": rate, "dropout": dropout, "rule": rule}
     back = transform.decode(transform.encode(values))
@@ -78,7 +80,9 @@ def test_rounded_points_decode_to_themselves(conditions: Mapping[str, Mapping[st
 
 
 @given(st.lists(st.floats(0, 1), min_size=7, max_size=7), st.floats(0, 0.5))
-def test_a_parameter_that_does_not_apply_has_no_value_and_makes_no_difference(point: list[float], dropout: float) -> None:
+def test_a_parameter_that_does_not_apply_has_no_value_and_makes_no_difference(
+    point: list[float], dropout: float
+) -> None:
     transform = SpaceTransform(SPACE, CONDITIONS)
     values = transform.decode(np.array(point))
     assert ("dropout" in values) == (values["rule"] != "linear")
@@ -156,7 +160,9 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked
     cuts, whole = model._strips(floored=False)
     plain = model._floored(whole)
     assert (plain[0] == floor) == (floor == 1.2)  # where none reaches it, it is as without
-    assert model.hypervolume() == pytest.approx(area(list(zip(cuts[:-1], plain[1:], strict=True)), cuts[-1], plain[0]))
+    assert model.hypervolume() == pytest.approx(
+        area(list(zip(cuts[:-1], plain[1:], strict=True)), cuts[-1], plain[0])
+    )
     gains = (model.worth if ranked else model.expected_hypervolume_improvement)(candidates, times)
     levels, end = (nearness(plain, whole), cuts[-1] + _LATER) if ranked else (plain, cuts[-1])
     front = list(zip(cuts[:-1], levels[1:], strict=True))
@@ -168,7 +174,9 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked
         scores = nearness(scores, whole) if ranked else scores
         drawn = zip(time[index] + time_std[index] * rng.standard_normal(20000), scores, strict=True)
         more = np.array([area([*front, one], end, levels[0]) - before for one in drawn])
-        assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6)
+        assert gains[index] == pytest.approx(
+            more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6
+        )
 
 
 def test_halving_what_is_missing_is_worth_as_much_anywhere() -> None:
@@ -176,11 +184,17 @@ def test_halving_what_is_missing_is_worth_as_much_anywhere() -> None:
     worth = [float(nearness(np.array(score), levels)) for score in (0.9 - 0.4 * 2.0 ** -np.arange(5))]
     assert np.diff(worth)[:3] == pytest.approx(math.log(2), rel=0.4)  # down to a twentieth of the range
     assert nearness(np.array(0.9), levels) == pytest.approx(-math.log(0.05))
-    assert nearness(np.array([0.0, 0.5]), levels) == pytest.approx([-math.log(1.05)] * 2)  # nothing below the front
+    assert nearness(np.array([0.0, 0.5]), levels) == pytest.approx(
+        [-math.log(1.05)] * 2
+    )  # nothing below the front
     step = 1e-6
     up, down = (float(nearness(np.array(0.9 + side), levels)) + math.log(0.05) for side in (step, -step))
     assert up == pytest.approx(-down, rel=1e-3) and up > 0  # no kink at the best
-    for same in (np.array([0.7]), np.array([0.2, 0.7]), np.array([0.7, 0.7])):  # a front of one member, or of none
+    for same in (
+        np.array([0.7]),
+        np.array([0.2, 0.7]),
+        np.array([0.7, 0.7]),
+    ):  # a front of one member, or of none
         assert np.isfinite(nearness(np.array([0.1, 0.7, 0.8]), same)).all()
 
 
@@ -242,11 +256,18 @@ def test_trials_that_run_side_by_side_differ() -> None:
 def test_a_process_that_believes_itself_is_conditioned_on_its_own_mean() -> None:
     """The slow twin: the process conditioned from scratch, with next to no noise at what it believes."""
     rng = np.random.default_rng(0)
-    points, values, believed, others = rng.random((12, 3)), rng.standard_normal(12), rng.random((4, 3)), rng.random((9, 3))
+    points, values, believed, others = (
+        rng.random((12, 3)),
+        rng.standard_normal(12),
+        rng.random((4, 3)),
+        rng.random((9, 3)),
+    )
     scales, noise = (np.log([0.3, 0.8, 2.0]), math.log(0.05)), np.append(np.full(12, 0.05), np.zeros(4))
     process = conditioned(points, values, *scales, 0.0, 1.0)
     both = np.vstack([points, believed])
-    twin = conditioned(both, np.append(values, process.mean_at(believed)), scales[0], -50.0, 0.0, 1.0, own_noise=noise)
+    twin = conditioned(
+        both, np.append(values, process.mean_at(believed)), scales[0], -50.0, 0.0, 1.0, own_noise=noise
+    )
     one_by_one = process
     for point in believed:
         one_by_one = one_by_one.believing(point[None, :])
@@ -258,7 +279,10 @@ def test_a_process_that_believes_itself_is_conditioned_on_its_own_mean() -> None
 
 
 def train(
-    suggester: FrontSuggester, trials: Trials, training: Callable[[Mapping[str, Any]], tuple[float, ...]], fails: bool = False
+    suggester: FrontSuggester,
+    trials: Trials,
+    training: Callable[[Mapping[str, Any]], tuple[float, ...]],
+    fails: bool = False,
 ) -> Mapping[str, Any]:
     """Train what is suggested next; returns it."""
     (proposal,) = suggester.suggest(trials)
@@ -305,7 +329,9 @@ def test_what_is_not_evaluated_again_would_not_have_been_chosen() -> None:
     seconds, accuracy = np.array(taken)[:, :1], np.array(taken)[:, 1]
     nothing, rung = np.empty((0, 2)), np.full((2, 20), math.nan)
     none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
-    seen = Observations(points, seconds, accuracy, np.zeros(20), np.ones(20, bool), nothing, nothing, *rung, none)
+    seen = Observations(
+        points, seconds, accuracy, np.zeros(20), np.ones(20, bool), nothing, nothing, *rung, none
+    )
     model = FrontModel(seen, {})
 
     def worth_of(some: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -328,7 +354,9 @@ def test_what_cannot_be_planned_is_not_proposed() -> None:
     def law(parameters: Mapping[str, Any]) -> float:
         return math.nan if parameters["batch"] > 100 else trade(parameters)[0]
 
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law))
+    study = optuna.create_study(
+        directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law)
+    )
     for _ in range(16):
         trial = study.ask(TRADE)
         study.tell(trial, trade(trial.params))
@@ -352,7 +380,9 @@ def test_plain_optuna_is_proposed_what_a_study_is(known: bool) -> None:
     assert [record_of(one, "maximize").values for one in study.trials] == [one.values for one in trials]
 
 
-@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "maximize", "minimize"]])
+@pytest.mark.parametrize(
+    "directions", [["minimize"], ["maximize", "maximize"], ["minimize", "maximize", "minimize"]]
+)
 def test_other_objectives_are_refused_at_the_first_trial(directions: list[str]) -> None:
     study = optuna.create_study(directions=directions, sampler=FrontSampler())
     with pytest.raises(ValueError, match=f"expected two objectives, seconds, .*got {', '.join(directions)}"):
@@ -368,9 +398,17 @@ def test_seconds_that_are_none_are_refused_with_their_trial() -> None:
 
 def test_infinite_values_and_laws_do_no_harm() -> None:
     def law(parameters: Mapping[str, Any]) -> float:
-        return math.inf if parameters["batch"] > 300 else 0.0 if parameters["batch"] > 100 else trade(parameters)[0]
+        return (
+            math.inf
+            if parameters["batch"] > 300
+            else 0.0
+            if parameters["batch"] > 100
+            else trade(parameters)[0]
+        )
 
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law))
+    study = optuna.create_study(
+        directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law)
+    )
     for number in range(14):
         trial = study.ask(TRADE)
         assert trial.params["batch"] <= 100
@@ -378,7 +416,9 @@ def test_infinite_values_and_laws_do_no_harm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["front", "gp", "nsga2", "qmc", "random", "optuna.samplers:RandomSampler"])
+@pytest.mark.parametrize(
+    "sampler", ["front", "gp", "nsga2", "qmc", "random", "optuna.samplers:RandomSampler"]
+)
 def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str) -> None:
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
     result = run(path)
@@ -387,7 +427,9 @@ def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str
 
 
 def test_a_sampler_that_is_none_is_told(study_file: Callable[..., Path]) -> None:
-    with pytest.raises(StudyFileError, match=r"sampler: expected one of front, tpe, .*; got 'tpee'\. Did you mean 'tpe'"):
+    with pytest.raises(
+        StudyFileError, match=r"sampler: expected one of front, tpe, .*; got 'tpee'\. Did you mean 'tpe'"
+    ):
         read_study(study_file(sampler="tpee"))
     with pytest.raises(StudyFileError, match="sampler: expected an Optuna sampler at math:pi, got float"):
         run(study_file(task=f"{TASKS}:Points", sampler="math:pi"))
@@ -398,15 +440,22 @@ def test_a_warm_start_never_enters_the_front(direction: Direction) -> None:
     """Trials of earlier studies that beat all of this one's teach the models, and are no part of what it has found."""
 
     def suggester(prior: list[PriorTrial]) -> FrontSuggester:
-        return FrontSuggester(TRADE, known_seconds=lambda parameters: trade(parameters)[0], prior_trials=prior)
+        return FrontSuggester(
+            TRADE, known_seconds=lambda parameters: trade(parameters)[0], prior_trials=prior
+        )
 
     rng = np.random.default_rng(3)
-    own, earlier = ([{"batch": int(rng.integers(8, 400)), "rate": 10 ** rng.uniform(-3, 0)} for _ in range(12)] for _ in "ab")
+    own, earlier = (
+        [{"batch": int(rng.integers(8, 400)), "rate": 10 ** rng.uniform(-3, 0)} for _ in range(12)]
+        for _ in "ab"
+    )
     trials = []
     for number, parameters in enumerate(own):
         seconds, score = trade(parameters)
         values = seconds, turned(score, direction)
-        trials.append(TrialRecord.of(number, "complete", parameters, TrialFacts(), values, direction=direction))
+        trials.append(
+            TrialRecord.of(number, "complete", parameters, TrialFacts(), values, direction=direction)
+        )
     prior = [(parameters, 0.5 * trade(parameters)[0], trade(parameters)[1] + 1.0) for parameters in earlier]
     warm = suggester(prior)
     model = warm._model(warm._observations(trials), warm._known())
@@ -438,7 +487,10 @@ def test_the_untried_settings_of_a_finite_space_are_proposed_once_each() -> None
 
 def test_what_a_trial_takes_besides_training_is_in_its_price() -> None:
     """Where time is the limit and starting a trial takes as long as the longest training, short ones are not cheap."""
-    space: dict[str, BaseDistribution] = {"rate": FloatDistribution(1e-3, 1.0, log=True), "epochs": IntDistribution(1, 50)}
+    space: dict[str, BaseDistribution] = {
+        "rate": FloatDistribution(1e-3, 1.0, log=True),
+        "epochs": IntDistribution(1, 50),
+    }
     lengths = []
     for overhead in (0.0, 50.0):
         suggester = FrontSuggester(space, known_seconds=lambda values: float(values["epochs"]), by_time=True)

@@ -30,7 +30,10 @@ TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
 def measured_curves(seed: int) -> list[tuple[float, list[float]]]:
     """(seconds, accuracies at tenths) of trainings of digits, in an order of rng."""
     with gzip.open(TABLE, "rt") as file:
-        rows = [(float(row["train_s"]), [float(value) for value in row["curve"].split()]) for row in csv.DictReader(file)]
+        rows = [
+            (float(row["train_s"]), [float(value) for value in row["curve"].split()])
+            for row in csv.DictReader(file)
+        ]
     whole = [row for row in rows if len(row[1]) == 10]
     order = np.random.default_rng(seed).permutation(len(whole))
     return [whole[index] for index in order]
@@ -44,7 +47,10 @@ def finished(curves: list[tuple[float, list[float]]]) -> FinishedCurves:
 
 
 @given(
-    st.lists(st.dictionaries(st.sampled_from([n / 7 for n in range(1, 8)]), st.floats(-9, 9), min_size=1), max_size=30),
+    st.lists(
+        st.dictionaries(st.sampled_from([n / 7 for n in range(1, 8)]), st.floats(-9, 9), min_size=1),
+        max_size=30,
+    ),
     st.floats(0.01, 1),
 )
 def test_all_curves_at_once_are_as_each_by_itself(each: list[dict[float, float]], fraction: float) -> None:
@@ -52,7 +58,9 @@ def test_all_curves_at_once_are_as_each_by_itself(each: list[dict[float, float]]
     for number, curve in enumerate(each):
         known.put(number, Curve(1.0, [2.0], [0.0]))
         known.put(number, Curve(number + 1.0, sorted(curve), [curve[at] for at in sorted(curve)]))
-    alone = [np.interp(fraction, sorted(curve), [curve[at] for at in sorted(curve)], left=np.nan) for curve in each]
+    alone = [
+        np.interp(fraction, sorted(curve), [curve[at] for at in sorted(curve)], left=np.nan) for curve in each
+    ]
     np.testing.assert_allclose(known.at(fraction), alone, atol=1e-12)
     assert known.taken.tolist() == [number + 1.0 for number in range(len(each))]
     if each:
@@ -90,7 +98,9 @@ def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
         known = finished(curves[:40])
         for seconds, values in curves[40:100]:
             seen = round(10 * fraction)
-            promised = expectation(Curve(seconds, [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known)
+            promised = expectation(
+                Curve(seconds, [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known
+            )
             assert promised is not None
             away = (float(promised.scale.of(np.array([values[-1]]))[0]) - promised.mean) / promised.std
             above.append(float(stdtr(promised.degrees_of_freedom, -away)))
@@ -106,7 +116,9 @@ def test_of_those_that_would_rise_above_the_front_no_more_than_the_risk_are_stop
 
 
 def test_more_risk_stops_more() -> None:
-    counts = [len(played(FrontStopping(Metric(), risk), measured_curves(0)[:100])[0]) for risk in (0.001, 0.05, 0.4)]
+    counts = [
+        len(played(FrontStopping(Metric(), risk), measured_curves(0)[:100])[0]) for risk in (0.001, 0.05, 0.4)
+    ]
     assert counts[0] < counts[1] < counts[2]
 
 
@@ -154,7 +166,8 @@ def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(pauses: bool) 
             reads.resume(number)
     for seconds, values in measured_curves(3)[:30]:
         said = [
-            [one.report(1000, (tenth + 1) / 10, seconds, value) for tenth, value in enumerate(values)] for one in (saw, reads)
+            [one.report(1000, (tenth + 1) / 10, seconds, value) for tenth, value in enumerate(values)]
+            for one in (saw, reads)
         ]
         assert said[0] == said[1]
         for one in (saw, reads):

@@ -36,7 +36,9 @@ def earlier(study_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
     ran(study_file(study="first", storage=storage, budget=budget, stopping="none"))
 
     def later(**changes: Any) -> Path:
-        return study_file(**{"study": "second", "storage": storage, "budget": budget, "warm_start": ["first"], **changes})
+        return study_file(
+            **{"study": "second", "storage": storage, "budget": budget, "warm_start": ["first"], **changes}
+        )
 
     return later
 
@@ -92,14 +94,25 @@ class OnADevice(Points):
 def test_equal_seconds_of_another_device_are_another_training(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.01, "high": 1}, "train_s": 0.3}
-    studies = {"task": f"{__file__}:OnADevice", "space": space, "budget": {"trials": 3, "profile_s": 1}, "stopping": "none"}
+    space = {
+        "effective_batch": {"low": 16, "high": 64},
+        "reference_rate": {"low": 0.01, "high": 1},
+        "train_s": 0.3,
+    }
+    studies = {
+        "task": f"{__file__}:OnADevice",
+        "space": space,
+        "budget": {"trials": 3, "profile_s": 1},
+        "stopping": "none",
+    }
     told = {}
     for name, seconds, earlier in (("fast", 0.01, []), ("again", 0.01, ["fast"]), ("slow", 0.05, ["fast"])):
         monkeypatch.setenv("SECONDS_OF_A_PASS", str(seconds))
         # One profile is stored for one machine, which this is.
         storage = f"sqlite:///{tmp_path}/{'slow' if name == 'slow' else 'fast'}.db"
-        path = study_file(**studies, study=name, storage=storage, warm_start=[f"{one}.yaml" for one in earlier])
+        path = study_file(
+            **studies, study=name, storage=storage, warm_start=[f"{one}.yaml" for one in earlier]
+        )
         path.rename(tmp_path / f"{name}.yaml")
         told[name] = [text for text in ran(tmp_path / f"{name}.yaml")[1] if text.startswith("warm start")]
     assert told == {
