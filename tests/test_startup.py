@@ -93,6 +93,7 @@ def cpu_s(*command: str | Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_commands_start_in_proportion_to_other_programs(finished_study: Path, tmp_path: Path) -> None:
     arguments = {
         "--help": [],

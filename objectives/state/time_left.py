@@ -29,7 +29,7 @@ def plannable_s(left_s: float) -> float:
 class TimeLeft:
     """The samples that a training still has time for: its budget, or less where it is slower than planned.
 
-    Evaluations and checkpoints on the way count as they were; the last evaluation and what follows it are set aside. The
+    Checkpoints on the way count as they were; evaluations to come and what follows the last one are set aside. The
     schedule of the rate follows the samples, so a shortened training ends on the low rate that it was planned to end on (as in
     Li, Yumer & Ramanan 2020, arXiv 1905.04753).
 
@@ -45,17 +45,19 @@ class TimeLeft:
         self._ends_by, self._whole, self._size = setup.ends_by, setup.samples_budget, setup.effective_batch
         self.samples = setup.samples_budget
         self._readings: deque[tuple[float, int]] = deque(maxlen=_READINGS)
-        self._closing_s, self._evaluations = 0.0, setup.training.evaluations
+        self._evaluations = setup.training.evaluations
+        self._evaluating_s = self._evaluation_s = 0.0  # so far, and the longest one
         self._plan_evaluation(seen)
 
     def _plan_evaluation(self, seen: int) -> None:
         self.due = next_point(evaluation_points(self.samples, self._evaluations), seen)
 
     def evaluated(self, seconds: float, seen: int) -> None:
-        """An evaluation after `seen` samples took this long; the last one, the test and saving are expected to take as long
+        """An evaluation after `seen` samples took this long; those to come, the test and saving are expected to take as long
         each.
         """
-        self._closing_s = max(self._closing_s, 3 * seconds)
+        self._evaluating_s += seconds
+        self._evaluation_s = max(self._evaluation_s, seconds)
         self._plan_evaluation(seen)
 
     def update(self, steps: int, seen: int, ranks: Ranks) -> None:
@@ -65,7 +67,7 @@ class TimeLeft:
         """
         if self._ends_by is None or (steps > _EVERY and steps % _EVERY):
             return
-        self._readings.append((time.time(), seen))
+        self._readings.append((time.time() - self._evaluating_s, seen))
         self.samples = int(ranks.max_over_ranks(0.0 if ranks.rank else float(self._fits())))
         self._plan_evaluation(seen)
 
@@ -78,7 +80,8 @@ class TimeLeft:
         if seen > half:
             per_sample = max(per_sample, (now - middle) / (seen - half))  # it may have become slower
         assert self._ends_by is not None
-        left_s = plannable_s(self._ends_by - now - self._closing_s)
+        to_come = sum(point > seen for point in evaluation_points(self.samples, self._evaluations)) + 2
+        left_s = plannable_s(self._ends_by - now - self._evaluating_s - to_come * self._evaluation_s)
         steps = int(left_s / (per_sample * self._size))
         return min(seen + max(steps, 1) * self._size, self._whole)
 

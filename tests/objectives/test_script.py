@@ -1251,6 +1251,7 @@ def test_how_a_script_is_told_is_found(folder: Path, name: str, told: dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_not_found_is_asked_for(folder: Path) -> None:
     with pytest.raises(StudyFileError, match="no training was found"):
         script_of(["python", "no_loader.py"], folder)

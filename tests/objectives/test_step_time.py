@@ -381,6 +381,7 @@ def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable[..., Path]) -> None:
     changes = {
         "task": f"{TASKS}:Points",

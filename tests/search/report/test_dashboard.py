@@ -460,10 +460,7 @@ def test_the_copy_that_a_run_has_kept_is_opened_after_a_blow_up(study_file: Call
 @pytest.mark.browser
 @pytest.mark.parametrize(
     "state",
-    [
-        pytest.param(state, marks=[pytest.mark.long] * (state in ("pause", "retry", "seeds")))
-        for state in STATES
-    ],
+    [pytest.param(state, marks=[pytest.mark.long] * (state != "kill")) for state in STATES],
 )
 def test_the_dashboard_opens_in_every_state(
     state: str, study_file: Callable[..., Path], tmp_path: Path

@@ -124,6 +124,7 @@ def chosen(front: ParetoFront, choice: Choice, stored: StoredStudy) -> int:
     max_examples=4, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(optimum=st.floats(0.002, 0.05), curved=st.floats(0.0, 3.0))
+@pytest.mark.long
 def test_a_minimized_metric_is_searched_as_a_maximized_one(
     study_file: Callable[..., Path], optimum: float, curved: float
 ) -> None:

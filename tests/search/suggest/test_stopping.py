@@ -154,7 +154,11 @@ def test_what_reaches_no_floor_is_stopped_once_a_trial_does(floor: float) -> Non
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(pauses: bool) -> None:
     curves = measured_curves(2)[:60]
-    made = partial(PauseAtRung, is_new_ground=lambda number, others: not others) if pauses else FrontStopping
+    made = (
+        partial(PauseAtRung, is_new_ground=lambda number, others: not others)
+        if pauses
+        else partial(FrontStopping, risk=0.05)
+    )
     saw, reads = made(Metric()), made(Metric())
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
