@@ -17,7 +17,7 @@ import torch
 
 from ... import __version__
 from ...objectives.machine.device import device_name
-from ...objectives.machine.host import cores_here, host_bytes, load_average
+from ...objectives.machine.host import cores_here, host_bytes
 from ...objectives.machine.nvidia import gpu_processes, nvidia_smi
 from ...spaces.readable import readable_bytes
 from .claims import Fact
@@ -60,6 +60,14 @@ def report_here(kind: Literal["cpu", "gpu"], gpu: str = "") -> Report:
             busy.append(f"{many} on the GPUs with {readable_bytes(sum(neighbours))}")
     sentence = f"Other programs may disturb timing: {' and '.join(busy)}." if busy else ""
     return Report(kind, gpu or device_name(kind), date, versions(), machine=machine, busy=sentence)
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited for a core, averaged over the last minute; None where they are not counted."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
 
 
 def versions() -> str:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...objectives.machine.host import processes_of_session
 from ...spaces.errors import Fault, StudyFileError, near_miss
 from .claims import Claim, Data, Fact
 from .machine import clocks
@@ -225,3 +224,18 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _last(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else "it printed nothing"
+
+
+def processes_of_session(session: int) -> list[int]:
+    """The living processes of a session, which `start_new_session` began."""
+    try:
+        listed = [entry.name for entry in Path("/proc").iterdir()]
+    except OSError:  # macOS
+        command = ["ps", "-A", "-o", "pid="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    found = []
+    for process in map(int, filter(str.isdecimal, listed)):
+        with suppress(OSError):  # it has ended, or is not ours to ask
+            if os.getsid(process) == session:
+                found.append(process)
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -35,29 +34,6 @@ def container_bytes(limits: Sequence[Sequence[str]] | None = None) -> list[int]:
     """What each control group of this process allows; empty where none does."""
     read = cgroup_limit("memory.max") if limits is None else limits
     return [int(words[0]) for words in read if words and words[0] != "max"]
-
-
-def load_average() -> float | None:
-    """Processes that ran or waited for a core, averaged over the last minute; None where they are not counted."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
-
-
-def processes_of_session(session: int) -> list[int]:
-    """The living processes of a session, which `start_new_session` began."""
-    try:
-        listed = [entry.name for entry in Path("/proc").iterdir()]
-    except OSError:  # macOS
-        command = ["ps", "-A", "-o", "pid="]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()  # noqa: S603
-    found = []
-    for process in map(int, filter(str.isdecimal, listed)):
-        with suppress(OSError):  # it has ended, or is not ours to ask
-            if os.getsid(process) == session:
-                found.append(process)
-    return found
 
 
 def cgroup_limit(

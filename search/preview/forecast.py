@@ -211,7 +211,8 @@ def _advice(
             f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}"
         )
     if profile.batch_statistics and (
-        micro_batch_cap(spec, profile, 1, None) or spec.space.accumulation is not None
+        spec.space.accumulation is not None
+        or any(micro_batch_cap(spec, profile, devices, None) for devices in spec.devices.counts)
     ):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"

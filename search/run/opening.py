@@ -24,9 +24,7 @@ def feasible_batches_sentence(
 ) -> str:
     """The feasible batches and their limits, in one line."""
     profiles = list(profiles)
-    caps = sorted(
-        {cap for profile in profiles if (cap := micro_batch_cap(spec, profile, 1, None)) is not None}
-    )
+    caps = _capped(spec, profiles)
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
     kinds = dict.fromkeys(variant.recomputes for profile in profiles for variant in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
@@ -72,13 +70,19 @@ def _caps(
     spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]
 ) -> list[int]:
     """The largest micro-batches of profiles that recompute this, ascending."""
-    caps = (
-        micro_batch_cap(spec, variant, 1, None)
-        for profile in profiles
-        for variant in profile.each
-        if variant.recomputes == kind
+    return _capped(
+        spec, [variant for profile in profiles for variant in profile.each if variant.recomputes == kind]
     )
-    return sorted({cap for cap in caps if cap is not None})
+
+
+def _capped(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> list[int]:
+    """The largest micro-batches of profiles on each number of devices that a trial may have, ascending."""
+    caps = {
+        micro_batch_cap(spec, profile, devices, None)
+        for profile in profiles
+        for devices in spec.devices.counts
+    }
+    return sorted(cap for cap in caps if cap is not None)
 
 
 def _range(values: list[int]) -> str:

@@ -6,11 +6,15 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bsearch.search.report.track_record import Settled, TrackRecord, track_records
-from bsearch.search.run.opening import quantile, widened
-from conftest import TASKS
+from bsearch.search.run.opening import feasible_batches_sentence, quantile, widened
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.laws.memory import MemoryLaw
+from bsearch.spaces.study.file import study_from_dict
+from conftest import TASKS, small_study
 from helpers import bsearch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,3 +120,15 @@ def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(
         shown = bsearch("show", path, *options)
         assert shown.exit_code == 0, shown.output
         assert "trial" in shown.output
+
+
+@pytest.mark.parametrize(("counts", "caps"), [(1, "10"), (2, "8"), ([1, 2], "8 or 10")])
+def test_the_micro_batches_that_are_told_fit_on_as_many_devices_as_trials_have(
+    counts: Any, caps: str
+) -> None:
+    spec = study_from_dict(small_study(devices={"per_trial": counts}, memory={"headroom": 0}))
+    law = MemoryLaw(((1, 100), (11, 1100)))
+    known = DeviceProfile(
+        "cpu", "", 9, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200
+    )
+    assert f"of at most {caps} samples" in feasible_batches_sentence(spec, (2, 9), [known])
