@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny import POINTS, in_words, run
+from helpers import bsearch as run
+from tiny import POINTS, in_words
 
 KIND = "names and numbers of strangers, written and shown"
 pytestmark = pytest.mark.long

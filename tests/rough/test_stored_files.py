@@ -18,7 +18,8 @@ from typing import Any
 import bsearch
 import pytest
 import yaml
-from tiny import POINTS, in_words, run
+from helpers import bsearch as run
+from tiny import POINTS, in_words
 
 KIND = "database files lost, cut, foreign or read-only"
 pytestmark = pytest.mark.long

@@ -22,7 +22,8 @@ import bsearch
 import pytest
 import yaml
 from click.testing import Result
-from tiny import POINTS, in_words, run
+from helpers import bsearch as run
+from tiny import POINTS, in_words
 
 KIND = "rows trusted to have this version's shape"
 CASES = 32

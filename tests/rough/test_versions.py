@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
-from tiny import POINTS, in_words, run
+from helpers import bsearch as run
+from tiny import POINTS, in_words
 
 KIND = "databases of other versions"
 pytestmark = pytest.mark.long
