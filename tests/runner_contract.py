@@ -279,6 +279,7 @@ class StudyContract(Studies):
             assert outcomes.count("paused") <= 1
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_a_metric_to_minimize_is_one_to_maximize_turned_round(self, go: Run) -> None:
         """The same trials are stopped and on the front; tests/search/run/test_mirror.py looks at the search itself."""
         found = []

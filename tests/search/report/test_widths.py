@@ -491,7 +491,7 @@ def outputs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", WIDTHS[::3])
 def test_the_commands_that_look_at_a_study_fit(
     width: int, finished_study: Path, screen: Callable[[int], Tty]
 ) -> None:
