@@ -16,12 +16,21 @@ from typing import Any
 
 import click
 from bsearch.cli import main
-from bsearch.spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
+from bsearch.spaces.learning_rate import RATE_RULES, SCALINGS
 from bsearch.spaces.study.spec import StudySpec
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 from python_interface import python_interface  # noqa: E402  # MkDocs loads this file by its path
+
+
+def rule_fact(rule: str, fact: str) -> str:
+    """The line of a rule's docstring, or of a scaling's, that starts with `fact`, or its first line for "Summary"."""
+    lines = [line.strip() for line in (({**RATE_RULES, **SCALINGS}[rule]).__doc__ or "").splitlines()]
+    if fact == "Summary":
+        return lines[0]
+    return next(line.removeprefix(f"{fact}: ") for line in lines if line.startswith(f"{fact}: "))
+
 
 Schema = Mapping[str, Any]
 # Sections that describe one searched or fixed value; the pages call them domains.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..spaces.plan import BatchPlan
@@ -68,11 +68,18 @@ class Course:
         self.checkpoint.measurements.clear()
         return None
 
-    def begin(self, training: Trained, *, counts_memory: bool = True) -> None:
+    def begin(
+        self,
+        training: Trained,
+        *,
+        counts_memory: bool = True,
+        points: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
         """Load into the training what the checkpoint holds, and start the clock.
 
         Args:
             counts_memory: a training of enough steps counts the live bytes of the first ones on a CPU.
+            points: as in `TimeLeft`.
         """
         self._training, self._begun = training, self.number
         self.clock = StepClock(training, counts_memory and len(self.plans) >= 4 * COUNTED_STEPS)
@@ -87,7 +94,7 @@ class Course:
             ):  # with other ranks, each keeps a beginning of its own
                 set_random_state(state["rng_state"][self.ranks.rank], training.device)
             self._state = None
-        self.time_left = TimeLeft(self.setup, self.seen)
+        self.time_left = TimeLeft(self.setup, self.seen, points)
 
     def _begin_losses(self, total: float = 0.0, count: int = 0) -> None:
         self.losses, self._count = LossSum(self._training.device, total), count

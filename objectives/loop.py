@@ -280,11 +280,11 @@ class Loop(TrainingSamples):
         """Every step of the budget, or what an earlier attempt has left of it."""
         setup = self.setup
         self.course = course = Course(setup, self.ranks)
-        course.begin(self)
+        if self.ranks.rank:  # before a checkpoint has put back what it drew last
+            torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
+        course.begin(self, points=self.evaluated_at)
         self.reported = course.reported
         self.start()
-        if self.ranks.rank:
-            torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         loader = self.loader(course.plans[course.number :], course.seen)
         with self.hooked():
             course.clock.restart()
@@ -430,6 +430,8 @@ class Loop(TrainingSamples):
         stack.callback(register_optimizer_step_post_hook(after).remove)
         return stack
 
+    # Samples at which a training of so many is evaluated, where not at equal fractions of it.
+    evaluated_at: Callable[[int], Sequence[int]] | None = None
     # Whether the study's schedule sets the rates, and whether a step may come in parts.
     schedules = splits = True
     # Called with an optimizer's name and parameters in each of its steps, with its gradient there.
@@ -465,7 +467,12 @@ class Loop(TrainingSamples):
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
         facts = {**self.rates.facts(self.setup.weight_decay), **self.data_facts(course.seen, self._elapsed_s)}
         measurement = course.measurement(values, facts, self._elapsed_s)
-        if all(map(math.isfinite, values.values())) and not course.is_over and course.saves():
+        finite = float(not self.ranks.rank and all(map(math.isfinite, values.values())))
+        finite, saves = (
+            self.ranks.max_over_ranks(finite),
+            course.saves(),
+        )  # scores may differ, what is done may not
+        if finite and saves and not course.is_over:
             self.current.check_complete()
             course.save(course.clock)
         return measurement

@@ -260,15 +260,3 @@ def scaled_settings(
     0.002
     """
     return RATE_RULES[rule](reference, effective_batch / reference_batch, constants or RuleConstants())
-
-
-def rule_fact(rule: str, fact: str) -> str:
-    """The line of a rule's docstring, or of a scaling's, that starts with `fact`, or its first line for "Summary".
-
-    >>> rule_fact("linear", "Formula")
-    'rate = kappa * reference_rate'
-    """
-    lines = [line.strip() for line in (({**RATE_RULES, **SCALINGS}[rule]).__doc__ or "").splitlines()]
-    if fact == "Summary":
-        return lines[0]
-    return next(line.removeprefix(f"{fact}: ") for line in lines if line.startswith(f"{fact}: "))

@@ -141,11 +141,6 @@ def total_bytes(device: torch.device) -> int:
     return memory_info(device)[1]
 
 
-def limits_memory() -> bool:
-    """Whether `limit_share` has an effect."""
-    return hasattr(_module(), "set_per_process_memory_fraction")
-
-
 def limit_share(share: float, device: torch.device) -> None:
     """Let this process reserve at most this share of an accelerator's memory, where its backend can keep it to that."""
     limit = getattr(_module(), "set_per_process_memory_fraction", None)

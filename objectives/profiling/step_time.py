@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial, reduce
 from operator import add
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from ...spaces.errors import ProfilingError, TaskError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
@@ -23,11 +23,11 @@ from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_pla
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.loop_task import uses_loop
-from ..data.batches import Loader, in_order
+from ..data.batches import AHEAD, Loader, in_order
 from ..loading import load_task
+from ..machine.accelerator import pins
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import HostLoad, OtherPrograms, waited_s
-from ..parallel.data_parallel import Ranks
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
 from ..steps.loss_sum import LossSum
@@ -102,36 +102,18 @@ def rounds_in_rank(
     )
 
 
-class _Steps(Protocol):
-    """The steps of a training, for as long as it is timed.
+class _TaskSteps:
+    """A task's steps, as in its trials.
 
     Attributes:
         fetched_ahead: micro-batches that are fetched beforehand.
+        leaves_out_waits: waits of this thread for a core, which are other programs' doing, are no part of a step's time.
     """
-
-    setup: TrialSetup
-    ranks: Ranks
-    fetched_ahead: int
-
-    def loader(self, plans: Iterable[BatchPlan]) -> Loader:
-        """This device's micro-batches for steps with these plans."""
-
-    def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
-        """Take so many steps; returns their seconds together."""
-
-    def evaluation_s(self, batch: int) -> float | None:
-        """Seconds to evaluate a sample in batches of this size; None where that is the user's own."""
-
-    def close(self) -> None:
-        """No more steps are taken."""
-
-
-class _TaskSteps:
-    """A task's, as in its trials."""
 
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self._run = run = TrainingRun(task, setup)
         self.setup, self.ranks, self.fetched_ahead = setup, run.ranks, run.fetched_ahead
+        self.leaves_out_waits = setup.device == "cpu" and trains_alone(setup)
         run.modes.train(run.model)
         run.rates.freeze()
         self._clock, self._losses = StepClock(run, counts_memory=False), LossSum(run.device)
@@ -140,6 +122,7 @@ class _TaskSteps:
         return self._run.loader(plans)
 
     def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
+        """Take so many steps; returns their seconds together."""
         self._clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
         started = time.perf_counter()
         for _ in range(steps):
@@ -155,15 +138,16 @@ class _TaskSteps:
 
 
 class _LoopSteps:
-    """Those of a loop's body, evaluation aside."""
+    """The same of a loop's body; how it evaluates is its own affair."""
+
+    leaves_out_waits = False  # the body has a thread of its own
 
     def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
         self._session = LoopSession(function, setup)
-        self.setup, self.ranks, self.fetched_ahead = (
-            setup,
-            self._session.loop.ranks,
-            2 * setup.training.workers,
-        )
+        loop, workers = self._session.loop, setup.training.workers
+        self.setup, self.ranks = setup, loop.ranks
+        pinned = pins(loop.device) and loop.train_fetcher.indexed
+        self.fetched_ahead = 2 * workers if workers else (AHEAD + 1) * pinned
 
     def loader(self, plans: Iterable[BatchPlan]) -> Loader:
         return self._session.loop.loader(plans)
@@ -178,6 +162,9 @@ class _LoopSteps:
 
     def close(self) -> None:
         self._session.close()
+
+
+_Steps = _TaskSteps | _LoopSteps
 
 
 def _steps_of(training: Task | TrainFunction, setup: TrialSetup) -> _Steps:
@@ -212,7 +199,7 @@ def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) ->
         for index in order
         for _ in range(_dropped_steps(run, plans[index]) + timed_steps(number, index))
     )
-    waits = _leaves_out_waits(setup)
+    waits = run.leaves_out_waits
     for number, order in enumerate(orders(len(plans))):
         before = HostLoad.now(waits=waits)
         steps: dict[int, tuple[float, float]] = {}
@@ -251,11 +238,6 @@ def orders(count: int) -> Iterator[list[int]]:
         yield rng.sample(range(count), count)
 
 
-def _leaves_out_waits(setup: TrialSetup) -> bool:
-    """Whether steps are timed without the waits for a core, which are other programs' doing."""
-    return setup.device == "cpu" and trains_alone(setup)
-
-
 def _dropped_steps(run: _Steps, plan: BatchPlan) -> int:
     """Number of steps before the timed ones, which use up the batches that were fetched during other plans."""
     return _DROPPED + -(-run.fetched_ahead // plan.accumulation)
@@ -271,7 +253,7 @@ def _timed(run: _Steps, plan: BatchPlan, loader: Loader, steps: int) -> tuple[fl
     run.take(plan, loader, _dropped_steps(run, plan))
     for_input_s, waited_before = loader.waited_s, waited_s() or 0.0
     elapsed_s = run.take(plan, loader, steps)
-    if _leaves_out_waits(run.setup):
+    if run.leaves_out_waits:
         elapsed_s -= min((waited_s() or 0.0) - waited_before, _MOST_LEFT_OUT * elapsed_s)
     return elapsed_s / steps, (loader.waited_s - for_input_s) / steps
 

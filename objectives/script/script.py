@@ -174,6 +174,11 @@ class ScriptLoop(Loop):
         seen = self.course.seen
         return self.passes(seen) > self.passes(seen - size) or self.course.is_over
 
+    def evaluated_at(self, samples: int) -> list[int]:
+        """After each pass, and at the end."""
+        one = self.setup.samples_budget / self.setup.epochs
+        return [*(round(one * number) for number in range(1, math.ceil(samples / one))), samples]
+
     def passes(self, samples: int) -> int:
         """Whole passes over the training data that so many samples are; the budget's last may be a part of one."""
         return int(samples * self.setup.epochs / self.setup.samples_budget + 1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...spaces.schedule import evaluation_points, next_point
@@ -35,22 +36,26 @@ class TimeLeft:
 
     Args:
         seen: samples that were trained on before.
+        points: samples at which a training of so many is evaluated; default: at equal fractions of it.
 
     Attributes:
         samples: the budget that fits now.
         due: samples after which to evaluate next.
     """
 
-    def __init__(self, setup: TrialSetup, seen: int) -> None:
+    def __init__(
+        self, setup: TrialSetup, seen: int, points: Callable[[int], Sequence[int]] | None = None
+    ) -> None:
         self._ends_by, self._whole, self._size = setup.ends_by, setup.samples_budget, setup.effective_batch
         self.samples = setup.samples_budget
         self._readings: deque[tuple[float, int]] = deque(maxlen=_READINGS)
-        self._evaluations = setup.training.evaluations
+        evaluations = setup.training.evaluations
+        self._points = points or (lambda samples: evaluation_points(samples, evaluations))
         self._evaluating_s = self._evaluation_s = 0.0  # so far, and the longest one
         self._plan_evaluation(seen)
 
     def _plan_evaluation(self, seen: int) -> None:
-        self.due = next_point(evaluation_points(self.samples, self._evaluations), seen)
+        self.due = next_point(self._points(self.samples), seen)
 
     def evaluated(self, seconds: float, seen: int) -> None:
         """An evaluation after `seen` samples took this long; those to come, the test and saving are expected to take as long
@@ -80,7 +85,7 @@ class TimeLeft:
         if seen > half:
             per_sample = max(per_sample, (now - middle) / (seen - half))  # it may have become slower
         assert self._ends_by is not None
-        to_come = sum(point > seen for point in evaluation_points(self.samples, self._evaluations)) + 2
+        to_come = sum(point > seen for point in self._points(self.samples)) + 2
         left_s = plannable_s(self._ends_by - now - self._evaluating_s - to_come * self._evaluation_s)
         steps = int(left_s / (per_sample * self._size))
         return min(seen + max(steps, 1) * self._size, self._whole)

@@ -27,12 +27,10 @@ class Cliff:
     Args:
         middle: (2,), the point that slopes are relative to.
         coefficients: (3,), intercept and slopes.
-        log_posterior: of the trainings and the coefficients, up to a constant.
     """
 
     middle: Array
     coefficients: Array
-    log_posterior: float
 
     @classmethod
     def fitted(cls, points: Array, failed: Array) -> Self:
@@ -62,8 +60,7 @@ class Cliff:
         if free[2] < _GENTLEST:
             share = (float(failed.sum()) + 0.5) / (len(failed) + 1)
             free = np.array([logit(share), 0.0, 0.0])
-            return cls(middle, free, _log_likelihood(terms, failed, free))
-        return cls(middle, free, reached)
+        return cls(middle, free)
 
     def chance(self, points: Array) -> Array:
         """The probability that a training fails at points (m, 2), (m,)."""

@@ -425,16 +425,17 @@ def _conclude(
 
 
 def _not_as_asked(run: StudyRun) -> str:
-    """In what a study that was to keep a model by some time did not do so; empty where it did, or nothing was trained."""
+    """In what a study that was to keep a model by some time did not do so; empty where it did."""
     finish, shares = (
         run.finish,
         [one.facts.shortened_to or 1.0 for one in run.ended.done if one.outcome == "complete"],
     )
-    if finish is None or not shares:
+    if finish is None or not (shares or run.spec.budget.cost):
         return ""
     if finish.kept.score is None:
-        return f"budget.keep: no model is in {finish.kept.folder}, though {plural(len(shares), 'trial')} completed"
-    if max(shares) < _MOSTLY:
+        many = f"though {plural(len(shares), 'trial')}" if shares else "since no trial"
+        return f"budget.keep: no model is in {finish.kept.folder}, {many} completed"
+    if shares and max(shares) < _MOSTLY:
         return f"budget.by: no training had more than {max(shares):.0%} of its length: the time was too short for this space"
     limit = finish.deadline
     late_s = 0.0 if limit is None else time.time() - limit.ends_at

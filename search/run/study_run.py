@@ -322,7 +322,7 @@ class StudyRun:
         setup, last = attempt.setup, attempt.last
         assert last is not None
         facts = replace(
-            self._early_stopping.facts(setup.number, stopped=True),
+            self._early_stopping.facts(setup.number, stopped=False),
             expected_seconds=self._taken(attempt, last),
             train_s=last.elapsed_s / setup.share_of(last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...spaces.deadline import Deadline
 from ...spaces.front import ParetoFront
+from ...spaces.readable import UNLIMITED
 from ...spaces.record import TrialRecord
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, TrialSetup
@@ -117,7 +118,11 @@ def study_view(
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
     to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
-    left_s = eta_s(spans, now_s, to_come) if deadline is None else max(deadline.ends_at - time.time(), 0.0)
+    # Where money alone ends it, nobody knows when.
+    is_known = spec.budget.trials != UNLIMITED or spec.budget.hours is not None
+    left_s = eta_s(spans, now_s, to_come) if is_known else None
+    if deadline is not None:
+        left_s = max(deadline.ends_at - time.time(), 0.0)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
     return StudyView(

@@ -243,6 +243,8 @@ def _checked_parameters(parameters: dict[str, Parameter | None]) -> dict[str, Pa
 
 def _facts(text: Any, info: ValidationInfo) -> TrialFacts:
     document: dict[str, Any] = _validated("facts", dict[Any, Any], _document("facts", text))
+    # A paused trial's measurement had a name of its own.
+    document = {name.replace("rung_", "stopped_"): value for name, value in document.items()}
     facts: TrialFacts = _validated("facts", TrialFacts, {**document, "extra": {}})
     if facts.repeats is not None and not 0 <= facts.repeats < info.data["number"]:
         raise Unreadable(f"facts.repeats: expected an earlier trial, got {facts.repeats}")

@@ -112,7 +112,7 @@ class FrontSuggester(Suggester):
 
         return (
             PauseAtRung(metric, is_new_ground)
-            if pauses
+            if pauses and kind != "none"
             else super().early_stopping(kind, metric, trials, pauses=False)
         )
 

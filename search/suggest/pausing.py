@@ -58,7 +58,9 @@ class PauseAtRung(EarlyStopping):
         return True
 
     def facts(self, number: int, *, stopped: bool) -> TrialFacts:
-        """Of every trial, its measurement at the rung."""
+        """Of a trial that is paused or goes on, its measurement at the rung."""
+        if stopped:
+            return super().facts(number, stopped=True)
         curve = self.curves.get(number)
         for fraction, score in zip(curve.fractions, curve.scores, strict=True) if curve else ():
             if RUNG <= fraction < 1 and math.isfinite(score):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,13 +30,16 @@ class Clock:
         return self.now
 
 
-def trained(step_s: list[float], steps: int, within_s: float, evaluate_s: float) -> tuple[int, float]:
+def trained(
+    step_s: list[float], steps: int, within_s: float, evaluate_s: float, points: Any = None
+) -> tuple[int, float]:
     """Steps of a training of so many that has to be done within some seconds, and its seconds; steps slow down in parts.
 
     It evaluates on its way and at its end, where the test and saving take as long.
     """
     clock, made = Clock(), setup(batch=10, budget=10 * steps, training={"evaluations": 5})
-    left, patch = TimeLeft(replace(made, ends_by=clock.now + within_s), 0), pytest.MonkeyPatch()
+    left = TimeLeft(replace(made, ends_by=clock.now + within_s), 0, points)
+    patch = pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(time_left, "time", clock)
         done = 0
@@ -69,6 +73,10 @@ def test_one_that_slows_down_ends_in_time(
     assert done <= steps
     # It looks at the clock every eight steps, so it may be late by as many of the slowest.
     assert took_s <= within_s + 8 * max(step_s)
+
+
+def test_passes_are_set_aside_as_they_come() -> None:
+    assert trained([1.0], 90, 198.0, 20.0, lambda samples: (300, 600, 900))[0] == 90
 
 
 def attempt(reference: str, made: object) -> tuple[list[Measurement], Outcome]:

@@ -112,7 +112,7 @@ def _segments_grow() -> str:
 
 def _capped_gpu() -> str:
     device = accelerator.device_of("gpu")
-    if not accelerator.limits_memory():
+    if not hasattr(accelerator._module(), "set_per_process_memory_fraction"):
         return "none: torch has no such limit for this accelerator; a trial may take more than it was given"
     release_memory("gpu")
     limit_memory(accelerator.reserved_bytes() + _CAP, device)

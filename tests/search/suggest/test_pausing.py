@@ -103,7 +103,7 @@ def test_a_trial_is_paused_at_its_first_report_at_the_rung_and_once() -> None:
     assert [pausing.report(0, tenth / 10, 1.0, 0.1 * tenth) for tenth in range(1, 11)] == [False] * 10
     assert asked == [(0, ())]  # it goes on, and is not asked about again
     assert [pausing.report(1, tenth / 10, 1.0, 0.1 * tenth) for tenth in range(1, 4)] == [False, False, True]
-    facts = pausing.facts(1, stopped=True)
+    facts = pausing.facts(1, stopped=False)
     assert (facts.stopped_fraction, facts.stopped_accuracy) == (0.3, pytest.approx(0.3))
     pausing.resume(1)
     # A resumed attempt reports again what its checkpoint holds.
