@@ -59,9 +59,8 @@ FIELDS = [*SPACE, "steps", "device_batch", "seed", "text", "bits", "train_s"]
 
 LENGTH, VOCABULARY = 32, 256  # of sequences, in bytes
 EVALUATED = 192  # validation sequences
-RANDOM = (
-    300  # trainings of the table that are spread over all settings that fit; most others are near good ones
-)
+# Trainings of the table that are spread over all settings that fit; most others are near good ones.
+RANDOM = 300
 WORST = 8.0  # bits per byte of a uniform guess, and of what diverged
 # The virtual device: floating-point operations a second, seconds of each kernel's launch, bytes of memory, and the time a
 # trial has.

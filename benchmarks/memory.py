@@ -25,9 +25,8 @@ import optuna
 import torch
 import yaml
 
-sys.path.extend(
-    str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives")
-)  # for their models
+# For their models.
+sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives"))
 
 from bsearch.benchmarks.verify.stages.tasks import GPU_MODELS, setup_of, task_of
 from bsearch.objectives.digits import Digits

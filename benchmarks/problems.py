@@ -344,11 +344,12 @@ def problems(family: str) -> list[Problem]:
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "zeus"
             return zeus_problems(folder) if folder.is_dir() else []
         case "lcbench" | "lcbench-size":
+            # Onnxruntime reads it, which the other problems do not need.
             from lcbench import (
                 RECIPE,
                 SIZE,
                 lcbench_problems,
-            )  # onnxruntime reads it, which the other problems do not need
+            )
 
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "lcbench"
             fixed = {"epochs": int(epochs)} | (SIZE if name == "lcbench" else RECIPE) if epochs else {}
@@ -407,9 +408,8 @@ class Decision:
             math.log(min(some) / true) if some else math.nan
             for some, true in zip(within, self.fastest_s, strict=True)
         ]
-        top = (
-            hypervolume(points, *self._ends) / self._top if self._top else math.nan
-        )  # where one setting is best and fastest
+        # Where one setting is best and fastest.
+        top = hypervolume(points, *self._ends) / self._top if self._top else math.nan
         return [*map(float, map(bool, within)), *logs, top]
 
 

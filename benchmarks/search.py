@@ -42,14 +42,12 @@ AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials, and the usual counts
 class SearchResult:
     """The result of one search."""
 
-    points: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # true (seconds, accuracy) of finished trials, in order
+    # True (seconds, accuracy) of finished trials, in order.
+    points: list[tuple[float, float]] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)  # when each ended, on simulated clocks
     asks_s: list[float] = field(default_factory=list)
-    stopped: list[bool] = field(
-        default_factory=list
-    )  # per stopped trial: would it have risen above the front?
+    # Per stopped trial: would it have risen above the front?
+    stopped: list[bool] = field(default_factory=list)
     risen: int = 0  # finished trials that did
 
 

@@ -202,9 +202,8 @@ class RayConnection:
             try:
                 _check_reachable(address, timeout_s=_ANSWERS_WITHIN_S)
                 self._answered[name] = time.monotonic()
-            except (
-                ConnectionRefusedError
-            ):  # the machine is up, the process is not; a restarted one would be another
+            # The machine is up, the process is not; a restarted one would be another.
+            except ConnectionRefusedError:
                 return f"{name} at {address} is gone"
             except OSError as error:
                 ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -287,9 +287,8 @@ def files_of_runs(source: str, mapped: Sequence[str], metric: str | None) -> dic
     keys = study_of_runs(spec, records, "tasks.py:MyTask", OLD_RUNS)
     of = f" ({groups[0].name}, the largest of {len(groups)} groups)" if len(groups) > 1 else ""
     source = masked(source)
-    made_of = " ".join(
-        f"{plural(len(records), 'run')} of {source}{of}".split()
-    )  # a line break would end the comment
+    # A line break would end the comment.
+    made_of = " ".join(f"{plural(len(records), 'run')} of {source}{of}".split())
     head = plain(f"# Made of {made_of} by `bsearch init --from`: look through it.\n")
     rows = (json.dumps(run_document(record, spec)) for record in records)
     study = head + yaml.safe_dump(keys, sort_keys=False, width=120)

@@ -127,9 +127,8 @@ def _annotation(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    made = getattr(
-        dataclasses, "_HAS_DEFAULT_FACTORY", None
-    )  # a dataclass's own sign for a default that is made each time
+    # A dataclass's own sign for a default that is made each time.
+    made = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", None)
     if value is made:
         return "..."
     whole = dataclasses.is_dataclass(value) and not isinstance(value, type) and value == type(value)()

@@ -89,9 +89,8 @@ class Course:
             training.load_state_dict(state["training"])
             self.clock.set_state(state["clock"])
             self._begin_losses(state["loss_sum"], state["losses"])
-            if (
-                len(state["rng_state"]) == self.ranks.count
-            ):  # with other ranks, each keeps a beginning of its own
+            # With other ranks, each keeps a beginning of its own.
+            if len(state["rng_state"]) == self.ranks.count:
                 set_random_state(state["rng_state"][self.ranks.rank], training.device)
             self._state = None
         self.time_left = TimeLeft(self.setup, self.seen, points)
@@ -104,9 +103,11 @@ class Course:
         """Of the next step."""
         return self.plans[self.number]
 
-    @property
-    def fraction(self) -> float:
-        """Of the budget that still fits, at the middle of the next step; reads the clock."""
+    def next_fraction(self) -> float:
+        """The share of the budget that is trained at the middle of the next step.
+
+        Before a deadline it reads the clock, on which all ranks agree, so they all call it once a step.
+        """
         self.time_left.update(self.number - self._begun, self.seen, self.ranks)
         return (self.seen + self.plan.effective_batch / 2) / self.time_left.samples
 

@@ -254,9 +254,8 @@ class Loop(TrainingSamples):
                     f"{where}: {name}: expected parameters of {', '.join(self.models)}, got some that no model holds. Pass all "
                     "modules as models."
                 )
-        if len(faults) == len(
-            self.optimizers
-        ):  # one has to follow the rule; others may have rates of their own
+        # One has to follow the rule; others may have rates of their own.
+        if len(faults) == len(self.optimizers):
             raise faults[0]
 
     def _make_rates(self) -> Rates:
@@ -289,7 +288,7 @@ class Loop(TrainingSamples):
         with self.hooked():
             course.clock.restart()
             while not course.is_over:
-                plan, fraction = course.plan, course.fraction
+                plan, fraction = course.plan, course.next_fraction()
                 self.rates.set(fraction)
                 step = self._step(plan, loader, fraction)
                 course.advance()
@@ -467,11 +466,10 @@ class Loop(TrainingSamples):
         values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
         facts = {**self.rates.facts(self.setup.weight_decay), **self.data_facts(course.seen, self._elapsed_s)}
         measurement = course.measurement(values, facts, self._elapsed_s)
-        finite = float(not self.ranks.rank and all(map(math.isfinite, values.values())))
-        finite, saves = (
-            self.ranks.max_over_ranks(finite),
-            course.saves(),
-        )  # scores may differ, what is done may not
+        # Scores may differ between ranks, what is done may not.
+        own = float(not self.ranks.rank and all(map(math.isfinite, values.values())))
+        finite = self.ranks.max_over_ranks(own) > 0
+        saves = course.saves()
         if finite and saves and not course.is_over:
             self.current.check_complete()
             course.save(course.clock)

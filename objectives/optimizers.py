@@ -285,9 +285,8 @@ _OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "lion": "Lion", "lion_8bit": "Lio
 
 
 def _bitsandbytes(name: str) -> Any:
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # it warns of kernels that these optimizers do not use
+    # It warns of kernels that these optimizers do not use.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         from bitsandbytes import optim
     except ImportError:

@@ -425,9 +425,8 @@ def checked_loss(task: Task, loss: Loss, samples: int) -> Loss:
         raise TaskError(
             f"{where}: expected real numbers, got {loss.total.dtype} and {_kind(loss.denominator)}"
         )
-    if (
-        isinstance(loss.denominator, Tensor) and loss.denominator.requires_grad
-    ):  # it only counts: no gradient is of it
+    # It only counts: no gradient is of it.
+    if isinstance(loss.denominator, Tensor) and loss.denominator.requires_grad:
         return checked_loss(task, Loss(loss.total, loss.denominator.detach()), samples)
     if not isinstance(loss.denominator, Tensor):
         denominator = number_of(f"{where}: denominator", loss.denominator)

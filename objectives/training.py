@@ -99,7 +99,7 @@ class TrainingRun(Stepping):
         self.modes.train(self.model)
         course.clock.restart()
         while not course.is_over:
-            self.train_step(course.plan, loader, course.fraction, course.clock, course.losses)
+            self.train_step(course.plan, loader, course.next_fraction(), course.clock, course.losses)
             course.advance(losses=1)
             if not course.is_due and not course.has_diverged():
                 course.save_between()

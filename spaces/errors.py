@@ -119,9 +119,8 @@ class TaskError(BsearchError):
     """The user's training code must be fixed: it breaks the interface, raised, or cannot be loaded."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(
-            cut(message, _LONGEST_OF_TASKS)
-        )  # it quotes errors of theirs, which may be of any length
+        # It quotes errors of theirs, which may be of any length.
+        super().__init__(cut(message, _LONGEST_OF_TASKS))
 
 
 class ProfilingError(BsearchError):

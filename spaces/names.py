@@ -319,9 +319,8 @@ def direction_of(metric: str) -> Direction | None:
     """
     if _FORMULA.search(metric.lower()):
         return None
-    words = words_of(
-        re.sub(r" \((lowest|highest)\)$|\([A-Z]\)$", "", metric).replace("@", "_at_")
-    )  # of a curve; of boxes
+    # Of a curve; of boxes.
+    words = words_of(re.sub(r" \((lowest|highest)\)$|\([A-Z]\)$", "", metric).replace("@", "_at_"))
     if _LOWER_PHRASES.search("_".join(words)):
         return "minimize"
     end = next((place for place, word in enumerate(words) if word in _BOUNDARY), len(words))

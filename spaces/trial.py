@@ -102,9 +102,8 @@ class TrialSetup:
     folder: str = "."
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
-    pauses_at: float | None = (
-        None  # share of training from which on it may be paused: a checkpoint is written there
-    )
+    # Share of training from which on it may be paused: a checkpoint is written there.
+    pauses_at: float | None = None
     model_folder: str | None = None
     scores_test: bool = True
     ends_by: float | None = None

@@ -78,9 +78,8 @@ class SubmitterContract:
             task="tasks.py:Slow",
             space=space,
             budget={"trials": TRIALS},
-            cluster={
-                "trials_at_once": 1
-            },  # each further one starts a process, which is what takes the time here
+            # Each further one starts a process, which is what takes the time here.
+            cluster={"trials_at_once": 1},
             submit=settings,
             **self.storage(tmp_path),
         )

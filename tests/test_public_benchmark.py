@@ -235,7 +235,6 @@ def test_lcbench_takes_time_by_what_costs_it(benchmark: SimpleNamespace) -> None
     assert problem.accuracy(other) != problem.accuracy(cheap)
     assert problem.curve(other, None)[-1] == pytest.approx(problem.accuracy(other))
     slow = {**cheap, "epochs": 37, "effective_batch": 77, "layers": 3, "units": 333}
-    assert problem.seconds(slow) == pytest.approx(
-        problem._seconds_of(problem._rows([slow]))[0]
-    )  # by the slow way
+    # By the slow way.
+    assert problem.seconds(slow) == pytest.approx(problem._seconds_of(problem._rows([slow]))[0])
     assert problem.seconds(slow) > problem.seconds(cheap)

@@ -147,10 +147,11 @@ MEASURED = {
     "tokens_of_core": lambda: (tokens(of_core()), ""),
     "tokens_of_tests": lambda: (tokens((ROOT / "tests").rglob("*.py")), ""),
     "bytes_beside": lambda: (bytes_beside(), ""),
+    # A group of them, `jobs`, is one.
     "commands": lambda: (
         sum(map(len, SECTIONS.values())),
         ", ".join(name for some in SECTIONS.values() for name in some),
-    ),  # a group of them, `jobs`, is one
+    ),
     "options": lambda: (options(), ""),
     "study_keys": lambda: (study_keys(), ""),
     "facts": lambda: (len(TrialFacts.__slots__) - 1, ""),  # without `extra`, the user's own

@@ -128,9 +128,8 @@ class Net(nn.Module):
 
 class Remembering(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
-        found = (
-            closure() if closure is not None else None
-        )  # Lightning's, which takes the gradient's norm down
+        # Lightning's, which takes the gradient's norm down.
+        found = closure() if closure is not None else None
         LOG.steps.append(LOG.micro_batches)
         LOG.micro_batches = []
         LOG.rates.append(self.param_groups[0]["lr"])

@@ -112,9 +112,8 @@ def study_files(folder: Path) -> StudyFiles:
         for path in sorted(here.iterdir()):
             relative = path.relative_to(folder)
             if path.is_dir():
-                plain = (
-                    path.name in FOLDERS and not (path / "__init__.py").exists()
-                )  # a package `data` is code
+                # A package `data` is code.
+                plain = path.name in FOLDERS and not (path / "__init__.py").exists()
                 if plain or path.name.startswith(".") or path.is_symlink():
                     left_out.append(f"{relative}/")
                 else:
@@ -177,9 +176,8 @@ def _secret(path: Path) -> str:
     every: Iterable[type] = plugins().values()
     rules = [{"name": one.__name__} for one in every if one.__name__ not in left_out]
     with tempfile.TemporaryDirectory() as folder, transient_settings({"plugins_used": rules}):
-        copy = Path(folder) / (
-            "copy.py" if path.suffix == ".py" else "copy.ini"
-        )  # there values stand without quotes
+        # There values stand without quotes.
+        copy = Path(folder) / ("copy.py" if path.suffix == ".py" else "copy.ini")
         copy.write_text(text, encoding="utf-8", errors="replace")
         each = sorted((one.line_number, one.type) for one in scan.scan_file(str(copy)))
     return next((f"{what} in line {line}" for line, what in each), "")

@@ -32,9 +32,8 @@ def compare(folder, trials):
         "--json",
     ]
     done = subprocess.run([*command, "--trials", str(trials)], cwd=folder, capture_output=True, text=True)
-    if (
-        done.returncode == 3
-    ):  # such as an edit that does not train: an agent reads what was expected, and what to do
+    # Such as an edit that does not train: an agent reads what was expected, and what to do.
+    if done.returncode == 3:
         return {"verdict": "failed", **json.loads(done.stderr.splitlines()[-1])}
     return json.loads(done.stdout)
 

@@ -54,9 +54,8 @@ def loss_of(net: nn.Module, episodes: tuple[Tensor, ...]) -> Tensor:
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     episodes = int(setup.parameters.get("episodes", 5900))
     starts = 0.1 * torch.rand(episodes + 100, 4, generator=torch.Generator().manual_seed(0)) - 0.05
-    net = nn.Sequential(
-        nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)
-    )  # a push to the right, and the return to go
+    # A push to the right, and the return to go.
+    net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(net.parameters(), lr=setup.learning_rate)
     data = Data(TensorDataset(starts[:-100]), TensorDataset(starts[-100:]))
     loop = Loop(setup, data, models={"net": net}, optimizers={"net": optimizer})

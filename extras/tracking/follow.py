@@ -183,9 +183,8 @@ def tracking(
         if not to:
             return
         # What it needs goes through the pipe: a database's URL may hold a password, and arguments are public.
-        own = (
-            folder if run.name == run.spec.study else folder.parent / file_name(run.name)
-        )  # as of `run --new`
+        # As of `run --new`.
+        own = folder if run.name == run.spec.study else folder.parent / file_name(run.name)
         job = {"url": url, "name": run.name, "to": list(to), "folder": str(own)}
         process = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", __name__],
@@ -211,9 +210,8 @@ def tracking(
 def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
     """What the process reports; it is killed if it takes too long."""
     try:
-        output, _ = process.communicate(
-            timeout=_LAST_S
-        )  # closes its stdin, which says that the study is over
+        # Closes its stdin, which says that the study is over.
+        output, _ = process.communicate(timeout=_LAST_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

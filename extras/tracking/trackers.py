@@ -72,10 +72,11 @@ class TrackedTrial:
         """Searched parameters and settings by name; lists as text."""
         settings = self.record.settings
         chosen = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
+        # As trained: the rule and the plan have replaced what was suggested.
         chosen = {
             **self.record.parameters,
             **chosen,
-        }  # as trained: the rule and the plan have replaced what was suggested
+        }
         return {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in chosen.items()

@@ -70,12 +70,10 @@ class DrivenTrainer:
     step_loss: Tensor  # the last step's mean loss
     counts_items: bool  # whether the Trainer passes the step's number of items to the loss
     _share: float | None = None  # of the micro-batch in its step, while it is trained
-    _evaluated_denominator: Tensor | None = (
-        None  # what the mean loss of the evaluated batch divides by, while it is evaluated
-    )
-    _evaluation_sums: Tensor | None = (
-        None  # of the evaluation so far: summed loss and its denominator, (2,); None: no loss
-    )
+    # What the mean loss of the evaluated batch divides by, while it is evaluated.
+    _evaluated_denominator: Tensor | None = None
+    # Of the evaluation so far: summed loss and its denominator, (2,); None: no loss.
+    _evaluation_sums: Tensor | None = None
 
     def get_train_dataloader(self) -> Any:
         return _Steps(self.driven, super().get_train_dataloader())  # type: ignore[misc]

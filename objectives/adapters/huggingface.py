@@ -308,9 +308,8 @@ class _MeasuringCallback(TrainerCallback):
             self.trainer.model_wrapped,
             self.trainer.number_of_items([batch for _, batch in micro_batches]),
         )
-        with patch.object(
-            model, "train"
-        ):  # the Trainer calls it in every pass; the modules' modes are the caller's
+        # The Trainer calls it in every pass; the modules' modes are the caller's.
+        with patch.object(model, "train"):
             loss: Tensor = self.trainer.accumulate_step(model, list(micro_batches), items)
         return loss
 

@@ -268,9 +268,8 @@ class _Accumulation:
 
     def __init__(self, module: LightningModule, size: float, outputs: Callable[[Any, int], Any]) -> None:
         self.module, self.size, self._outputs = module, size, outputs
-        self._total = torch.zeros(
-            (), dtype=widest_float(module.device), device=module.device
-        )  # the summed loss
+        # The summed loss.
+        self._total = torch.zeros((), dtype=widest_float(module.device), device=module.device)
         self._denominator = 0.0  # that of its mean
 
     def add(self, batch: Any, index: int, samples: int) -> Any:
@@ -278,9 +277,8 @@ class _Accumulation:
         output = self._outputs(batch, index)
         loss = _mean_loss(self.module, output)
         reported = output.get("denominator") if isinstance(output, Mapping) else None
-        denominator = float(
-            samples if reported is None else reported
-        )  # of a tensor on a GPU, this synchronises
+        # Of a tensor on a GPU, this synchronises.
+        denominator = float(samples if reported is None else reported)
         if not (math.isfinite(denominator) and denominator >= 0):
             raise TaskError(
                 f"{type(self.module).__name__}.training_step: expected a denominator >= 0 that the mean divides by, got "
@@ -291,9 +289,8 @@ class _Accumulation:
             self.size = denominator  # a whole step needs no weight, and hooks see its loss as it is
         if denominator:  # otherwise the mean is 0/0, and NaN times a weight of 0 is NaN
             # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
-            with torch.autocast(
-                self.module.device.type, enabled=False
-            ):  # as Lightning, though within training_step's context
+            # As Lightning, though within training_step's context.
+            with torch.autocast(self.module.device.type, enabled=False):
                 self.module.manual_backward(loss * (denominator / self.size))
             self._total = self._total + detached.to(self._total.dtype) * denominator
             self._denominator += denominator
@@ -489,12 +486,10 @@ class _DrivingCallback(Callback):
                 f"scheduler, since training.schedule sets the rate; got {len(trainer.optimizers)} and "
                 f"{len(trainer.lr_scheduler_configs)}. For a schedule of your own write training.schedule: module:function."
             )
-        trainer.gradient_clip_val = (
-            self.driven.setup.training.clip_norm
-        )  # which manual optimization refuses as an argument
-        trainer.fit_loop.max_epochs = (
-            self.driven.measurements_left
-        )  # Lightning has set it to `max_epochs` of the Trainer
+        # Which manual optimization refuses as an argument.
+        trainer.gradient_clip_val = self.driven.setup.training.clip_norm
+        # Lightning has set it to `max_epochs` of the Trainer.
+        trainer.fit_loop.max_epochs = self.driven.measurements_left
         optimizer = Joined(trainer.optimizers) if several else trainer.optimizers[0]
         check_no_scheduler("lightning.Trainer: the optimizer", optimizer)
         self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))

@@ -285,6 +285,5 @@ class _Batches(Dataset[Any]):
 
     def fetch(self, keys: SampleKeys) -> Any:
         batch = self._fetcher.fetch(keys)
-        return (
-            dict(batch) if isinstance(batch, Mapping) else batch
-        )  # a tokenizer's own mapping would be one leaf to pytree
+        # A tokenizer's own mapping would be one leaf to pytree.
+        return dict(batch) if isinstance(batch, Mapping) else batch

@@ -104,9 +104,8 @@ def examined(
     keys = varied(run.train_fetcher, run.stream.take(0, min(run.stream.samples, POOL)), _SAMPLES)
 
     live = needs_its_own_model(run)
-    modes = (
-        [] if live else [mode for mode in checkpointing if mode != "none"]
-    )  # what such a model may do, a copy does not
+    # What such a model may do, a copy does not.
+    modes = [] if live else [mode for mode in checkpointing if mode != "none"]
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:

@@ -32,11 +32,12 @@ _DROPOUT = frozenset(
 # Functions with an argument that turns on dropout or the like: its position, its name and the value that turns it off.
 _SWITCHES: dict[str, tuple[int, str, Any]] = {
     "scaled_dot_product_attention": (4, "dropout_p", 0.0),
+    # A function of Python, whose own calls do not come by here.
     "multi_head_attention_forward": (
         10,
         "dropout_p",
         0.0,
-    ),  # a function of Python, whose own calls do not come by here
+    ),
     "rrelu": (3, "training", False),
 }
 _SHAPED = ("rand", "randn", "randint", "normal")

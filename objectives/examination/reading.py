@@ -189,9 +189,8 @@ def _draws_while_collating(fetcher: Fetcher, keys: SampleKeys) -> bool:
     collated = []
     for seed in (1, 2):
         seed_draws(0)
-        samples = [
-            fetcher.dataset[index] for index in keys.index[:_REREAD].tolist()
-        ]  # collating may change them
+        # Collating may change them.
+        samples = [fetcher.dataset[index] for index in keys.index[:_REREAD].tolist()]
         seed_draws(seed)
         collated.append(fetcher.collate(samples))
     return differ(*collated)

@@ -239,9 +239,8 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
                 "space.quantize: expected a model with weights of its own and lora_rank, got from_scratch: true."
             )
         dtype = _dtype(setup)
-        made = (
-            transformers_here().AutoModelForCausalLM.from_config
-        )  # which would take the configuration's precision
+        # Which would take the configuration's precision.
+        made = transformers_here().AutoModelForCausalLM.from_config
         return made(
             copy.deepcopy(config_of(source)), dtype=torch.float32 if dtype == "auto" else dtype, **options
         )
@@ -277,9 +276,8 @@ def _dtype(setup: TrialSetup) -> Any:
 
 
 def _with_adapters(model: Any, setup: TrialSetup) -> Any:
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # peft imports it, and it warns of kernels that are not there
+    # Peft imports it, and it warns of kernels that are not there.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -320,21 +318,18 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
-        warnings.filterwarnings(
-            "ignore", "Model has `tie_word_embeddings", UserWarning
-        )  # `_merged` unties them
-        warnings.filterwarnings(
-            "ignore", "You have requested `ensure_weight_tying`", UserWarning
-        )  # of others than the tied
+        # `_merged` unties them.
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
+        # Of others than the tied.
+        warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`", UserWarning)
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:  # modules of a kind that has no adapters
             raise TaskError(f"space.lora_targets: peft says: {str(error).splitlines()[0][:300]}") from None
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-            parameter.data = (
-                parameter.data.float()
-            )  # a module that is trained whole came in the precision of the files
+            # A module that is trained whole came in the precision of the files.
+            parameter.data = parameter.data.float()
     return adapted
 
 

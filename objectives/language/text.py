@@ -260,9 +260,8 @@ def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
             raise TaskError(
                 f"{where}: expected {what} to be an object with role and content, got {kind_of(message)}"
             )
-        role = message.get("role") or message.get(
-            "from"
-        )  # data sets of several forms have null for the other
+        # Data sets of several forms have null for the other.
+        role = message.get("role") or message.get("from")
         content = message["content"] if message.get("content") is not None else message.get("value")
         role = _ROLES.get(str(role), role)
         if role not in _KNOWN:
@@ -442,9 +441,8 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
         TaskError: such a tokenizer for conversations.
     """
     if getattr(tokens, "is_fast", False):
-        mixed = (
-            len({counted for text in made for _, counted in text.parts}) > 1
-        )  # else nobody asks which characters are whose
+        # Else nobody asks which characters are whose.
+        mixed = len({counted for text in made for _, counted in text.parts}) > 1
         encoded = tokens(
             [text.whole for text in made], add_special_tokens=False, return_offsets_mapping=mixed
         )

@@ -118,9 +118,8 @@ def usable_gpus(*, tries: bool = False) -> UsableGpus:
         # Some drivers, as of WSL2, fail at the first tensor where segments grow (pytorch/pytorch 192330).
         fixed = _answer(tries, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
         if not fixed.reason:
-            os.environ["PYTORCH_ALLOC_CONF"] = (
-                "expandable_segments:False"  # of all processes that this one starts
-            )
+            # Of all processes that this one starts.
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"
             return fixed
     return found
 
@@ -156,9 +155,8 @@ def _may_have_one() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.device_count():
         return True
-    if entry_points(group="torch.backends") or "+xpu" in version(
-        "torch"
-    ):  # a vendor's, which `import torch` loads; Intel's
+    # A vendor's, which `import torch` loads; Intel's.
+    if entry_points(group="torch.backends") or "+xpu" in version("torch"):
         return True
     return any(Path(sign).exists() for sign in _SIGNS) or any(
         map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi"))

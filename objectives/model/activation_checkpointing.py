@@ -73,9 +73,8 @@ class _Checkpointed:
             passes += 1
             if passes == 1:
                 return self.forward(*args, **kwargs)
-            with (
-                _disable_current_modes()
-            ):  # selective checkpointing's, which recognises what is computed again
+            # Selective checkpointing's, which recognises what is computed again.
+            with _disable_current_modes():
                 now = Moment(self.block)
                 before.put_back()
             try:

@@ -32,9 +32,10 @@ def shard_parameters(root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceM
     Args:
         blocks: modules inside it that are gathered one at a time, such as a transformer's layers; the rest is gathered as one.
     """
+    # Late: it takes a third of a second, and only these trials need it.
     from torch.distributed.fsdp import (
         fully_shard,
-    )  # late: it takes a third of a second, and only these trials need it
+    )
 
     for block in blocks:
         fully_shard(block, mesh=mesh)

@@ -81,9 +81,8 @@ def profile_of_loop(
     except Exception as error:
         if isinstance(error, TaskError) and embeds(task):
             raise TaskError(f"task {reference}: {error}") from None  # each trial would fail of it
-        return replace(
-            unknown, note=_UNKNOWN_MEMORY + error_line(error)
-        )  # a loop's step may do more than is known here
+        # A loop's step may do more than is known here.
+        return replace(unknown, note=_UNKNOWN_MEMORY + error_line(error))
     profile = with_facts_of(profile, run, smallest)
     del run
     release_memory(profile.kind)

@@ -56,9 +56,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     setup, kind = request.setup, request.setup.device
     schedule_of(setup)  # or raises
     device_bytes = bytes_here(kind, request.share)
-    if (
-        kind == "gpu"
-    ):  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
+    # As in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters.
+    if kind == "gpu":
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
         request = replace(request, setup=setup)
     profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)

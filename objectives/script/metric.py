@@ -57,10 +57,11 @@ class Output:
     """
 
     def __init__(self) -> None:
+        # The line that has not ended, and how much of it was written within a pass.
         self._line, self._of_pass = (
             "",
             0,
-        )  # the line that has not ended, and how much of it was written within a pass
+        )
 
     def ended(self, text: str, *, in_pass: bool) -> list[str]:
         """The lines that this text ends, without what was written within a pass."""

@@ -356,9 +356,8 @@ def _audited(event: str, arguments: tuple[Any, ...]) -> None:
                 os.fsdecode(word)
                 for word in (files[-1] if isinstance(files[-1], list | tuple) else files[-1:])
             ]
-            first, *found = re.findall(r"[^\s=;|&<>'\"]+", " ".join(words)) or [
-                ""
-            ]  # the first is the program
+            # The first is the program.
+            first, *found = re.findall(r"[^\s=;|&<>'\"]+", " ".join(words)) or [""]
             named = [] if first == "mkdir" and not found[2:] else [*words[1:], *found]
             files = (*named, *chain.from_iterable(map(glob.glob, named)))
         for file in files:

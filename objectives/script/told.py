@@ -83,9 +83,8 @@ def numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
 
 
 def _numbers_in(tree: ast.AST) -> Iterator[tuple[str, ast.Constant, Number]]:
-    for node in sorted(
-        ast.walk(tree), key=lambda node: isinstance(node, ast.arguments)
-    ):  # a call goes before a default
+    # A call goes before a default.
+    for node in sorted(ast.walk(tree), key=lambda node: isinstance(node, ast.arguments)):
         match node:
             case ast.Assign(targets=targets, value=ast.Constant() as value):
                 for target in targets:

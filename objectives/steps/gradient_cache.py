@@ -43,9 +43,8 @@ class EmbeddingsOf(nn.Module):
     def __init__(self, task: Embeds, model: nn.Module, setup: TrialSetup) -> None:
         super().__init__()
         self.task, self.model, self.setup = task, model, setup
-        self.structure: TreeSpec | None = (
-            None  # of what `embed` returns; its tensors are passed around as a list
-        )
+        # Of what `embed` returns; its tensors are passed around as a list.
+        self.structure: TreeSpec | None = None
         # On several devices, places of tensors that the loss does not use: DistributedDataParallel would wait for gradients.
         self.unused: set[int] | None = None
 

@@ -122,9 +122,8 @@ class StepClock:
             return
         allocated, reserved = accelerator.peak_bytes(self.device)
         self.peak_bytes = max(self.peak_bytes, allocated)
-        if (
-            not self._evaluated
-        ):  # from the first evaluation on, what it left in the allocator's cache is reserved too
+        # From the first evaluation on, what it left in the allocator's cache is reserved too.
+        if not self._evaluated:
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
 
     def facts(self) -> dict[str, Parameter]:

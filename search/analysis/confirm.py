@@ -42,9 +42,8 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
             failed[record.setting] += 1
     runs = {setting: group for setting, group in runs.items() if failed[setting] < len(group)}
     if not failed and all(len(group) == 1 for group in runs.values()):
-        return [
-            _mean(group, 0) for group in runs.values()
-        ]  # nothing was repeated: NumPy need not be imported
+        # Nothing was repeated: NumPy need not be imported.
+        return [_mean(group, 0) for group in runs.values()]
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
     scores = [
         [run.score or 0.0 for run in sorted(group, key=lambda run: run.number)] for group in runs.values()

@@ -227,9 +227,8 @@ def fitted(
         weights = cho_solve((factor, True), residual, check_finite=False)
         value = 0.5 * residual @ weights + np.log(np.diag(factor)).sum()
         inverse = cho_solve((factor, True), np.eye(len(targets)), check_finite=False)
-        gradient = inverse - np.outer(
-            weights, weights
-        )  # twice that of `value` with respect to the covariance
+        # Twice that of `value` with respect to the covariance.
+        gradient = inverse - np.outer(weights, weights)
         # dk / d log_scale_j = −k'(r)/r · (x_j − x'_j)² / exp(2 log_scale_j)
         shared = gradient * matern52_derivative(distance)
         derivative = np.empty_like(all_free)

@@ -57,9 +57,8 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
             space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
             space[name] = _domain(name, domain, near)
-    first = (
-        study_front(complete, spec.objectives).best or best[0]
-    )  # of several as good, the fastest, as `ask` shows it
+    # Of several as good, the fastest, as `ask` shows it.
+    first = study_front(complete, spec.objectives).best or best[0]
     baseline: dict[str, Any] = {"effective_batch": first.facts.effective_batch}
     baseline |= {"reference_rate": _rounded(reference(first)), "rule": rules[0]}
     baseline |= {name: value for name, value in first.parameters.items() if name not in baseline}
@@ -124,10 +123,11 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
     """As it was searched, with what is expected; a single value as it is."""
     written: Mapping[str, Any] = domain.model_dump(mode="json", exclude_defaults=True)
     if isinstance(domain, Choices) and all(type(value) is int for value in domain.choices):
+        # A size: each has step times of its own.
         return {
             "choices": list(domain.choices),
             "changes_cost": True,
-        }  # a size: each has step times of its own
+        }
     if not isinstance(domain, Range):
         return written.get("value", written.get("choices", written))
     found = dict(written)

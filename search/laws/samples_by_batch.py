@@ -177,9 +177,8 @@ def samples_by_batch(
     # they are, as large batches are, and critical batches came out 1.5 to 4 times too large (docs/log.md, 2026-11-27).
     chosen = middle.reshape(len(grid), len(lengths), _OTHERS).argmax(axis=2)
     each = drawn.reshape(len(grid), len(lengths), _OTHERS, _DRAWS)
-    best = np.take_along_axis(each, chosen[:, :, None, None], axis=2)[:, :, 0].transpose(
-        2, 0, 1
-    )  # (draws, batches, lengths)
+    # (draws, batches, lengths)
+    best = np.take_along_axis(each, chosen[:, :, None, None], axis=2)[:, :, 0].transpose(2, 0, 1)
     return SamplesByBatch(
         target,
         tuple(grid),

@@ -128,9 +128,8 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
     ends = math.log(batches.min()) - _BELOW, math.log(batches.max()) + _ABOVE
     knees = np.repeat(np.linspace(*ends, _KNEES), len(shapes))
     sharpness, growth, shares = np.tile(np.array(shapes).T, _KNEES)
-    times = (
-        growth / sharpness * np.logaddexp(0.0, sharpness * (np.log(batches)[:, None] - knees))
-    )  # (n, grid)
+    # (n, grid)
+    times = growth / sharpness * np.logaddexp(0.0, sharpness * (np.log(batches)[:, None] - knees))
     residuals = logs[:, None] - middle - times
 
     weights, means, variances, spreads = [], [], [], []
@@ -139,10 +138,11 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
         towards = _VAGUE + level**2 * (np.arange(len(groups))[:, None] == of_group[None, :])
         for spread in _SPREADS:
             factor = np.linalg.cholesky(_VAGUE + level**2 * same + np.diag(spread**2 + errors**2))
+            # (n, grid), (n, groups)
             whitened, cross = (
                 np.linalg.solve(factor, residuals),
                 np.linalg.solve(factor, towards.T),
-            )  # (n, grid), (n, groups)
+            )
             fit = -0.5 * (whitened**2).sum(0) - np.log(np.diag(factor)).sum()
             weights.append(
                 fit + np.log(shares) + _log_normal(spread, _OF_SPREAD) + _log_normal(level, _OF_LEVELS)

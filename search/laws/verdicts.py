@@ -262,9 +262,8 @@ def _around_the_ridge(study: StoredStudy, rates: BestRates | None) -> tuple[Sear
     tried = [float(record.parameters["reference_rate"]) for record in records]
     domains = study.spec.domains()
     domains["reference_rate"] = Range(low=min(tried), high=max(tried), log=True)
-    domains["rule"] = Fixed(
-        value="sqrt"
-    )  # any but `constant`: the best reference rate hardly moves with the batch
+    # Any but `constant`: the best reference rate hardly moves with the batch.
+    domains["rule"] = Fixed(value="sqrt")
     domains.pop("exponent", None)
     return SearchSpace.of(domains), records
 

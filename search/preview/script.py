@@ -343,9 +343,8 @@ def _labels(line: str) -> Iterator[tuple[str, str]]:
     labels = labels or list(re.finditer(rf"(?i)\b(?:{words})\b[^:=|,\n]*[:=]\s*(?=[-+]?\.?\d)", line))
     for label in labels:
         around = line[max(0, label.start() - 6) : label.end()].lower()
-        if re.search(_BEST, around) or (
-            re.search(_TRAINING, around) and re.search(_HELD_OUT, around)
-        ):  # or two numbers, of both
+        # Or two numbers, of both.
+        if re.search(_BEST, around) or (re.search(_TRAINING, around) and re.search(_HELD_OUT, around)):
             continue
         if not re.search(_HELD_OUT, around) and re.search(
             rf"(?i){_HELD_OUT}\W{{0,3}}\d", line[label.end() :]

@@ -83,10 +83,11 @@ def settled_predictions(study: StoredStudy) -> list[Settled]:
     """Every prediction that a study's ended trials have settled, by quantity and trial."""
     profiles: dict[CostKey, DeviceProfile] = {}
     setups: dict[int, TrialSetup] = {}
+    # Gone since it was read: its trials are shown all the same.
     with (
         suppress(StorageError),
         closing(study.tables()) as tables,
-    ):  # gone since it was read: its trials are shown all the same
+    ):
         profiles, setups = stored_profiles(study, tables), tables.setups(study.name)
     intervals = [
         law.interval

@@ -596,9 +596,8 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != here:
             raise SystemExit(128 + number)  # a process of a loader, which has this handler too
-        if (expired and not run.interruptible) or (
-            received and number == signal.SIGHUP
-        ):  # which shells send again
+        # Which shells send again.
+        if (expired and not run.interruptible) or (received and number == signal.SIGHUP):
             return
         # Schedulers send USR1, USR2 or XCPU before a job's time is up, a terminal that closes HUP: treated as SIGTERM.
         received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)

@@ -109,9 +109,8 @@ def _profiles_of(
             and again_if_shared
             and any(law.others or law.stolen for law in known.all_step_times)
         )
-        again = known is not None and (
-            shared or known.examination is None
-        )  # earlier versions examined nothing
+        # Earlier versions examined nothing.
+        again = known is not None and (shared or known.examination is None)
         if known is None or again or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:

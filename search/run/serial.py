@@ -75,9 +75,8 @@ class SerialRunner:
         stay()  # whatever was asked of an earlier run
         while True:
             setup = study.next_attempt()
-            if (
-                setup is None or setup == "wait" or study.ending.stage >= Stage.LEAVING
-            ):  # nothing else runs here
+            # Nothing else runs here.
+            if setup is None or setup == "wait" or study.ending.stage >= Stage.LEAVING:
                 return
             self._saves = setup.checkpoint is not None
             study.begun(setup.number)

@@ -101,9 +101,8 @@ class StudyRun:
         )
         self._preloaded = False
         self.suggestions = SuggestionQueue(suggester, trials, self.running.ending)
-        self._retries: deque[Attempt] = (
-            deque()
-        )  # next attempts of trials that ran out of memory or lost their worker
+        # Next attempts of trials that ran out of memory or lost their worker.
+        self._retries: deque[Attempt] = deque()
         self._interrupted: deque[int] = deque()  # trials that an earlier run left unfinished
         self._baseline: deque[int] = deque()  # of the user's own settings, those to be tried
         self._histories: dict[int, History] = {}  # of trials that have lost a worker
@@ -184,9 +183,8 @@ class StudyRun:
         self._suggester.overhead = factors.overhead_s / factors.slowdown * per_second
         if self.finish is not None:
             self._suggester.longest_s = self.finish.longest_s()
-            most = (
-                most if self.finish.deadline is None else min(most, max(free, 1))
-            )  # later there is less time
+            # Later there is less time.
+            most = most if self.finish.deadline is None else min(most, max(free, 1))
         for _ in range(len(self.suggestions) + _ASKED_AGAIN):  # those made ahead may take too long by now
             proposal = self.suggestions.take(len(running), free, most=most)
             if isinstance(proposal, int):
@@ -356,9 +354,8 @@ class StudyRun:
         if shortened or by_clock:
             facts |= TrialFacts(epochs=attempt.setup.epochs, samples_budget=attempt.setup.samples_budget)
         if outcome.kind == "complete":
-            self._keep(
-                attempt
-            )  # before the trial has ended, so that it is trained again if its model was not kept
+            # Before the trial has ended, so that it is trained again if its model was not kept.
+            self._keep(attempt)
         self.tables.end_attempt(setup, outcome)
         self._finish(number, replace(result, facts=facts))
         self._history = self._history.after_end(outcome)

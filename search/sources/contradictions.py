@@ -107,9 +107,8 @@ def _samples_of_an_epoch(
     """Steps times batch over epochs: of one data set the samples that it has, unless the batch lacks a factor."""
     batch, steps, epochs = names["effective_batch"] or names["batch"], names["steps"], names["epochs"]
     if steps and epochs and words_of(steps)[-1] in REACHED and words_of(epochs)[-1] not in REACHED:
-        epochs = next(
-            (name for name in reached if words_of(name)[-1].startswith("epoch")), None
-        )  # of what was trained alike
+        # Of what was trained alike.
+        epochs = next((name for name in reached if words_of(name)[-1].startswith("epoch")), None)
     factors = (
         [batch]
         if batch
@@ -123,9 +122,8 @@ def _samples_of_an_epoch(
     ):
         return None
     alike = [run for run in runs if all(run.held.get(one) == runs[0].held.get(one) for one in groups)]
-    from_zero = int(
-        words_of(epochs)[-1] == "epoch"
-    )  # of a training's last epoch either its number or how many there were
+    # Of a training's last epoch either its number or how many there were.
+    from_zero = int(words_of(epochs)[-1] == "epoch")
     for more in range(from_zero + 1):
         found = [known for run in alike if (known := _epoch_of(run, factors, steps, epochs, more))]
         if len(found) < 2 or max(found)[0] <= min(high for _, high, *_ in found):

@@ -232,18 +232,18 @@ def _whole(runs: Sequence[Run], columns: Columns, left_out: Counter[str]) -> Ite
     have ended, such as by a rule of their own; with the share of the plan that each trained.
     """
     patience = [one.name for one in columns.columns if {"patience", "stopping"} & set(words_of(one.name))]
-    patience = [
-        name for name in patience if not {"lr", "scheduler", "plateau"} & set(words_of(name))
-    ]  # of a schedule
+    # Of a schedule.
+    patience = [name for name in patience if not {"lr", "scheduler", "plateau"} & set(words_of(name))]
     shares: list[list[float]] = [[] for _ in runs]
     for column in columns.columns:
         if column.meaning != "reached":
             continue
         plan = column.why.removeprefix("of ")
+        # 0 where nothing stopped it; the first is number 0.
         stopped = words_of(column.name)[-2:] == [
             "stopped",
             "epoch",
-        ]  # 0 where nothing stopped it; the first is number 0
+        ]
         each = [_share(_value(run, column.name), _value(run, plan), stopped) for run in runs]
         farthest = max((share for share in each if share is not None), default=0.0)
         for place, share in enumerate(each):
@@ -303,9 +303,8 @@ def _row(
     if (size := columns.one("size")) is not None:
         held[parameters[size]] = _count(_value(run, size))  # 124M is a number here
     each = {mine: _plain(value) for mine, value in held.items() if value is not None}
-    values = {
-        mine: value for mine, value in each.items() if isinstance(value, str) or abs(value) <= _LARGEST
-    }  # nor NaN
+    # Nor NaN.
+    values = {mine: value for mine, value in each.items() if isinstance(value, str) or abs(value) <= _LARGEST}
     if len(values) < len(parameters):
         left_out["without all parameters"] += 1
         return None

@@ -23,9 +23,8 @@ NOT_FINITE = frozenset(
 )
 _NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,4})?")
 _COMMA = re.compile(r"[+-]?\d{1,300},\d{1,300}([eE][+-]?\d{1,4})?")
-_THOUSANDS = re.compile(
-    r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?"
-)  # where a comma is before the decimals
+# Where a comma is before the decimals.
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3}){1,99}(,\d{1,300})?")
 _YES, _NO = frozenset({"true", "yes", "y", "x", "1", "1.0"}), frozenset({"false", "no", "n", "0", "0.0"})
 _POWERS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 # So many moments tell what is usual; a pause is so many times that, and at least so many seconds.
@@ -165,16 +164,16 @@ def spent(moments: Sequence[float]) -> tuple[float, str]:
     >>> spent([0, 10, 20, 30, 40, 50, 60, 70, 40_000, 40_010])
     (90.0, 'pauses left out of its seconds')
     """
+    # One a step.
     gaps = [
         after - before for before, after in pairwise(second for second, _ in groupby(map(round, moments)))
-    ]  # one a step
+    ]
     if len(gaps) < _FEW_GAPS:
         return (max(moments) - min(moments) if moments else 0.0), ""
     usual = median([gap for gap in gaps if gap > 0] or [0.0])
     longest = sorted(gaps[1:], reverse=True)  # before the first there may be a whole training
-    while longest[0] > max(
-        _PAUSE * usual, 5 * median(longest[1:11]), _SHORTEST_PAUSE_S
-    ):  # evaluations are long too, and recur
+    # Evaluations are long too, and recur.
+    while longest[0] > max(_PAUSE * usual, 5 * median(longest[1:11]), _SHORTEST_PAUSE_S):
         del longest[0]
     trained = [gap for gap in (gaps[0], *longest) if gap >= 0]
     if len(trained) == len(gaps):

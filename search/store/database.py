@@ -28,9 +28,8 @@ from ...spaces.errors import Fault, NoStudyError, StorageError, StudyFileError
 from .url import shown_url
 
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
-BUSY_S = (
-    10.0  # how long SQLite itself waits for another's write to end; then it is said who has locked the file
-)
+# How long SQLite itself waits for another's write to end; then it is said who has locked the file.
+BUSY_S = 10.0
 _LOCKED_S = 30.0  # how long every command waits for that
 MOUNTS = Path("/proc/mounts")
 # Pages of 4 KiB in SQLite's write-ahead log after which they go into the database: those of a few trials. A trial's writes took

@@ -506,9 +506,8 @@ class StudyRow:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
         # How a study was sent to a cluster is its file's to say.
         stored = {name: value for name, value in _trains_as_here(dict(self.spec)).items() if name != "submit"}
-        if isinstance(
-            space := stored.get("space"), dict
-        ):  # where what is no key of ours is a parameter of the task
+        # Where what is no key of ours is a parameter of the task.
+        if isinstance(space := stored.get("space"), dict):
             stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
         said: list[str] = []
         while True:

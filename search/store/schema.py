@@ -44,9 +44,8 @@ studies = sa.Table(
     sa.Column("driver_s", sa.Float, nullable=False),  # driver time in seconds, summed over restarts
     sa.Column("holder", sa.String(200)),
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the database's clock
-    sa.Column(
-        "step_times", sa.Text
-    ),  # JSON of the step-time laws that time its trials, by parameters that change cost
+    # JSON of the step-time laws that time its trials, by parameters that change cost.
+    sa.Column("step_times", sa.Text),
     sa.Column("best_rates", sa.Text),  # JSON of the StoredRates fitted when it last ran
     sa.Column("deadline", sa.Text),  # JSON of the Deadline, where it has one
 )

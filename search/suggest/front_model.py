@@ -95,9 +95,8 @@ class FrontModel:
             self._structures = {"seconds": SecondsPrior(place), "score": ScorePrior(place)}
         self._set_score(observations, place)
         self.score_model = self._fit("score", self.score, self.own_noise)
-        self._taken_model: GaussianProcess | None = (
-            None  # where a law knows what all trials take, it is never fitted
-        )
+        # Where a law knows what all trials take, it is never fitted.
+        self._taken_model: GaussianProcess | None = None
         self.success = success_model(
             observations, self._current_fit("success"), self._start("success", len(self.points))
         )
@@ -238,9 +237,8 @@ class FrontModel:
         # What is expected to be left below each cut; a strip's width is the difference of two.
         below = _expected_improvement(ends[None, :] - taken[:, None], taken_std[:, None])
         widths = np.diff(below, axis=1, prepend=0.0)
-        drawn = on_scale(
-            self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])
-        )  # (m, nodes), as score
+        # (m, nodes), as score.
+        drawn = on_scale(self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :]))
         each, place = np.unique(levels, return_inverse=True)
         above = drawn[:, None, :] - on_scale(each)[None, :, None]
         rises = np.maximum(above, 0.0, out=above) @ _WEIGHTS

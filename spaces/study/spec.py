@@ -193,16 +193,16 @@ class StudySpec(Section):
         comparable = self.objectives.model_copy(
             update={"metric": Metric(name=metric.name, direction=metric.direction)}
         )
-        parts["objectives"] = comparable.model_dump(
-            mode="json", exclude_defaults=True
-        )  # a floor changes no trial
+        # A floor changes no trial.
+        parts["objectives"] = comparable.model_dump(mode="json", exclude_defaults=True)
         for key in ("workers", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
         space = parts["space"]
+        # Where trials are tried, not what they are.
         for domain in (
             *space.values(),
             *space.get("rates", {}).values(),
-        ):  # where trials are tried, not what they are
+        ):
             if domain is not None:
                 domain.pop("prior", None)
         if self.devices.counts != (1,):

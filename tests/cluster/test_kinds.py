@@ -92,9 +92,8 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
     assert any("on a FAST" in text for text in messages)
     assert any("on a SMALL" in text for text in messages)
     _, trials = go(accelerator_type="FAST")
-    assert "device_kind" not in {
-        name for trial in trials for name in trial.user_attrs
-    }  # one kind: nothing to tell
+    # One kind: nothing to tell.
+    assert "device_kind" not in {name for trial in trials for name in trial.user_attrs}
     with pytest.raises(
         StudyFileError, match=r"devices.time_on: expected a kind of device that is here \(FAST, SMALL\)"
     ):

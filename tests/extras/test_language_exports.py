@@ -179,9 +179,8 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, text:
         assert all(label in (-100, token) for label, token in zip(labels, ids, strict=True))
         if framework == "llamafactory" and packing:
             assert [one["attention_mask"] for one in written["train"]] == (train.segments[order] + 1).tolist()
-        if (
-            framework == "axolotl" and packing
-        ):  # each record is a document, the last of a row with what fills it
+        # Each record is a document, the last of a row with what fills it.
+        if framework == "axolotl" and packing:
             assert len(written["train"]) == sum(
                 int(train.segments[row, train.lengths[row] - 1]) + 1 for row in order
             )

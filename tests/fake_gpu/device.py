@@ -624,9 +624,8 @@ def install(of: Cards | None = None) -> None:
     as_cuda.attention = attention
     torch.backends.cudnn.enabled = False  # BatchNorm would take kernels that the CPU does not have
     torch._C._ensureCUDADeviceGuardSet()  # one that does nothing, as fake tensors have it
-    torch._C._set_only_lift_cpu_tensors(
-        True
-    )  # `torch.tensor(..., device="cuda")`: made on the CPU, then moved
+    # `torch.tensor(..., device="cuda")`: made on the CPU, then moved.
+    torch._C._set_only_lift_cpu_tensors(True)
     optimizer._foreach_supported_types.append(CudaTensor)  # as parameters on a GPU are
     nn.Module._apply = _keeping_parameters(nn.Module._apply)  # type: ignore[method-assign]
     Tensor.pin_memory, Tensor.is_pinned = _pin_memory, _is_pinned  # type: ignore[method-assign,assignment]

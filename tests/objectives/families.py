@@ -141,9 +141,8 @@ def tiny(kind: str) -> Any:
         for name, size in _SMALL.items()
         if name in names and not (name in _OPTIONAL and getattr(config, name, None) is None)
     }
-    if (
-        "qk_rope_head_dim" in names
-    ):  # latent attention: rotary positions turn a part of each head, and none share keys
+    # Latent attention: rotary positions turn a part of each head, and none share keys.
+    if "qk_rope_head_dim" in names:
         sizes |= {"num_key_value_heads": sizes["num_attention_heads"], "head_dim": sizes["qk_rope_head_dim"]}
     return type(config)(**{**sizes, **_ALSO.get(kind, {})})
 

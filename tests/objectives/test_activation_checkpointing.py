@@ -235,9 +235,8 @@ def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None
     assert caps[2] > 2 * caps[0]
     least = MemoryProbe(Words(), setup(1)).train_peak(1).total
     full = profile_task(f"{TASKS}:Words", request(int(least * 1.03)))
-    assert (
-        full.activation_checkpointing != "none"
-    )  # with less, not even one sample fits the limit minus headroom
+    # With less, not even one sample fits the limit minus headroom.
+    assert full.activation_checkpointing != "none"
     one = profile_task(f"{TASKS}:Words", request(12 * 2**20, "full"))
     assert [each.activation_checkpointing for each in one.each] == ["full"]
 

@@ -411,9 +411,8 @@ def test_what_is_made_ahead_is_little_and_ends_with_its_reader() -> None:
     time.sleep(0.3)
     assert len(made) <= 6
     values.close()  # type: ignore[attr-defined]  # a generator
-    assert "bsearch-batches" not in {
-        thread.name for thread in threading.enumerate()
-    }  # it has waited for what makes them
+    # It has waited for what makes them.
+    assert "bsearch-batches" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_error_made_ahead_is_raised_after_what_came_before_it() -> None:

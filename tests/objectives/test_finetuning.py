@@ -25,9 +25,8 @@ pytest.importorskip("peft", reason=".[language] is not installed")
 from bsearch.objectives.language import CausalLM, token_loss
 from objectives.chat import CHATML, conversations, tokenizer, write_jsonl
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning"
-)  # of transformers, about what peft reads there
+# Of transformers, about what peft reads there.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +94,8 @@ def test_a_gradient_that_is_scaled_later_keeps_small_probabilities() -> None:
     (wanted,), (slope,) = (
         torch.autograd.grad(scale * one, logits) for one in (expected, summed_cross_entropy(logits, labels))
     )
-    assert (
-        float(wanted.float().abs().median()) < scale * 6e-5
-    )  # in float16 these would be subnormal before they are scaled
+    # In float16 these would be subnormal before they are scaled.
+    assert float(wanted.float().abs().median()) < scale * 6e-5
     torch.testing.assert_close(slope, wanted, rtol=2e-3, atol=0)
 
 

@@ -34,9 +34,8 @@ from zoo.life import evaluation_mode, plain
 
 def test_a_micro_batch_of_another_plan_is_never_trained_on() -> None:
     keys = [SampleKeys(np.arange(size), np.zeros(size, dtype=np.int64), 0) for size in (3, 5)]
-    loader = Loader(
-        keys, lambda noted: iter([list(range(len(each))) for each in list(noted)])
-    )  # all read ahead
+    # All read ahead.
+    loader = Loader(keys, lambda noted: iter([list(range(len(each))) for each in list(noted)]))
     assert len(loader.take(3)) == 3
     with pytest.raises(RuntimeError, match="a micro-batch of 4 samples, as planned; got one of 5"):
         loader.take(4)

@@ -361,9 +361,8 @@ def test_a_gpu_is_traced_with_its_own_optimizer_defaults(
     by_count: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists of tensors at once hold more than one tensor after the other."""
-    monkeypatch.setenv(
-        "PYTORCH_NVML_BASED_CUDA_CHECK", by_count
-    )  # by which torch counts devices, as some libraries set it
+    # By which torch counts devices, as some libraries set it.
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", by_count)
     cpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01)).train_peak(2)
     gpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01))
     gpu.setup = replace(gpu.setup, device="gpu")

@@ -476,9 +476,8 @@ def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
 
 
 def test_more_accumulation_needs_less_memory() -> None:
-    peaks = [
-        list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)
-    ]  # 12 steps each
+    # 12 steps each.
+    peaks = [list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] > 1.5 * peaks[2]
 

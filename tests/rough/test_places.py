@@ -154,9 +154,8 @@ def test_a_task_that_leaves_its_folder(
     with attack(f"{task}: run"):
         done = entered("run", "--serial", os.path.relpath(file, stands))
         assert "internal error" not in done.output, done.output
-        if (
-            task == "REMOVES" and done.exit_code == 2
-        ):  # torch needs a working directory to import a part of itself
+        # Torch needs a working directory to import a part of itself.
+        if task == "REMOVES" and done.exit_code == 2:
             assert "a test step failed: FileNotFoundError" in done.output
             return
         assert done.exit_code == 0, done.output

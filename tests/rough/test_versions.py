@@ -117,9 +117,8 @@ def test_what_a_newer_version_adds_is_left_alone_and_said(attack: Any, tmp_path:
             with attack(f"{name}: {command}"):
                 result = look(path, command)
                 if name == "a key of setups" and command == "export --to yaml":
-                    assert "glow" in in_words(
-                        result, 1, 2
-                    )  # those settings would not be the ones that were trained
+                    # Those settings would not be the ones that were trained.
+                    assert "glow" in in_words(result, 1, 2)
                 else:
                     in_words(result, 0)
                     assert result.stderr.count(SAID.get(name, "")) == 1 or name not in SAID, result.stderr

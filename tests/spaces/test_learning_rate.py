@@ -67,9 +67,8 @@ def test_adam_sde_is_undefined_where_an_average_would_hold_less_than_a_step() ->
     with pytest.raises(InfeasiblePlanError, match=r"below 1 .* at kappa 16"):
         scaled_settings("adam_sde", OptimizerSettings(1e-3), reference_batch=64, effective_batch=1024)
     with pytest.raises(InfeasiblePlanError) as just:
-        RATE_RULES["adam_sde"](
-            OptimizerSettings(1e-3, betas=(0.5, 0.75)), 2.0, HALF
-        )  # it would hold one step
+        # It would hold one step.
+        RATE_RULES["adam_sde"](OptimizerSettings(1e-3, betas=(0.5, 0.75)), 2.0, HALF)
     with pytest.raises(InfeasiblePlanError) as far:
         RATE_RULES["adam_sde"](OptimizerSettings(1e-3, betas=(0.5, 0.75)), 3.0, HALF)
     assert (just.value.violation, far.value.violation) == pytest.approx((0.0, 0.5), abs=1e-5)

@@ -135,9 +135,8 @@ def test_where_steps_are_not_timed_the_clock_ends_a_training(study_file: Callabl
     assert yaml.safe_load(FRAMEWORKS["yaml"](chosen).text)["samples_budget"] == samples
     assert f"max_steps={chosen.even_steps}" in FRAMEWORKS["hf"](chosen).text
     assert chosen.even_steps < 100
-    assert (
-        f"'samples_budget': {UNTIMED_SAMPLES}" in FRAMEWORKS["pytorch"](chosen).text
-    )  # it has the trial's code and clock
+    # It has the trial's code and clock.
+    assert f"'samples_budget': {UNTIMED_SAMPLES}" in FRAMEWORKS["pytorch"](chosen).text
     assert "samples" not in event_answer(Event("started", setup=by_clock), "accuracy")
     assert setup_facts(by_clock, None).epochs is None
     (again,) = planned_trainings(study, record, path.parent / "again")

@@ -132,9 +132,8 @@ def packed(steps: Sequence[Step]) -> list[float]:
     model = Reader()
 
     def loss(step: Step) -> Tensor:
-        logits = torch.cat(
-            [model(pack_sequence([words[sample]])) for sample in whole(step)]
-        )  # one sentence at a time
+        # One sentence at a time.
+        logits = torch.cat([model(pack_sequence([words[sample]])) for sample in whole(step)])
         return F.cross_entropy(logits, torch.stack([words[sample].sum() % 3 for sample in whole(step)]))
 
     return trained(torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, nesterov=True), steps, loss)

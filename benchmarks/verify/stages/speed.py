@@ -76,9 +76,8 @@ def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any]) 
         started = time.perf_counter()
         for index in itertools.islice(indices, count):
             if device == "gpu":
-                index = index.to(
-                    place, non_blocking=True
-                )  # as an index on the CPU, it would wait for the GPU twice
+                # As an index on the CPU, it would wait for the GPU twice.
+                index = index.to(place, non_blocking=True)
             loss = nn.functional.cross_entropy(model(inputs[index]), labels[index])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

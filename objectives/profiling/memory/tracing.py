@@ -129,9 +129,8 @@ class MemoryProbe(Probe):
         super().__init__()
         self.task, self.like_gpu = task, like_gpu
         self.ranks = ranks
-        self.micro_batches = (
-            1 if embedding == "whole" or task.couples_samples else _MICRO_BATCHES
-        )  # as many as trials have
+        # As many as trials have.
+        self.micro_batches = 1 if embedding == "whole" or task.couples_samples else _MICRO_BATCHES
         on_gpu = like_gpu or (ranks > 1 and setup.device == "gpu")
         if ranks > 1:  # what is sharded may be too large for one device
             setup = on_cpu(setup)

@@ -50,9 +50,8 @@ def nearest_even_plan(
     >>> nearest_even_plan(BatchPlan(500, accumulation=3), largest_micro_batch=200).accumulation
     4
     """
-    largest = (
-        largest_micro_batch or plan.effective_batch
-    )  # without a cap, less accumulation than the plan's is possible
+    # Without a cap, less accumulation than the plan's is possible.
+    largest = largest_micro_batch or plan.effective_batch
     candidates = [
         EvenPlan(min(max(micro_batch, smallest_micro_batch), largest), accumulation, plan.devices)
         for accumulation in range(1, MOST_ACCUMULATION * plan.accumulation + 1)

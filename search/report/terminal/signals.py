@@ -36,9 +36,8 @@ def handled_signals() -> Iterator[None]:
             signal.SIGINT: signal.default_int_handler,
             signal.SIGTERM: signal.SIG_DFL,
             signal.SIGHUP: signal.SIG_DFL,
-            **dict.fromkeys(
-                (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU), signal.SIG_DFL
-            ),  # of schedulers, submitit's too
+            # Of schedulers, submitit's too.
+            **dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU), signal.SIG_DFL),
         }
         handlers = {number: usual for number, usual in defaults.items() if signal.getsignal(number) is usual}
     # A signal may arrive in the finalizer of a library's object, where Python can only print what it raises.

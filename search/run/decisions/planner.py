@@ -70,9 +70,8 @@ class Planner:
         spec = self._spec
         key = cost_key(spec, suggestion.parameters)
         setup = trial_setup(spec, self._name, suggestion, self.profiles[kind][key], self._device)
-        if (
-            setup.train_s is not None and kind != self.timed_on
-        ):  # one clock: the same samples wherever they are trained
+        # One clock: the same samples wherever they are trained.
+        if setup.train_s is not None and kind != self.timed_on:
             timed = trial_setup(spec, self._name, suggestion, self.profiles[self.timed_on][key], self._device)
             setup = replace(setup, samples_budget=timed.samples_budget, epochs=timed.epochs)
         setup = replace(

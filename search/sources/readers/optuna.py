@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-_SOURCE = re.compile(
-    r"(\w[\w+.-]*://(?:[^/]*@)?[^#]*|[^#]*)(?:#(.*))?", re.DOTALL
-)  # a password may contain #
+# A password may contain #.
+_SOURCE = re.compile(r"(\w[\w+.-]*://(?:[^/]*@)?[^#]*|[^#]*)(?:#(.*))?", re.DOTALL)
 _STATUS: dict[str, Status] = {
     "COMPLETE": "finished",
     "PRUNED": "finished",

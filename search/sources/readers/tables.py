@@ -112,9 +112,8 @@ def _csv(path: Path) -> Iterator[Run]:
         file.seek(0)
         delimiter = _delimiter(path, head)
         apart = f"[{delimiter}\\r\\n]"
-        decimals = (
-            rf'{apart}[ "+-]*(0,\d+|\d+,(\d\d?|\d{{4,}}))[ "%]*{apart}'  # three digits may be thousands
-        )
+        # Three digits may be thousands.
+        decimals = rf'{apart}[ "+-]*(0,\d+|\d+,(\d\d?|\d{{4,}}))[ "%]*{apart}'
         decimal_comma = delimiter in ";\t" and bool(re.search(decimals, f"\n{head}\n"))
         reader = csv.reader(file, delimiter=delimiter)
         header: list[str] = []

@@ -40,9 +40,8 @@ class _Events:
             if value.HasField("simple_value"):
                 self.curves[value.tag].append((event.step, value.simple_value))
             elif plugin == "scalars":  # TensorFlow's and Keras's
-                if any(
-                    size.size != 1 for size in value.tensor.tensor_shape.dim
-                ):  # a few bytes may claim to be many
+                # A few bytes may claim to be many.
+                if any(size.size != 1 for size in value.tensor.tensor_shape.dim):
                     raise _fault(path, f"one number for each step of {cut(value.tag, 60)}, got a tensor.")
                 make = import_module("tensorboard.util.tensor_util").make_ndarray
                 self.curves[value.tag].append((event.step, float(make(value.tensor).item())))

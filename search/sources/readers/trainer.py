@@ -17,12 +17,13 @@ from .folders import json_object, runs_below
 
 _STATE = "trainer_state.json"
 _LARGEST = 1 << 22  # bytes of pickled arguments, which are a few thousand
+# The rate logged is its schedule's, not the setting.
 _NO_CURVES = (
     "epoch",
     "step",
     "learning_rate",
     "grad_norm",
-)  # the rate logged is its schedule's, not the setting
+)
 
 
 def read(source: str) -> Iterator[Run]:
@@ -61,12 +62,10 @@ def _run(folder: Path, last: Path, places: tuple[Path, ...]) -> Run:
         and settings.get("world_size", 1) == 1
         and state.get("train_batch_size")
     ):
-        settings["per_device_train_batch_size"] = state[
-            "train_batch_size"
-        ]  # what was trained, not what was asked for
-    settings["max_steps"] = state.get(
-        "max_steps", settings.get("max_steps", 0)
-    )  # in the arguments -1 where epochs are given
+        # What was trained, not what was asked for.
+        settings["per_device_train_batch_size"] = state["train_batch_size"]
+    # In the arguments -1 where epochs are given.
+    settings["max_steps"] = state.get("max_steps", settings.get("max_steps", 0))
     results = dict(flat(_document(folder / "all_results.json") | _document(folder / "train_results.json")))
     results |= _curves(state) | dict(flat({name: state.get(name) for name in ("global_step", "epoch")}))
     over, told = "train_runtime" in results, ""

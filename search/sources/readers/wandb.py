@@ -22,11 +22,12 @@ from .folders import MOST_LOG_BYTES
 # The API's states that are an end.
 _ENDS: dict[str, Status] = {"finished": "finished"}
 _ENDS |= dict.fromkeys(("failed", "crashed", "killed", "preempted"), "failed")
+# As JSON has no such numbers.
 _NOT_FINITE = {
     "NaN": float("nan"),
     "Infinity": float("inf"),
     "-Infinity": float("-inf"),
-}  # as JSON has no such numbers
+}
 _TIME = re.compile(r"run-(\d{8}_\d{6})-")
 # Logs are LevelDB's: a part's checksum, length, and kind (1 is a whole record, 2 its first part, 3 a middle one, 4 the last).
 _BLOCK_BYTES, _PART = 32768, struct.Struct("<IHB")

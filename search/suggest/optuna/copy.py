@@ -64,9 +64,8 @@ class OptunaCopy:
         )
         # By number: the trial as it was copied last, or as it was found there.
         self._copies: list[TrialRecord | FrozenTrial] = list(storage.get_all_trials(study_id, deepcopy=False))
-        self._numbers = list(
-            range(len(self._copies))
-        )  # Optuna's, by ours: those of a sampler's trials may differ
+        # Optuna's, by ours: those of a sampler's trials may differ.
+        self._numbers = list(range(len(self._copies)))
         self._begun: dict[
             int, Mapping[str, Any]
         ] = {}  # parameters by number there, of trials that are not yet among ours

@@ -27,9 +27,8 @@ class _AfterTorch:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            importlib.import_module(
-                "fake_gpu.device"
-            )  # which installs them, where it does not wait for torch itself
+            # Which installs them, where it does not wait for torch itself.
+            importlib.import_module("fake_gpu.device")
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

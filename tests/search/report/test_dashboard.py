@@ -188,9 +188,8 @@ def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> 
     with served(study) as address:
         base = address.split("/dashboard")[0]
         note = {"body": "theirs", "version": study_document(address)["note"]["version"] + 1}
-        assert (
-            asked(address, "/api/studies/1", Host="evil.example:8080")[0] == 403
-        )  # a name that was made to point here
+        # A name that was made to point here.
+        assert asked(address, "/api/studies/1", Host="evil.example:8080")[0] == 403
         assert asked(address, "/api/studies/1", Host="localhost:9000")[0] == 200  # through a tunnel
         assert asked(address, "/api/studies/1/note", "PUT", note, Origin="http://evil.example")[0] == 403
         assert asked(address, "/api/studies/1/note", "PUT", note, Origin="null")[0] == 403

@@ -171,10 +171,11 @@ def test_two_groups_are_recorded_apart_and_told_where_a_format_has_one(tmp_path:
     assert not run(path).failure
     stored = bsearch.Study(path)._stored
     (record,) = stored.records
+    # The larger one speaks for all.
     assert [group["weight_decay"] for group in record.facts.groups] == [
         0.1,
         0.0,
-    ]  # the larger one speaks for all
+    ]
     assert record.settings["weight_decay"] == 0.1
     settings = chosen_settings(stored, record, "it")
     for framework in ("hf", "lightning", "accelerate", "deepspeed"):

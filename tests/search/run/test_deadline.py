@@ -188,9 +188,8 @@ def test_a_driver_that_is_refused_touches_nothing(tmp_path: Path) -> None:
     Path(model.folder_of(0)).mkdir(parents=True)
     (Path(model.folder_of(0)) / "model.pt").write_text("half")
     before = sorted(tmp_path.rglob("*"))
-    KeptModel(
-        tmp_path / "model", "small", Metric(), lambda training: training
-    )  # which then waits for the lock in vain
+    # Which then waits for the lock in vain.
+    KeptModel(tmp_path / "model", "small", Metric(), lambda training: training)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -209,14 +208,12 @@ def test_a_damaged_model_is_no_model_and_one_that_cannot_be_kept_stays(tmp_path:
     shutil.rmtree(tmp_path / "model")
     Path(model.folder_of(2)).mkdir()
     half = replace(ended(2, 0.7), outcome="interrupted")
-    again = keeper(
-        tmp_path / "model", trials=[ended(1, 0.6), half]
-    )  # what was said in an earlier run holds in the next
+    # What was said in an earlier run holds in the next.
+    again = keeper(tmp_path / "model", trials=[ended(1, 0.6), half])
     assert (Path(model.folder_of(1)) / "model.pt").read_text() == "1"
     assert not Path(again.folder_of(2)).exists()
-    with pytest.raises(
-        StudyFileError, match=r"/1 is of something else\. Move it away"
-    ):  # of a database that was deleted
+    # Of a database that was deleted.
+    with pytest.raises(StudyFileError, match=r"/1 is of something else\. Move it away"):
         keeper(tmp_path / "model")
 
 
@@ -662,11 +659,12 @@ def test_a_run_that_could_keep_no_model_fails_and_says_where_they_are(
 @pytest.mark.parametrize(
     ("now", "text", "moment"),
     [
+        # By the rules of its own day.
         (
             "2026-01-10T12:00-05:00",
             "2026-07-28 09:00",
             "2026-07-28T09:00:00-04:00",
-        ),  # by the rules of its own day
+        ),
         ("2026-03-08T01:00-05:00", "18:00", "2026-03-08T18:00:00-04:00"),
         ("2026-07-10T12:00-04:00", "2026-11-28 09:00", "2026-11-28T09:00:00-05:00"),
         ("2026-03-08T00:00-05:00", "02:30", "2026-03-08T03:30:00-04:00"),  # the clock is set from 2 to 3

@@ -96,9 +96,8 @@ def test_logs_of_wandb_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     write_wandb(tmp_path)
     (killed,) = (tmp_path / "wandb").glob("offline-run-*-killed/*.wandb")
     runs, until = wandb_runs(tmp_path / "wandb"), time.monotonic() + 30
-    while (
-        runs["killed"].status == "running" and time.monotonic() < until
-    ):  # its own process writes, later on a busy machine
+    # Its own process writes, later on a busy machine.
+    while runs["killed"].status == "running" and time.monotonic() < until:
         time.sleep(0.2)
         runs = wandb_runs(tmp_path / "wandb")
     whole = killed.read_bytes()

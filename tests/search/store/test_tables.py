@@ -159,11 +159,12 @@ def test_a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock
         sql(tables, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=at)
 
     def assert_held_until_it_expires(holder: str) -> None:
+        # The database's clock may have been set back.
         for silent_s in (
             0.5,
             0.5 - LOCK_EXPIRES_S,
             LOCK_EXPIRES_S - 2,
-        ):  # the database's clock may have been set back
+        ):
             held_by(holder, time.time() - silent_s)
             with pytest.raises(StorageError, match=r"process \d+ on .* has been running it since noon"):
                 other.lock.acquire("law")

@@ -184,17 +184,17 @@ def test_halving_what_is_missing_is_worth_as_much_anywhere() -> None:
     worth = [float(nearness(np.array(score), levels)) for score in (0.9 - 0.4 * 2.0 ** -np.arange(5))]
     assert np.diff(worth)[:3] == pytest.approx(math.log(2), rel=0.4)  # down to a twentieth of the range
     assert nearness(np.array(0.9), levels) == pytest.approx(-math.log(0.05))
-    assert nearness(np.array([0.0, 0.5]), levels) == pytest.approx(
-        [-math.log(1.05)] * 2
-    )  # nothing below the front
+    # Nothing below the front.
+    assert nearness(np.array([0.0, 0.5]), levels) == pytest.approx([-math.log(1.05)] * 2)
     step = 1e-6
     up, down = (float(nearness(np.array(0.9 + side), levels)) + math.log(0.05) for side in (step, -step))
     assert up == pytest.approx(-down, rel=1e-3) and up > 0  # no kink at the best
+    # A front of one member, or of none.
     for same in (
         np.array([0.7]),
         np.array([0.2, 0.7]),
         np.array([0.7, 0.7]),
-    ):  # a front of one member, or of none
+    ):
         assert np.isfinite(nearness(np.array([0.1, 0.7, 0.8]), same)).all()
 
 
