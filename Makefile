@@ -113,7 +113,7 @@ rough: install
 	$(BIN)/python tests/rough/table.py $(BEFORE)
 
 mutants: install
-	$(BIN)/python tests/mutants.py $(MUTANTS)
+	$(BIN)/python benchmarks/mutants.py $(MUTANTS)
 
 faults: install
 	$(BIN)/python tests/faults/chaos.py --kills 200

@@ -99,6 +99,9 @@ def test_the_reference_is_that_of_this_code() -> None:
     assert spec is not None and spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
+    for rule in RATE_RULES:
+        assert "rate = " in hooks.rule_fact(rule, "Formula") and "arXiv" in hooks.rule_fact(rule, "Source")
+        assert hooks.rule_fact(rule, "Summary").endswith(".")
     for page, content in hooks.written_pages():
         assert page.read_text() == content, f"{page.name} is out of date: python docs/hooks.py"
 

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from bsearch.benchmarks.verify.__main__ import PROGRAM, program
+from bsearch.benchmarks.verify.claims import Fact
+from bsearch.benchmarks.verify.machine import report_here
 from bsearch.benchmarks.verify.report import Report, StageReport
 from bsearch.benchmarks.verify.run import STAGES, Planned, chosen, run_stage, verify
+from bsearch.benchmarks.verify.stage import Stage
 from bsearch.spaces.boundary import files
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
@@ -125,6 +128,33 @@ def test_the_report_is_written_after_every_stage_and_says_where_it_is(
     assert "`````text\nwhat it said last\n`````" in text
 
 
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+*compute-apps*) echo "GPU-1, 1234, 2048";;
+*throttle*) exit 1;;
+*clocks*) echo "1980, 2619, 41, 120.5";;
+*compute_mode*) echo "Default, Enabled";;
+*) exit 1;;
+esac
+"""
+
+
+def test_what_the_driver_says_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("bsearch.benchmarks.verify.machine.load_average", lambda: None)
+    report = report_here("gpu", "a card")
+    facts = {fact.name: fact.value for fact in report.machine}
+    assert facts["compute mode, persistence"] == "Default, Enabled"
+    assert facts["neighbours on the GPUs"] == "1 other process, 2.00 GiB"
+    assert report.busy == "Other programs may disturb timing: 1 other process on the GPUs with 2.00 GiB."
+    stage = ran(planned("well"), {**TOLD, "device": "gpu"})
+    before_and_after = "1980, 2619, 41, 120.5 before; 1980, 2619, 41, 120.5 after"
+    assert stage.facts[-1] == Fact("clocks (MHz), temperature, power, throttling", before_and_after)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_stages_run_without_what_linux_alone_has(tmp_path: Path) -> None:
@@ -177,6 +207,12 @@ def test_stages_are_chosen_by_device_and_by_name() -> None:
     assert sum(stage.quick_s for stage in others) <= 240
     with pytest.raises(StudyFileError, match=r"got 'memroy'\. Did you mean 'memory'"):
         chosen(["memroy", "loop"], "cpu", quick=True)
+
+
+def test_time_that_is_left_is_never_negative() -> None:
+    assert Stage("cpu", 0.0).left_s == 0.0
+    assert Stage("cpu", 0.0).expired
+    assert not Stage("cpu", 1e9).expired
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ that execute it. Then one place at a time is changed, and the tests that execute
 specific first. A mutant that passes them all is alive: it is equivalent to the original, or no test states the law it breaks.
 
     make mutants
-    .venv/bin/python tests/mutants.py --count 60 --seed 1 --only spaces/laws/ search/store/lock.py
+    .venv/bin/python benchmarks/mutants.py --count 60 --seed 1 --only spaces/laws/ search/store/lock.py
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from coverage import Coverage, CoverageData
-from test_size import modules, tokens
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+from test_size import modules, tokens  # noqa: E402
+
 QUICK = (
     "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults or rough)"
 )
@@ -45,7 +47,7 @@ PYTEST = [
 RECORD = [
     *shlex.split("-m coverage run"),
     *PYTEST,
-    *shlex.split("-p mutants --ignore=tests/test_size.py -m"),
+    *shlex.split("-p bsearch.benchmarks.mutants --ignore=tests/test_size.py -m"),
     QUICK,
 ]
 # Seconds of the tests that a mutant has to pass, as they took while they were recorded.
@@ -317,7 +319,7 @@ def main() -> None:
         # What git knows or would add, as it is now.
         Path(folder, "bsearch").mkdir()
         copy = f"git ls-files -coz --exclude-standard | xargs -0 cp --parents -t {folder}/bsearch"
-        subprocess.run(["sh", "-c", copy], cwd=ROOT)
+        subprocess.run(["sh", "-c", copy], cwd=ROOT)  # noqa: S607
         os.chdir(f"{folder}/bsearch")
         # Bytecode is checked by its source's hash: two mutants may have one size and be written in the same second.
         subprocess.run(
