@@ -156,10 +156,15 @@ def job_status(id: str | None, as_json: bool, **where: Any) -> None:
     if not found:
         say("no bsearch jobs there")
         return
-    names, rows = (
-        ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())),
-        [],
+    names = (
+        "job",
+        "study",
+        "state",
+        "submitted",
+        "started",
+        *(("trials", "best", "left") if progress else ()),
     )
+    rows = []
     for job in found:
         cells = [job.id, job.study, job.state, _at(job.submitted), _at(job.started)]
         if (facts := progress.get(job.study)) is not None:

@@ -468,7 +468,7 @@ class Loop(TrainingSamples):
         measurement = course.measurement(values, facts, self._elapsed_s)
         # Scores may differ between ranks, what is done may not.
         own = float(not self.ranks.rank and all(map(math.isfinite, values.values())))
-        finite = self.ranks.max_over_ranks(own) > 0
+        finite = self.ranks.max_over_ranks(own)
         saves = course.saves()
         if finite and saves and not course.is_over:
             self.current.check_complete()

@@ -124,7 +124,7 @@ class Deadline:
     began_at: float
     ends_at: float
 
-    def left_s(self, slowdown: float) -> float:
+    def left_s(self, *, slowdown: float) -> float:
         """Seconds until what comes after the last training has to begin.
 
         Args:

@@ -93,10 +93,8 @@ def _samples_budget(spec: StudySpec, profile: DeviceProfile, length: float, plan
     Raises:
         InfeasiblePlanError: less than one step.
     """
-    samples_budget, effective_batch = (
-        max(1, _samples(spec.space.length, profile, length, plan)),
-        plan.effective_batch,
-    )
+    samples_budget = max(1, _samples(spec.space.length, profile, length, plan))
+    effective_batch = plan.effective_batch
     if effective_batch > samples_budget:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
@@ -439,10 +437,8 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
 def _largest_planned(spec: StudySpec, profile: DeviceProfile, devices: int) -> float:
     """The largest batch that has a plan by the profile's own laws, infinite where nothing limits it."""
     most = largest_batch(spec, profile, devices)
-    cap, micro_batches = (
-        largest_timed_micro_batch(spec, profile, devices, None),
-        _most_micro_batches(spec, profile),
-    )
+    cap = largest_timed_micro_batch(spec, profile, devices, None)
+    micro_batches = _most_micro_batches(spec, profile)
     by_accumulation = math.inf if cap is None or micro_batches is None else cap * micro_batches * devices
     return min(math.inf if most is None else most, by_accumulation)
 

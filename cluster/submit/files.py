@@ -71,10 +71,8 @@ _NAMES = re.compile(r"(?<![a-z])(credentials?|secrets?|token|passwords?|passwd|a
 # What the scanner's own rules lack: a password manager's and a hub's.
 _OTHERS = re.compile(r"PuTTY-User-Key-File-|AGE-SECRET-KEY-1|\bhf_[A-Za-z0-9]{30,}")
 # Its rules for tokens of known services, and for settings called passwords; entropy alone takes digests for secrets.
-_KEYWORDS, _ENTROPY = (
-    "KeywordDetector",
-    ("Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector"),
-)
+_KEYWORDS = "KeywordDetector"
+_ENTROPY = ("Base64HighEntropyString", "HexHighEntropyString", "IPPublicDetector")
 LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
 LARGEST = 100 << 20  # bytes of a study's folder; Ray accepts 500 MiB, and holds them in the head's memory
 _KEY = "submit.launcher"  # of the study file, which is what faults are about

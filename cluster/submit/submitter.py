@@ -117,10 +117,8 @@ class Submission:
             )
         if ".py:" not in self.spec.task:
             return faults
-        path, written = (
-            Path(self.spec.task.rpartition(":")[0]),
-            parse_study(self.file.read_text(encoding="utf-8")).task,
-        )
+        path = Path(self.spec.task.rpartition(":")[0])
+        written = parse_study(self.file.read_text(encoding="utf-8")).task
         if Path(written).expanduser().is_absolute() or not path.resolve().is_relative_to(
             self.spec.folder.resolve()
         ):

@@ -304,10 +304,8 @@ class _MeasuringCallback(TrainerCallback):
         )
 
     def _accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
-        model, items = (
-            self.trainer.model_wrapped,
-            self.trainer.number_of_items([batch for _, batch in micro_batches]),
-        )
+        model = self.trainer.model_wrapped
+        items = self.trainer.number_of_items([batch for _, batch in micro_batches])
         # The Trainer calls it in every pass; the modules' modes are the caller's.
         with patch.object(model, "train"):
             loss: Tensor = self.trainer.accumulate_step(model, list(micro_batches), items)

@@ -397,10 +397,8 @@ class _DrivingCallback(Callback):
         Raises:
             TaskError: some are left.
         """
-        loop, optimizer = (
-            module.trainer.fit_loop.epoch_loop.automatic_optimization,
-            module.trainer.optimizers[0],
-        )
+        loop = module.trainer.fit_loop.epoch_loop.automatic_optimization
+        optimizer = module.trainer.optimizers[0]
         with torch.autocast(module.device.type, enabled=False):
             loop._on_before_zero_grad(optimizer)
             loop._optimizer_zero_grad(index, optimizer)

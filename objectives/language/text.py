@@ -385,10 +385,8 @@ def _chat(
     parts: list[tuple[str, bool]] = []
     at = 0
     for number in answers[-1:] if turns == "last" else answers:
-        before, through = (
-            until(number),
-            (whole if number == len(messages) - 1 else rendered(messages[: number + 1])).rstrip(),
-        )
+        before = until(number)
+        through = (whole if number == len(messages) - 1 else rendered(messages[: number + 1])).rstrip()
         if not (whole.startswith(before) and whole.startswith(through) and at <= len(before) <= len(through)):
             advice = (
                 "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."

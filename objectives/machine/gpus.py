@@ -222,10 +222,8 @@ def _uses(torch: Any, device: Any, tries: bool) -> Iterator[tuple[str, Callable[
 
 def _none(torch: Any, said: list[str]) -> UsableGpus:
     """Why torch finds no GPU, where something speaks for one."""
-    build, other = (
-        f"torch {torch.__version__}",
-        "https://pytorch.org/get-started has a build of torch for each driver.",
-    )
+    build = f"torch {torch.__version__}"
+    other = "https://pytorch.org/get-started has a build of torch for each driver."
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return UsableGpus(reason=f"{build} is built for CPUs only", advice=other)
     for name in _HIDES:

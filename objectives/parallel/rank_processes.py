@@ -178,10 +178,8 @@ class RankProcesses:
                 if reply[0] in ("failed", "raised") and not failed:
                     # The others may fail too, be dead, or wait for this one forever. Where a machine is lost, a backend may
                     # notice before its connection ends.
-                    failed, deadline = (
-                        True,
-                        time.monotonic() + (_GRACE_S if self._remote is None else SILENT_S + _GRACE_S),
-                    )
+                    failed = True
+                    deadline = time.monotonic() + (_GRACE_S if self._remote is None else SILENT_S + _GRACE_S)
                 yield rank, reply
 
     def _death(self, rank: int) -> RankDiedError:

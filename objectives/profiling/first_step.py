@@ -126,10 +126,8 @@ def smallest_workable(
 
 def with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
     """The profile with what its run shows of the data, the optimizer and the model."""
-    main, ours = (
-        main_first(group_settings(run.optimizer), run.setup.weight_decay)[0],
-        asdict(run.setup.optimizer),
-    )
+    main = main_first(group_settings(run.optimizer), run.setup.weight_decay)[0]
+    ours = asdict(run.setup.optimizer)
     others = [name for name in BESIDE_RATE if name in main and not _alike(main[name], ours[name])]
     return replace(
         profile,

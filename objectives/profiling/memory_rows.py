@@ -120,10 +120,8 @@ def _memory_rows(
 ) -> Iterator[MemoryRow]:
     """The rows of the profile's own activation checkpointing."""
     assert profile.memory is not None
-    smallest, largest = (
-        profile.smallest_micro_batch,
-        profile.largest_micro_batch or profile.memory.points[-1][0],
-    )
+    smallest = profile.smallest_micro_batch
+    largest = profile.largest_micro_batch or profile.memory.points[-1][0]
     probe = MemoryProbe(
         task,
         smallest_setup(request.setup, profile),

@@ -281,10 +281,8 @@ class _Run:
             )
 
     def _run_script(self) -> None:
-        values, folder = (
-            values_of(self._told, self.setup, endless=being_served()),
-            Path(self.setup.folder or "."),
-        )
+        values = values_of(self._told, self.setup, endless=being_served())
+        folder = Path(self.setup.folder or ".")
         try:
             with (
                 taken_over(self, self._made),

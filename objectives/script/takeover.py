@@ -446,11 +446,9 @@ def _with_files(**ways: str) -> Callable[..., Any]:
 
 _saved, _loaded, _looked_up = _with_files(obj="", f="w"), _with_files(f="r"), _with_files(path="r")
 _folder_made, _of_safetensors = _with_files(path="w"), _with_files(filename="r")
-_removed, _renamed, _linked = (
-    _with_files(path="d"),
-    _with_files(src="d", dst="w"),
-    _with_files(src="", dst="w"),
-)
+_removed = _with_files(path="d")
+_renamed = _with_files(src="d", dst="w")
+_linked = _with_files(src="", dst="w")
 
 
 def _thread_begun(original: Any, driver: Driver, made: Made, self: threading.Thread) -> None:

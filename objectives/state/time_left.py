@@ -49,8 +49,7 @@ class TimeLeft:
         self._ends_by, self._whole, self._size = setup.ends_by, setup.samples_budget, setup.effective_batch
         self.samples = setup.samples_budget
         self._readings: deque[tuple[float, int]] = deque(maxlen=_READINGS)
-        evaluations = setup.training.evaluations
-        self._points = points or (lambda samples: evaluation_points(samples, evaluations))
+        self._points = points or (lambda samples: evaluation_points(samples, setup.training.evaluations))
         self._evaluating_s = self._evaluation_s = 0.0  # so far, and the longest one
         self._plan_evaluation(seen)
 

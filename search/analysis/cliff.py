@@ -68,10 +68,8 @@ class Cliff:
 
     def log_rate(self, log_batch: float, chance: float) -> float:
         """The log rate at which so many trainings with this batch fail; infinite where no rate is too high."""
-        at_batch, slope = (
-            self.coefficients[0] + self.coefficients[1] * (log_batch - self.middle[0]),
-            self.coefficients[2],
-        )
+        at_batch = self.coefficients[0] + self.coefficients[1] * (log_batch - self.middle[0])
+        slope = self.coefficients[2]
         return float(self.middle[1] + (logit(chance) - at_batch) / slope) if slope > 0 else math.inf
 
 

@@ -234,10 +234,8 @@ class _Ridge:
             shrunk = np.exp(-2 * free[4:-1])
             hill_distance, ground_distance = np.abs(away) * math.exp(-free[1]), np.sqrt(squares @ shrunk)
             hill, hill_slope = matern52(hill_distance, free[2]), matern52_derivative(hill_distance, free[2])
-            ground, ground_slope = (
-                matern52(ground_distance, free[3]),
-                matern52_derivative(ground_distance, free[3]),
-            )
+            ground = matern52(ground_distance, free[3])
+            ground_slope = matern52_derivative(ground_distance, free[3])
             covariance = hill + ground
             noise = math.exp(free[-1])
             covariance[np.diag_indices_from(covariance)] += noise + _JITTER

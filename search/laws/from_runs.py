@@ -133,10 +133,8 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
     found = dict(written)
     values = [value for record in near if isinstance(value := record.parameters.get(name), int | float)]
     if values and name not in ("effective_batch", "epochs"):
-        middle, ends = (
-            statistics.median(values),
-            statistics.quantiles(values, n=10) if len(values) > 1 else values,
-        )
+        middle = statistics.median(values)
+        ends = statistics.quantiles(values, n=10) if len(values) > 1 else values
         if domain.log:
             within = max(*(end / middle for end in ends), *(middle / end for end in ends), _LEAST_FACTOR)
         else:

@@ -155,10 +155,8 @@ def _with(run: Run, values: Mapping[str, Scalar]) -> Run:
 def _with_seconds(run: Run, names: Mapping[str, str]) -> Run:
     """A run with its seconds to the target, as far as they are known."""
     held, name = run.held, names.get("seconds_to_target", "")
-    taken, epochs = (
-        seconds(held.get(name), unit_of(name)),
-        number(held.get(names.get("epochs_to_target", ""))),
-    )
+    taken = seconds(held.get(name), unit_of(name))
+    epochs = number(held.get(names.get("epochs_to_target", "")))
     of_epoch = seconds(held.get(names.get("seconds_per_epoch", "")))
     if taken is None and epochs is not None and of_epoch is not None:
         taken = epochs * of_epoch

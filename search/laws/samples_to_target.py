@@ -116,10 +116,8 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
     batches = np.array([float(point.effective_batch) for point in points])
     if len(set(batches)) < LEAST_BATCHES:
         raise ValueError(f"expected at least {LEAST_BATCHES} different batches, got {len(set(batches))}")
-    logs, middle = (
-        np.log([point.median for point in points]),
-        float(np.mean(np.log([point.median for point in points]))),
-    )
+    logs = np.log([point.median for point in points])
+    middle = float(np.mean(np.log([point.median for point in points])))
     errors = _errors(points)
     groups: list[str | None] = [*sorted({point.group for point in points}), None]
     of_group = np.array([groups.index(point.group) for point in points])
@@ -139,10 +137,8 @@ def fit_batch_law(points: Sequence[RunsToTarget], shapes: Sequence[Shape] = SHAP
         for spread in _SPREADS:
             factor = np.linalg.cholesky(_VAGUE + level**2 * same + np.diag(spread**2 + errors**2))
             # (n, grid), (n, groups)
-            whitened, cross = (
-                np.linalg.solve(factor, residuals),
-                np.linalg.solve(factor, towards.T),
-            )
+            whitened = np.linalg.solve(factor, residuals)
+            cross = np.linalg.solve(factor, towards.T)
             fit = -0.5 * (whitened**2).sum(0) - np.log(np.diag(factor)).sum()
             weights.append(
                 fit + np.log(shares) + _log_normal(spread, _OF_SPREAD) + _log_normal(level, _OF_LEVELS)

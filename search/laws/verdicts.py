@@ -77,10 +77,8 @@ def _front(study: StoredStudy, complete: Sequence[TrialRecord], timed: bool) -> 
     if not timed:
         return Verdict("front", "not all runs have their seconds, so which were fast is unknown", silent=True)
     members = [record.number for record in study.front.trials]
-    settings, on = (
-        len({record.setting for record in complete}),
-        len({record.setting for record in study.front.trials}),
-    )
+    settings = len({record.setting for record in complete})
+    on = len({record.setting for record in study.front.trials})
     rest = f"the other {settings - on} were each" if settings - on > 1 else "the other was"
     text = f"{on} of {settings} {'are' if on > 1 else 'is'} on the front"
     if on < settings:

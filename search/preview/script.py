@@ -178,10 +178,8 @@ def found_in(path: str, arguments: Sequence[str], seen: Mapping[str, Any]) -> Sc
     }
     passes = round(values[told["epochs"]]) if seen["cut"] and told["epochs"] else seen["passes"]
     after = metric_in(seen["lines"], seen["passes"])
-    metric, evaluates = (
-        after or metric_in(seen["early"], seen["passes"]),
-        after is not None and seen["evaluates"],
-    )
+    metric = after or metric_in(seen["early"], seen["passes"])
+    evaluates = after is not None and seen["evaluates"]
     faults: list[Fault] = []
     for what, got in (
         ("batch", seen["batch"]),

@@ -314,10 +314,8 @@ def _drive(
             row = tables.study(name)
             assert row is not None
             study = replace(study, driven_s=row.driver_s)
-            space, trials = (
-                SearchSpace.of(spec.domains(), feasible),
-                Trials(tables, name, objectives=spec.objectives),
-            )
+            space = SearchSpace.of(spec.domains(), feasible)
+            trials = Trials(tables, name, objectives=spec.objectives)
             suggester = study_suggester(spec, space, law, prior, trials=len(trials))
             finish = finish_of(spec, row.deadline, study.began_at, space, law, study.kept, list(trials))
             run = StudyRun(
@@ -426,10 +424,8 @@ def _conclude(
 
 def _not_as_asked(run: StudyRun) -> str:
     """In what a study that was to keep a model by some time did not do so; empty where it did."""
-    finish, shares = (
-        run.finish,
-        [one.facts.shortened_to or 1.0 for one in run.ended.done if one.outcome == "complete"],
-    )
+    finish = run.finish
+    shares = [one.facts.shortened_to or 1.0 for one in run.ended.done if one.outcome == "complete"]
     if finish is None or not (shares or run.spec.budget.cost):
         return ""
     if finish.kept.score is None:
@@ -552,7 +548,7 @@ def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator
         while True:
             left_s = limit_s - run.elapsed_s()
             if limit is not None:
-                left_s = min(left_s, limit.left_s(1.0) + _LATE_S)
+                left_s = min(left_s, limit.left_s(slowdown=1.0) + _LATE_S)
             ended = over.wait(min(HEARTBEAT_S, max(0.05, left_s)))
             ours = True
             # A database that is unavailable or full is not another driver; calls that need it meanwhile retry or raise.
@@ -567,7 +563,7 @@ def _heartbeat(run: StudyRun, tables: Tables, finish: Finish | None) -> Iterator
             run.check_cost()
             if (error := tables.late_error()) is not None:
                 run.crash(error)
-            if limit is not None and limit.left_s(1.0) <= -_LATE_S:
+            if limit is not None and limit.left_s(slowdown=1.0) <= -_LATE_S:
                 run.ending.reach(Stage.STOPPED, f"its time is up ({limit.given})")
             if run.elapsed_s() >= limit_s:
                 run.ending.reach(Stage.STOPPED, f"budget.hours: {run.spec.budget.hours:g} h are used up")

@@ -96,7 +96,7 @@ class Finish:
 
     def _left_s(self) -> float:
         """Seconds until what comes after the last training has to begin."""
-        return math.inf if self.deadline is None else self.deadline.left_s(self._factors().slowdown)
+        return math.inf if self.deadline is None else self.deadline.left_s(slowdown=self._factors().slowdown)
 
     def _fitting_s(self) -> float:
         """Known seconds of the longest training that is expected to be over in time."""
@@ -146,7 +146,7 @@ def finish_of(
     assert kept is not None
     deadline = None if budget.by is None else _deadline(budget.by, stored, began_at)
     if law is not None and deadline is not None:
-        left_s = deadline.left_s(1.0)
+        left_s = deadline.left_s(slowdown=1.0)
         if faults := list(_too_long(spec, law, space, _shortest_s(law, space), left_s, deadline, kept)):
             raise StudyFileError(faults)
     return Finish(budget, kept, deadline, law, space.whole, earlier)

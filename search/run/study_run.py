@@ -338,10 +338,8 @@ class StudyRun:
         prediction = self._early_stopping.facts(number, stopped=outcome.kind == "stopped")
         if outcome.kind == "stopped" and prediction.stopped_fraction is not None:
             outcome = Outcome("stopped", stopped_sentence(prediction))
-        by_clock, shortened = (
-            setup.is_timed_by_clock,
-            attempt.last is not None and "shortened_to" in attempt.last.facts,
-        )
+        by_clock = setup.is_timed_by_clock
+        shortened = attempt.last is not None and "shortened_to" in attempt.last.facts
         if attempt.last is not None and (shortened or by_clock):
             shorten(attempt, attempt.last)
         if shortened:

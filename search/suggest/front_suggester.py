@@ -164,11 +164,9 @@ class FrontSuggester(Suggester):
         known = self._known()
         with single_threaded_blas():
             model = self._model(observations, known)
-            best, gain, now = (
-                self._best(model, known, np.random.default_rng((self._seed, len(trials)))),
-                0.0,
-                0.0,
-            )
+            best = self._best(model, known, np.random.default_rng((self._seed, len(trials))))
+            gain = 0.0
+            now = 0.0
             for point, _ in islice(best, more):
                 now = now or model.hypervolume()  # the first has set where the last strip ends
                 gain += float(

@@ -86,16 +86,12 @@ class FinishedCurves:
 
     def at(self, fraction: float) -> Array:
         """Scores at a fraction of the budget, interpolated, (n,); NaN before the first measurement."""
-        fractions, scores, curves = (
-            self._fractions[: len(self)],
-            self._scores[: len(self)],
-            np.arange(len(self)),
-        )
+        fractions = self._fractions[: len(self)]
+        scores = self._scores[: len(self)]
+        curves = np.arange(len(self))
         after = np.sum(fractions <= fraction, axis=1)
-        before, after = (
-            np.maximum(after - 1, 0),
-            np.minimum(after, np.sum(np.isfinite(fractions), axis=1) - 1),
-        )
+        before = np.maximum(after - 1, 0)
+        after = np.minimum(after, np.sum(np.isfinite(fractions), axis=1) - 1)
         begin, end = fractions[curves, before], fractions[curves, after]
         share = np.where(after > before, (fraction - begin) / np.where(after > before, end - begin, 1.0), 0.0)
         low, high = scores[curves, before], scores[curves, after]

@@ -541,10 +541,8 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         space = Space.model_validate(raw)
     except ValidationError:
         return
-    domains, searched = (
-        space.domains(),
-        [name for name, values in space.domains().items() if len({*values_of(values)}) > 1],
-    )
+    domains = space.domains()
+    searched = [name for name, values in space.domains().items() if len({*values_of(values)}) > 1]
     with contextlib.suppress(ValidationError):
         devices = Devices.model_validate(data.get("devices") or {})
         domains["devices"] = devices.domain

@@ -82,10 +82,8 @@ def with_each_kind(
             if not found:
                 raise
             # The study runs without: this kind does not suit the model.
-            law, reason = (
-                found[0].memory,
-                f"{_kind_of(kind)} failed: {type(error).__name__}: {error}".splitlines()[0][:300],
-            )
+            law = found[0].memory
+            reason = f"{_kind_of(kind)} failed: {type(error).__name__}: {error}".splitlines()[0][:300]
             if law is not None:
                 found[0] = replace(
                     found[0], memory=replace(law, note="; ".join(filter(None, (reason, law.note))))

@@ -187,10 +187,8 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same for a setup that is already known."""
     facts = record.facts
-    by_clock, setup = (
-        setup.is_timed_by_clock,
-        setup.as_trained(record.facts.samples_budget, record.facts.epochs),
-    )
+    by_clock = setup.is_timed_by_clock
+    setup = setup.as_trained(record.facts.samples_budget, record.facts.epochs)
     if setup.couples_samples or setup.embedding:  # accumulation would compare fewer samples with each other
         even = EvenPlan(setup.effective_batch)
     else:

@@ -188,10 +188,8 @@ def _verdict_sentence(comparison: Comparison) -> str:
 def _moved_sentence(comparison: Comparison) -> Iterator[str]:
     assert comparison.found is not None
     changes = [f"{name} {number(one)} to {number(other)}" for name, (one, other) in moved(comparison).items()]
-    unmoved, both = (
-        comparison.found.unmoved,
-        [study.spec.space.domains().keys() for study in comparison.studies],
-    )
+    unmoved = comparison.found.unmoved
+    both = [study.spec.space.domains().keys() for study in comparison.studies]
     if unmoved is not None and changes and both[0] == both[1]:
         mean, std = _in_metric(comparison, unmoved[0]), 1.96 * unmoved[1]
         where = f"At {comparison.names[0]}'s own best setting the difference is {mean:+.2g} +/- {std:.2g}"

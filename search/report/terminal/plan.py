@@ -91,11 +91,9 @@ _OF_RATES = frozenset({"reference_rate", "weight_decay", "exponent", "noise_batc
 
 def batch_parts(document: Mapping[str, Any]) -> Iterator[str | Text | Fitted]:
     """The same for people."""
-    batch, accumulation, count = (
-        document["effective_batch"],
-        document["accumulation"],
-        len(document["devices"]),
-    )
+    batch = document["effective_batch"]
+    accumulation = document["accumulation"]
+    count = len(document["devices"])
     recomputed = document["activation_checkpointing"]
     yield (
         f"{batch} samples per step = {count} device{'s' * (count > 1)} x {accumulation} "

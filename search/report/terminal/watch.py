@@ -134,10 +134,8 @@ def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
     found: dict[str, StudyView] = {}
     try:
         for row in {row.base_name: row for row in tables.studies() if row.base_name in names}.values():
-            attempts, driver = (
-                tables.latest_attempts(row.name, _LATEST_ATTEMPTS),
-                tables.lock.driver(row.name),
-            )
+            attempts = tables.latest_attempts(row.name, _LATEST_ATTEMPTS)
+            driver = tables.lock.driver(row.name)
             found[row.base_name] = _view(row, row.study, tables.trials(row.name), attempts, driver)
     finally:
         tables.close()

@@ -141,10 +141,8 @@ class OptunaCopy:
         if ended:
             return
         trial_id = self.id_of(record.number)
-        attributes, had = (
-            _attributes(record),
-            before.user_attrs if isinstance(before, FrozenTrial) else _attributes(before),
-        )
+        attributes = _attributes(record)
+        had = before.user_attrs if isinstance(before, FrozenTrial) else _attributes(before)
         ended_at = _time(record.ended_at)
         if ended_at is not None and (datetime.now() - ended_at).total_seconds() > _LATE_S:
             attributes["ended_at"] = record.ended_at  # Optuna's own date is that of the copy
