@@ -42,7 +42,7 @@ def best_setting(problem: Problem) -> dict[str, Any]:
     return settings[int(np.argmax(areas))]
 
 
-def prior_of(way: str, one: Any, best: float, rng: np.random.Generator) -> dict[str, float]:
+def prior_of(way: str, one: Any, best: float, rng: np.random.Generator) -> tuple[float, float]:
     """A parameter's prior."""
     low, high = (math.log(one.low), math.log(one.high)) if one.log else (one.low, one.high)
     within = math.log(10) if one.log else (high - low) / 4
@@ -53,8 +53,8 @@ def prior_of(way: str, one: Any, best: float, rng: np.random.Generator) -> dict[
         place += {"right": 0.5, "vague": 1.0}[way] * STD * within * rng.standard_normal()
     within *= {"vague": 3.0, "narrow": 1 / 3}.get(way, 1.0)
     place = min(max(place, low), high)
-    best = min(max(math.exp(place), one.low), one.high) if one.log else place
-    return {"best": best, "within": math.exp(within) if one.log else within}
+    ends = place - within, place + within
+    return (math.exp(ends[0]), math.exp(ends[1])) if one.log else ends
 
 
 def shares_of(

@@ -33,11 +33,7 @@ _launcher_option = click.option(
 )
 
 
-@main.command(
-    epilog=epilog(
-        "bsearch submit study.yaml --launcher slurm --set submit.nodes=2 --set submit.hours=8 --dry-run"
-    )
-)
+@main.command(epilog=epilog("bsearch submit study.yaml --launcher slurm --set submit.nodes=2 --dry-run"))
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @_launcher_option
 @set_option

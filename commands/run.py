@@ -345,10 +345,7 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str
         if failed:
             yield f"`bsearch show {_shown(study, spec)} --pick {failed[-1].number}` shows its traceback."
     elif result.stopped:
-        lower = result.stopped.startswith("budget.min_gain")
-        more = (
-            "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
-        )
+        more = "raise it, then " if result.stopped.startswith("budget.") else ""
         if spec.budget.keeps_model:
             more, again = "", f"{again} with another deadline or target"
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
@@ -356,7 +353,7 @@ def _end_sentences(result: StudyResult, spec: StudySpec, study: Path, again: str
     elif done < spec.budget.trials != UNLIMITED:
         yield f"{done} of {spec.budget.trials} trials are done. To resume: {again}"
     # More than a quarter is known only roughly, and is what every study begins with.
-    if result.gain is not None and result.gain < 0.25 and not result.stopped.startswith("budget.min_gain"):
+    if result.gain is not None and result.gain < 0.25:
         sentence = gain_sentence(result.gain)
         yield f"{sentence[0].upper()}{sentence[1:]}."
     yield from model_lines(result)

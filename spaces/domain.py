@@ -114,24 +114,12 @@ When = dict[
 ]
 
 
-class Prior(Section):
-    """Where the best value of a range is expected: what its author knows beforehand, or wants tried first."""
-
-    best: Number = Field(description="The value that is expected to be best.")
-    within: Annotated[Number, Field(gt=0)] | None = Field(
-        None,
-        description="How far from it the best value may lie, nine times in ten: a factor on a logarithmic scale, else a "
-        f"distance; default: a factor of {_USUAL_FACTOR:g}, or a quarter of the range.",
-    )
-
-
 def _prior(value: Any) -> Any:
     """A plain number is the best value."""
-    if isinstance(value, dict | Prior) or value is None:
-        return value
-    if not is_number(value):
-        raise fault(f"expected a number, or {{best: 3e-4, within: 10}}; got {value!r}")
-    return {"best": value}
+    ends = value if isinstance(value, list | tuple) else [value] * 2
+    if value is not None and not (len(ends) == 2 and all(map(is_number, ends))):
+        raise fault(f"expected a number, or two such as [1e-4, 1e-3]; got {value!r}")
+    return value
 
 
 class Range(Section):
@@ -149,10 +137,11 @@ class Range(Section):
         None,
         description="Distance between the values that may be tried, from `low` on; not on a logarithmic scale.",
     )
-    prior: Annotated[Prior, BeforeValidator(_prior, json_schema_input_type=Prior | float)] | None = Field(
+    prior: Annotated[Number | tuple[Number, Number] | None, BeforeValidator(_prior)] = Field(
         None,
-        description="Where the best value is expected: a value, or `{best: 3e-4, within: 10}`. The search begins near it and "
-        "weighs it less with every trial. For sampler front.",
+        description="Where the best value is expected: a value, or two that it lies between nine times in ten, such as "
+        f"`[1e-4, 1e-3]`; of one value within a factor of {_USUAL_FACTOR:g} on a logarithmic scale, else a quarter of the "
+        "range. The search begins near it and weighs it less with every trial. For sampler front.",
     )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
     when: When = Field({}, description=_WHEN)
@@ -163,8 +152,7 @@ class Range(Section):
             raise fault(f"expected low <= high, got low {self.low} and high {self.high}")
         if self.log and self.low <= 0:
             raise fault(f"expected low above 0 on a logarithmic scale, got low {self.low}")
-        if self.prior is not None:
-            self._check_prior(self.prior)
+        self._check_prior()
         if self.step is None:
             return self
         if self.log:
@@ -178,31 +166,36 @@ class Range(Section):
             raise fault(f"expected a whole number of steps from low to high, got {steps:.4g} of {self.step}")
         return self
 
-    def _check_prior(self, prior: Prior) -> None:
+    def _check_prior(self) -> None:
+        if self.prior is None:
+            return
         if self.low == self.high:
             raise fault(
                 f"expected a range to search with a prior, got one value, {self.low}. Remove the prior."
             )
-        if not self.low <= prior.best <= self.high:
-            raise fault(f"expected a prior's best value from {self.low} to {self.high}, got {prior.best}")
-        if self.log and prior.within is not None and prior.within <= 1:
-            raise fault(
-                f"expected within: a factor above 1, since the scale is logarithmic, got {prior.within}"
-            )
+        if isinstance(self.prior, tuple):
+            low, high = self.prior
+            if low >= high or (self.log and low <= 0):
+                above = " above 0, since the scale is logarithmic" if self.log else ""
+                raise fault(f"expected a prior of two values{above}, the lower first; got {[low, high]}")
+        best, _ = self._expected(self.prior)
+        if not self.low <= best <= self.high:
+            raise fault(f"expected a prior's best value from {self.low} to {self.high}, got {best:.12g}")
 
     @property
     def expected(self) -> tuple[float, float] | None:
         """The prior's best value, and the upper end of where it lies nine times in ten; None without a prior.
 
-        >>> Range(low=1, high=8, log=True, prior=Prior(best=2, within=3)).expected
-        (2, 6)
+        >>> Range(low=1, high=8, log=True, prior=(1, 4)).expected, Range(low=1, high=8, prior=3).expected
+        ((2.0, 4), (3, 4.75))
         """
-        if self.prior is None:
-            return None
-        best, within = self.prior.best, self.prior.within
-        if self.log:
-            return best, best * (within or _USUAL_FACTOR)
-        return best, best + (within or _USUAL_SHARE * (self.high - self.low))
+        return None if self.prior is None else self._expected(self.prior)
+
+    def _expected(self, prior: float | tuple[float, float]) -> tuple[float, float]:
+        if isinstance(prior, tuple):
+            low, high = prior
+            return math.sqrt(low * high) if self.log else (low + high) / 2, high
+        return prior, prior * _USUAL_FACTOR if self.log else prior + _USUAL_SHARE * (self.high - self.low)
 
     @property
     def whole(self) -> bool:
@@ -413,8 +406,7 @@ def numbers(domain: Domain) -> Domain:
 def log_by_default(domain: Domain) -> Domain:
     if isinstance(domain, Range) and domain.log is None and domain.step is None:
         scaled = domain.model_copy(update={"log": domain.low > 0})
-        if scaled.prior is not None:
-            scaled._check_prior(scaled.prior)
+        scaled._check_prior()
         return scaled
     return domain
 

@@ -250,7 +250,7 @@ def micro_batch_cap(
     spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None
 ) -> int | None:
     """The largest micro-batch allowed by the study's setting and by the memory law; see `DeviceProfile.cap_on`."""
-    caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom, effective_batch))
+    caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, effective_batch))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
@@ -274,7 +274,7 @@ def largest_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int 
     law = profile.memory
     if law is None or not law.held_bytes:
         return profile.largest_batch
-    spare = profile.usable_bytes(devices, spec.memory.headroom) - law.peak_bytes(profile.smallest_micro_batch)
+    spare = profile.usable_bytes(devices) - law.peak_bytes(profile.smallest_micro_batch)
     by_embeddings = math.inf if math.isinf(spare) else int(spare / law.held_bytes)
     most = min(by_embeddings, profile.largest_batch or math.inf)
     return None if math.isinf(most) else int(most)

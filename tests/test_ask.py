@@ -223,9 +223,9 @@ def test_a_study_file_of_runs_can_be_checked(tmp_path: Path, monkeypatch: pytest
     assert spec.warm_start == ("old-runs.jsonl",)
     assert len(prior_trials(spec, {}, lambda parameters: 1.0)) == 60
     assert (spec.space.rule.value, spec.objectives.metric.name) == ("sqrt", "val_acc")  # type: ignore[union-attr]
-    prior = spec.space.reference_rate.prior
+    prior = spec.space.reference_rate.expected
     assert prior is not None
-    assert prior.best == pytest.approx(0.02 * (spec.space.reference_batch / 16) ** EXPONENT, rel=0.4)
+    assert prior[0] == pytest.approx(0.02 * (spec.space.reference_batch / 16) ** EXPONENT, rel=0.4)
     assert len(spec.baseline) == 1
 
 

@@ -310,7 +310,7 @@ def test_the_site_opens_from_a_disk_and_searches(site: Path) -> None:
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto((site / "index.html").as_uri())
         page.locator("input.md-search__input").click()
-        page.keyboard.type("headroom")
+        page.keyboard.type("largest_micro_batch")
         page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(
             state="attached", timeout=120_000
         )

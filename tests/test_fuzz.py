@@ -378,9 +378,7 @@ def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:
             device = read_profile(path)
             for _, profile in device.profiles:  # what is accepted can be used
                 if (law := profile.step_time(1)) is not None:
-                    law.step_s(
-                        plan_batch(batch, devices=1, largest_micro_batch=profile.cap_on(1, 0.0, batch))
-                    )
+                    law.step_s(plan_batch(batch, devices=1, largest_micro_batch=profile.cap_on(1, batch)))
         except BsearchError as error:
             assert not isinstance(error, StudyFileError) or plain(str(error)) == str(error)
 

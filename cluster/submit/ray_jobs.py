@@ -38,7 +38,7 @@ STATES: dict[str, State] = {
     "SUCCEEDED": "succeeded",
     "FAILED": "failed",
 }
-_MACHINES = {"nodes", "gpus_per_node", "cpus_per_node", "hours"}
+_MACHINES = {"nodes", "gpus_per_node", "cpus_per_node"}
 STUDY, SUBMITTED = "bsearch_study", "bsearch_submitted"
 _OURS = ("submission_id", "metadata")  # arguments of `submit_job` that are not the template's
 

@@ -6,7 +6,6 @@ share the study's folder.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -64,7 +63,6 @@ _OWNED = {
     "nodes": "submit.nodes",
     "cpus-per-task": "submit.cpus_per_node",
     "gpus-per-node": "submit.gpus_per_node",
-    "time": "submit.hours",
     "export": "submit.environment",
     **dict.fromkeys(
         ("chdir", "error", "export-file", "get-user-env", "input", "job-name", "ntasks", "ntasks-per-node"),
@@ -130,7 +128,6 @@ class SlurmSubmitter:
             "ntasks-per-node": 1,
             "cpus-per-task": settings.cpus_per_node,
             "gpus-per-node": None if gres or not gpus else gpus,
-            "time": settings.hours and math.ceil(settings.hours * 60),  # minutes
             "signal": f"B:USR1@{STOP_S}",
         }
         machines: dict[str, object] = {"nodes": settings.nodes, "cpus": settings.cpus_per_node, "gpus": gpus}

@@ -209,7 +209,7 @@ def _with_loop_memory(
     profile = replace(profile, limit_bytes=limit)
     if limit is None and not request.traces:
         return profile
-    usable = min(profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices)
+    usable = min(profile.usable_bytes(devices) for devices in request.devices)
     smallest = profile.smallest_micro_batch
     highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
     probe = LoopMemory(function, setup)

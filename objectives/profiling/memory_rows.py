@@ -44,7 +44,7 @@ def profile_like(
     device_bytes = usable_bytes(card.memory_bytes, card.usable_bytes, request.share)
     limit = request.memory.limit_bytes(device_bytes, "gpu")
     profile = replace(profile, kind="gpu", device=card.name, device_bytes=device_bytes, limit_bytes=limit)
-    usable = profile.usable_bytes(max(request.devices), request.memory.headroom)
+    usable = profile.usable_bytes(max(request.devices))
     smallest = profile.smallest_micro_batch
     highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
     rows: list[MemoryRow] = []

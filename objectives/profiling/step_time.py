@@ -383,7 +383,7 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
     for devices in request.devices:
         smallest = profile.smallest_micro_batch
         share = request.largest_share(profile.training_set, devices)
-        cap = profile.cap_on(devices, request.memory.headroom, None) or share
+        cap = profile.cap_on(devices, None) or share
         if profile.embedding == "cached":
             share = max(share // 2, smallest)
         plans_up_to = partial(

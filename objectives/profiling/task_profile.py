@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
-from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.device import HEADROOM, DeviceProfile, ProfileRequest
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..data.batches import SampleKeys
@@ -185,7 +185,7 @@ def _limit_named(setup: TrialSetup, request: ProfileRequest) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error) or setup.device == "cpu":
             raise
-        usable = (setup.memory_limit_bytes or 0) * (1 - request.memory.headroom)
+        usable = (setup.memory_limit_bytes or 0) * (1 - HEADROOM)
         raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, 1))) from None
 
 

@@ -37,7 +37,7 @@ def front_members(points: Sequence[Sequence[float]]) -> list[int]:
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean.
 
-    What does not reach the study's `at_least` or `at_most` is left out, unless nothing does. So is what is much worse than an
+    What does not reach the study's `floor` is left out, unless nothing does. So is what is much worse than an
     untrained model, whose metric is known by a few samples only: by more than its own size, and than the best is better.
     """
     metric, settings = objectives.metric, averaged(records, objectives)

@@ -31,7 +31,7 @@ _BOUNDARY = 2.3
 # By how much wider it is for one run: of six a side, 8.5 % of equals were called without.
 _FEW = 1.7
 # What else ends a study: both sides have the same budget here.
-_NO_LIMITS: dict[str, Any] = dict.fromkeys(("hours", "by", "until", "keep", "cost", "min_gain"))
+_NO_LIMITS: dict[str, Any] = dict.fromkeys(("hours", "by", "until", "keep", "cost"))
 # Further runs of each member of a side's front, at the end of a budget of trials: they tell noise.
 _REPEATS = 2
 # Settings that both sides trained with the same result, from which on that is no chance.

@@ -51,7 +51,7 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
                 "high": _outward(max(rates), 1),
                 "at_batch": batch,
             }
-            if prior is not None and min(rates) < prior["best"] < max(rates):
+            if prior is not None and min(rates) < math.sqrt(prior[0] * prior[1]) < max(rates):
                 space[name]["prior"] = prior
         elif name == "rule":
             space[name] = rules if len(rules) > 1 else rules[0]
@@ -94,7 +94,7 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
 
 def _rules(
     records: Sequence[TrialRecord], complete: Sequence[TrialRecord]
-) -> tuple[list[str], int, dict[str, Any] | None]:
+) -> tuple[list[str], int, list[float] | None]:
     """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
     if not complete:
         raise StudyFileError("expected runs that ended with a result, to make a study of them, got none")
@@ -115,7 +115,7 @@ def _rules(
     return (
         rules,
         batch,
-        {"best": _rounded(rate.value), "within": _rounded(max(rate.high / rate.value, _LEAST_FACTOR))},
+        _about(rate.value, max(rate.high / rate.value, _LEAST_FACTOR), log=True),
     )
 
 
@@ -139,8 +139,14 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
             within = max(*(end / middle for end in ends), *(middle / end for end in ends), _LEAST_FACTOR)
         else:
             within = max(*(abs(end - middle) for end in ends), _LEAST_SHARE * (domain.high - domain.low))
-        found["prior"] = {"best": _rounded(middle), "within": _rounded(within)}
+        found["prior"] = _about(middle, within, log=bool(domain.log))
     return found
+
+
+def _about(middle: float, within: float, *, log: bool) -> list[float]:
+    """A prior's two ends: a factor or a distance from its middle."""
+    ends = (middle / within, middle * within) if log else (middle - within, middle + within)
+    return [_rounded(end) for end in ends]
 
 
 def _outward(value: float, sign: int) -> float:

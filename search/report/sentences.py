@@ -14,7 +14,6 @@ from ...spaces.front import ParetoFront
 from ...spaces.laws.examination import overall
 from ...spaces.readable import number, plural
 from ...spaces.record import TrialRecord
-from ...spaces.study.goals import bound_of
 from ...spaces.study.space import LENGTHS
 from ..analysis.choice import NEARLY_BEST, below, chance_to_reach, fastest_within, settings_reaching
 from ..analysis.confirm import CONFIDENCE, FOR_REPEATS, averaged
@@ -123,18 +122,17 @@ def target_sentence(study: StoredStudy, target: float) -> str:
 
 
 def floor_sentence(study: StoredStudy) -> str | None:
-    """Which setting is the fastest to reach the study's `at_least`, and that the front leaves out what does not."""
+    """Which setting is the fastest to reach the study's floor, and that the front leaves out what does not."""
     metric = study.spec.objectives.metric
     if metric.floor is None:
         return None
-    key = f"objectives.metric.{bound_of(metric.direction)}"
     reached = any(
         trial.score is not None and trial.score >= metric.least_score for trial in study.front.trials
     )
     shown = (
-        f"The front leaves out the others ({key})"
+        "The front leaves out the others (objectives.metric.floor)"
         if reached
-        else f"Until one does, the search and the front ignore {key}"
+        else "Until one does, the search and the front ignore objectives.metric.floor"
     )
     return f"{target_sentence(study, metric.floor)} {shown}."
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ...spaces.errors import StorageError
-from ...spaces.laws.device import DeviceProfile
+from ...spaces.laws.device import HEADROOM, DeviceProfile
 from ...spaces.planning import CostKey, cost_key
 from ...spaces.readable import readable_bytes, seconds
 from ...spaces.record import TrialFacts, TrialRecord
@@ -121,7 +121,7 @@ def _memory(
         if variant and (law := variant.memory) and setup.plan.largest_micro_batch <= law.points[-1][0]:
             held = law.held_bytes * setup.effective_batch + variant.extra_bytes(setup.plan.devices)
             predicted = law.peak_bytes(setup.plan.largest_micro_batch) + held
-            yield Settled(record.number, _MEMORY, predicted, came, study.spec.memory.headroom)
+            yield Settled(record.number, _MEMORY, predicted, came, HEADROOM)
 
 
 def track_records(settled: Iterable[Settled]) -> list[TrackRecord]:

@@ -352,8 +352,6 @@ def _run_trials(
 ) -> signal.Signals | None:
     """Run the trials of a study that this driver holds; returns the signal that interrupted it, if one did."""
     run.recover()
-    if run.spec.budget.min_gain is not None:
-        run.check_worth()
     _save_deadline(tables, run.name, finish)  # the same for whoever resumes
     run.check_target()
     run.check_cost()  # counting what the trials of earlier drivers have cost

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...spaces.domain import bounds
-from ...spaces.laws.device import DeviceProfile
+from ...spaces.laws.device import HEADROOM, DeviceProfile
 from ...spaces.laws.step_time import Exchange
 from ...spaces.plan import ActivationCheckpointing, Embedding
 from ...spaces.planning import micro_batch_cap
@@ -34,7 +34,7 @@ def feasible_batches_sentence(
         each = (f"{_range(_caps(spec, profiles, kind))} {_words(*kind)}" for kind in kinds)
         sentence += f"; largest micro-batch {', '.join(each)}"
     if limits:
-        sentence += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} headroom)"
+        sentence += f" ({readable_bytes(limits[0])} per device, {HEADROOM:.0%} headroom)"
     return sentence
 
 

@@ -43,14 +43,9 @@ def study_profiles(
         first_run: the study has no step times yet; stored ones that were taken beside other programs are taken again.
 
     Raises:
-        StudyFileError: there is no device of the kind under `devices.time_on`, or several kinds and no known times.
+        StudyFileError: several kinds of devices, and no known times.
     """
-    kinds, time_on = list(runner.kinds), spec.devices.time_on
-    if time_on is not None and time_on not in kinds:
-        have = ", ".join(kind or "devices without a name" for kind in kinds)
-        raise StudyFileError(
-            Fault("devices.time_on", f"expected a kind of device that is here ({have}), got {time_on!r}")
-        )
+    kinds = list(runner.kinds)
     if len(kinds) > 1 and not spec.budget.profile_s:
         raise StudyFileError(
             Fault(
@@ -59,7 +54,6 @@ def study_profiles(
                 "not comparable; got 0. Set a number of seconds, or select one kind with devices.accelerator_type.",
             )
         )
-    kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
     return with_one_evaluation_batch(
         {kind: _profiles_of(spec, runner, kind, task_hash, tables, notify, first_run) for kind in kinds}
     )

@@ -44,7 +44,7 @@ from .view import StudyView, study_view
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
 # How many further trials must be worth running for the study to continue, and how many end between two such decisions.
-WORTH_OF, _WORTH_EVERY = 10, 5
+WORTH_OF = 10
 # So many suggestions in a row that do not fit before a deadline end the search.
 _ASKED_AGAIN = 3
 
@@ -117,7 +117,6 @@ class StudyRun:
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
         self._said_of_changes: set[str] = set()
         self.ending = Ending()
-        self._worth_known_at = 0  # trials that had ended when more trials' worth was last computed
         self.failure = ""
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
         self.started_s = time.monotonic()
@@ -366,12 +365,6 @@ class StudyRun:
         if attempt.last is not None:
             value = attempt.last.value(setup.metric) if trained else None
             self._early_stopping.end(number, self._taken(attempt, attempt.last), value)
-        if (
-            self.spec.budget.min_gain is not None
-            and len(self.ended.done) >= self._worth_known_at + _WORTH_EVERY
-        ):
-            self._worth_known_at = len(self.ended.done)
-            self.suggestions.submit(self.check_worth)
 
     def _keep(self, attempt: Attempt) -> None:
         """Keep a complete trial's model, if that is wanted and it is the best."""
@@ -401,16 +394,6 @@ class StudyRun:
         }
         facts = TrialFacts.of({"message": str(error), **requested})
         self._finish(suggestion.number, TrialResult("infeasible", facts, violation=error.violation))
-
-    def check_worth(self) -> None:
-        """Start no more trials where they are no longer expected to be worth it."""
-        least, gain = self.spec.budget.min_gain, self._suggester.expected_gain(self.trials, WORTH_OF)
-        if least is not None and gain is not None and self.ended.counted >= WORTH_OF and gain < least:
-            self.ending.reach(
-                Stage.NO_NEW_TRIALS,
-                f"budget.min_gain: another {WORTH_OF} trials are expected to add {gain:.2%} to the hypervolume, "
-                f"less than {100 * least:g}%",
-            )
 
     def _pay(self, attempt: Attempt) -> None:
         """Count what an attempt's devices cost, now that it has ended."""

@@ -31,7 +31,7 @@ from pydantic import (
 
 from ...spaces.deadline import Deadline
 from ...spaces.errors import BsearchError, LeftOutWarning, StorageError, cut
-from ...spaces.laws.device import DeviceProfile
+from ...spaces.laws.device import HEADROOM, DeviceProfile
 from ...spaces.laws.step_time import StepTime
 from ...spaces.names import Direction
 from ...spaces.record import TrialFacts, TrialRecord
@@ -60,8 +60,11 @@ _LEAST |= {"reference_batch": 1.0, "cpus": 1.0, "reference_rate": 1e-100, "epoch
 # Parameters that every study names alike.
 _PARAMETERS = (*_WHOLE, "reference_rate", "epochs", "weight_decay")
 _SETUP = (*TrialSetup.__slots__, "learning_rate", "betas", "eps", "weight_decay")
-# Keys of `training` that are gone, with the values that this version trains with.
-_AS_HERE = {"pin_memory": True, "channels_last": False}
+# Keys of a study that are gone, by section, with the values that this version works by.
+_AS_HERE: dict[str, dict[str, Any]] = {
+    "training": {"pin_memory": True, "channels_last": False},
+    "memory": {"headroom": HEADROOM},
+}
 # Keys of a study that results are read by; of the others a value that cannot be read is left out.
 _READ_BY = frozenset({"study", "task", "space", "training", "devices", "objectives"})
 
@@ -159,14 +162,15 @@ def _words(error: ValidationError, *where: str) -> str:
     return f"{place}: {fault['msg'].lower().replace('input should be', 'expected')}, got {cut(repr(fault['input']), 60)}"
 
 
-def _trains_as_here(document: dict[Any, Any]) -> dict[Any, Any]:
-    """A study or a setup without the keys of its training that are gone, where they say what is done here."""
-    if not isinstance(training := document.get("training"), dict):
-        return document
-    kept = {
-        name: value for name, value in training.items() if name not in _AS_HERE or value != _AS_HERE[name]
-    }
-    return {**document, "training": kept}
+def _works_as_here(document: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A study or a setup without the keys that are gone, where they say what is done here."""
+    kept = dict(document)
+    for name, gone in _AS_HERE.items():
+        if isinstance(section := kept.get(name), dict):
+            kept[name] = {
+                key: value for key, value in section.items() if key not in gone or value != gone[key]
+            }
+    return kept
 
 
 def _document(column: str, text: Any) -> Any:
@@ -371,7 +375,7 @@ class AttemptRow(_Row):
             raise Unreadable(
                 f"setup: expected keys of this version, got {cut(', '.join(sorted(unknown)), 200)}"
             )
-        setup: TrialSetup = _validated("setup", TrialSetup, _trains_as_here(self.setup))
+        setup: TrialSetup = _validated("setup", TrialSetup, _works_as_here(self.setup))
         _check_numbers("setup", {name: getattr(setup, name) for name in _SETUP}, _SETUP)
         _number("setup.samples_budget", setup.samples_budget, least=setup.effective_batch)
         # Where its model went and by when it had to be over is that attempt's, and nothing that trains the same again.
@@ -505,7 +509,7 @@ class StudyRow:
     def study(self) -> StudySpec:
         """The study as it was last run, without keys that this version does not know and values that no result depends on."""
         # How a study was sent to a cluster is its file's to say.
-        stored = {name: value for name, value in _trains_as_here(dict(self.spec)).items() if name != "submit"}
+        stored = {name: value for name, value in _works_as_here(self.spec).items() if name != "submit"}
         # Where what is no key of ours is a parameter of the task.
         if isinstance(space := stored.get("space"), dict):
             stored["space"] = {name: domain for name, domain in space.items() if domain is not None}
@@ -517,7 +521,7 @@ class StudyRow:
                 stored, words = _without_first(stored, error, self._what)
                 said.append(words)
             else:
-                for words in dict.fromkeys(said):
+                for words in dict.fromkeys(filter(None, said)):
                     left_out(self._what, words)
                 return spec
 
@@ -545,7 +549,7 @@ class StudyRow:
 
 
 def _without_first(stored: dict[str, Any], error: ValidationError, what: str) -> tuple[dict[str, Any], str]:
-    """A stored study without the first key that this version cannot read, and words for it.
+    """A stored study without the first key that this version cannot read, and words for it; none where its value is null.
 
     Raises:
         StorageError: results are read by that key.
@@ -553,7 +557,8 @@ def _without_first(stored: dict[str, Any], error: ValidationError, what: str) ->
     fault, words = error.errors(include_url=False)[0], _words(error, "spec")
     path = fault["loc"]
     if fault["type"] == "extra_forbidden" and (without := _without(stored, path)) != stored:
-        return without, f"{'.'.join(map(str, ('spec', *path)))}: unknown to this version, so it is not shown"
+        named = f"{'.'.join(map(str, ('spec', *path)))}: unknown to this version, so it is not shown"
+        return without, "" if fault["input"] is None else named
     if not path or path[0] in _READ_BY or path[0] not in stored:
         raise refused(what, words)
     return _without(stored, path[:1]), f"{words}; {path[0]} is shown as its default"

@@ -31,7 +31,7 @@ from ...spaces.front import ParetoFront
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.names import direction_of
 from ...spaces.record import TrialFacts, TrialRecord, TrialResult, counted
-from ...spaces.study.goals import Metric, Objectives, Stopping, bound_of
+from ...spaces.study.goals import Metric, Objectives, Stopping
 from ...spaces.trial import Suggestion
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
@@ -54,7 +54,7 @@ class Search:
         known_seconds: function from parameters to the seconds of a full training run; NaN for settings that do not fit in
             memory or cannot be planned, which are never proposed.
         direction: of the metric; not given, its name says it.
-        floor: a value of it beyond which nothing is worth anything, as `objectives.metric.at_least`.
+        floor: a value of it beyond which nothing is worth anything, as `objectives.metric.floor`.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
         stopping: front or none.
         by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
@@ -130,7 +130,7 @@ class Search:
         assert direction is not None  # else a fault
         self.rule, self.reference_batch = rule, reference_batch
         self.objectives = Objectives(
-            metric=Metric.model_validate({"name": metric, "direction": direction, bound_of(direction): floor})
+            metric=Metric.model_validate({"name": metric, "direction": direction, "floor": floor})
         )
         self._trials = Trials(None if storage is None else Tables(storage), name, objectives=self.objectives)
         self._space = SearchSpace.of(domains)

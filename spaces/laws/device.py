@@ -17,6 +17,8 @@ from .examination import Examination
 from .memory import MemoryLaw
 from .step_time import PRECISION, StepTime
 
+# The share of a memory limit that every plan keeps free.
+HEADROOM = 0.05
 # A measurement confirms the law where it is above it by at most the first of these shares, and below by at most the second:
 # extrapolated to sizes that were not measured, a few percent less would be a promise too much.
 _MORE, _LESS = 0.02, 0.1
@@ -197,13 +199,13 @@ class DeviceProfile:
         """What each of several devices takes beside what one alone does: a second copy of the gradients."""
         return self.gradient_bytes if devices > 1 else 0
 
-    def usable_bytes(self, devices: int, headroom: float) -> float:
+    def usable_bytes(self, devices: int) -> float:
         """What the law's peak, which is that of one device alone, may reach on each of so many."""
         if self.limit_bytes is None:
             return math.inf
-        return self.limit_bytes * (1 - headroom) - self.extra_bytes(devices)
+        return self.limit_bytes * (1 - HEADROOM) - self.extra_bytes(devices)
 
-    def cap_on(self, devices: int, headroom: float, effective_batch: int | None) -> int | None:
+    def cap_on(self, devices: int, effective_batch: int | None) -> int | None:
         """The largest micro-batch that fits on each of a trial's devices; None: no limit.
 
         Args:
@@ -218,12 +220,12 @@ class DeviceProfile:
         ):
             held = law.held_bytes * effective_batch
             return min(
-                law.largest_micro_batch(self.usable_bytes(devices, headroom) - held) or 0,
+                law.largest_micro_batch(self.usable_bytes(devices) - held) or 0,
                 self.largest_micro_batch,
             )
         if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
-        by_law = self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1
+        by_law = self.memory.largest_micro_batch(self.usable_bytes(devices)) or 1
         return min(by_law, self.largest_micro_batch)
 
     def after_out_of_memory(self, micro_batch: int) -> Self:
@@ -235,7 +237,7 @@ class DeviceProfile:
         return replace(self, memory=law, largest_micro_batch=cap)
 
     def after_measurement(
-        self, micro_batch: int, peak_bytes: float, headroom: float, devices: int, effective_batch: int
+        self, micro_batch: int, peak_bytes: float, devices: int, effective_batch: int
     ) -> Self:
         """The profile after a training with this micro-batch took so many bytes, where they tell more than the law.
 
@@ -249,7 +251,7 @@ class DeviceProfile:
         if not near or -_LESS <= peak_bytes / law.peak_bytes(micro_batch) - 1 <= _MORE:
             return self
         law = law.measured_at(micro_batch, peak_bytes)
-        largest = law.largest_micro_batch(self.usable_bytes(1, headroom))
+        largest = law.largest_micro_batch(self.usable_bytes(1))
         return replace(self, memory=law, largest_micro_batch=largest or micro_batch)
 
 

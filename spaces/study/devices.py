@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, StrictStr
 
-from ..domain import AnyDomain, Domain, Fixed, Number, Range, Section, Share, fault, values_of, whole_numbers
+from ..domain import AnyDomain, Domain, Fixed, Number, Range, Section, fault, values_of, whole_numbers
 from ..errors import Fault, StudyFileError, cut
 from ..laws.memory import bytes_of
 from ..plan import ActivationCheckpointing, Sharding
@@ -42,10 +42,9 @@ class Memory(Section):
 
     limit: Annotated[StrictInt | StrictFloat | StrictStr | None, BeforeValidator(_memory_limit)] = Field(
         None,
-        description="Memory that one device may use: bytes such as 10GiB, a share of the device such as 90%, or device for all "
-        "of it; default: all of a GPU, no limit on a CPU.",
+        description="Memory that one device may use, of which every plan keeps a twentieth free: bytes such as 10GiB, a share "
+        "of the device such as 90%, or device for all of it; default: all of a GPU, no limit on a CPU.",
     )
-    headroom: Share = Field(0.05, description="Share of the limit that every plan keeps free.")
     activation_checkpointing: Annotated[
         tuple[ActivationCheckpointing, ...], BeforeValidator(_checkpointing)
     ] = Field(
@@ -132,12 +131,6 @@ class Devices(Section):
         min_length=1,
         description="Use only devices of this kind, by Ray's name for it, such as A100; default: any.",
     )
-    time_on: StrictStr | None = Field(
-        None,
-        min_length=1,
-        description="With several kinds of devices, the one whose training times the front shows; default: the most common.",
-    )
-
     prices: Annotated[dict[StrictStr, Annotated[Number, Field(gt=0)]], AfterValidator(_price_names)] = Field(
         {},
         description="Price per device-hour, by words in the device's name, in any one currency: {H100: 2.5, A100 80GB: 1.8}; "

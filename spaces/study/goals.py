@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
 from ..deadline import checked_deadline, duration_of
-from ..domain import Number, Section, Share, fault
+from ..domain import Number, Section, fault
 from ..names import Direction, direction_of
 from ..readable import UNLIMITED
 
@@ -23,11 +23,6 @@ def turned(value: float, direction: Direction) -> float:
     Only this function turns a sign: whatever compares trials compares scores.
     """
     return value if direction == "maximize" else -value
-
-
-def bound_of(direction: Direction) -> str:
-    """The key of a metric's floor."""
-    return "at_most" if direction == "minimize" else "at_least"
 
 
 # Measures of speed.
@@ -58,11 +53,6 @@ class Budget(Section):
         gt=0,
         description="Limit on what devices cost by `devices.prices` while trials hold them, summed over restarts; null: no "
         "limit.",
-    )
-    min_gain: Annotated[Share, Field(gt=0)] | None = Field(
-        None,
-        description="Start no more trials once another ten are expected to add less than this share to the front's "
-        "hypervolume (log seconds against the metric), such as 1%; null: never. Repeats under `confirm` are still trained.",
     )
     profile_s: Number = Field(
         20,
@@ -116,13 +106,10 @@ class Metric(Section):
         "maximize",
         description="Whether lower or higher is better; default: what its name says, and asked for where it says none.",
     )
-    at_least: Number | None = Field(
+    floor: Number | None = Field(
         None,
-        description="Values below it are worth nothing: the front, the search and early stopping look only at what reaches it, "
-        "once a trial does. It may be changed between runs.",
-    )
-    at_most: Number | None = Field(
-        None, description="The same for a metric that is minimized: values above are worth nothing."
+        description="Values that are worse, so those above it where the metric is minimized, are worth nothing: the front, "
+        "the search and early stopping look only at what reaches it, once a trial does. It may be changed between runs.",
     )
 
     @model_validator(mode="before")
@@ -133,23 +120,6 @@ class Metric(Section):
             said = direction_of(str(value.get("name", "accuracy")))
             return {**value, **({"direction": said} if said else {})}
         return value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        fits = bound_of(self.direction)
-        given = next(
-            (key for key in ("at_least", "at_most") if key != fits and getattr(self, key) is not None), None
-        )
-        if given is not None:
-            raise fault(
-                f"expected {fits} with direction: {self.direction}, got {given}. Write {fits}, or the other direction."
-            )
-        return self
-
-    @property
-    def floor(self) -> float | None:
-        """The value beyond which, downwards or upwards, nothing is worth anything; None where there is none."""
-        return getattr(self, bound_of(self.direction))  # type: ignore[no-any-return]
 
     @property
     def least_score(self) -> float:
@@ -174,7 +144,7 @@ class Objectives(Section):
         "that additional devices are not free; or `cost`, device-seconds at the price under `devices.prices`.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
-        Metric(), description="Measure of quality: the name of a metric, or `{name, direction, at_least}`."
+        Metric(), description="Measure of quality: the name of a metric, or `{name, direction, floor}`."
     )
 
     @property

@@ -294,11 +294,6 @@ def _samplers(study: StudySpec) -> Iterator[Disagreement]:
     """What only our own sampler can do."""
     if study.sampler == "front":
         return
-    if study.budget.min_gain is not None:
-        yield (
-            "budget.min_gain",
-            f"expected sampler: front, whose models say what more trials would add; got {study.sampler}",
-        )
     if study.warm_start:
         yield (
             "warm_start",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr
 
-from ..domain import Number, PathText, Section, fault
+from ..domain import PathText, Section, fault
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:
@@ -59,9 +59,6 @@ class Submit(Section):
     nodes: StrictInt = Field(1, ge=1, description="Machines of the job.")
     gpus_per_node: StrictInt = Field(0, ge=0, description="GPUs per machine.")
     cpus_per_node: StrictInt = Field(4, ge=1, description="CPU cores per machine.")
-    hours: Number | None = Field(
-        None, gt=0, le=24 * 365, description="Time limit of the job in hours; default: the cluster's."
-    )
     environment: tuple[Variable, ...] = Field(
         (), description="Environment variables passed on to the job, by name."
     )

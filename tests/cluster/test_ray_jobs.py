@@ -195,10 +195,15 @@ def test_a_task_outside_the_folder_is_refused(study_file: Callable[..., Path], t
 
 def test_machines_that_are_asked_of_a_running_cluster_are_told(study_file: Callable[..., Path]) -> None:
     made = Submission.read(
-        study_file(submit={"nodes": 2, "hours": 8}), "postgresql+psycopg://me@db/s", {"launcher": "ray"}
+        study_file(submit={"nodes": 2, "cpus_per_node": 8}),
+        "postgresql+psycopg://me@db/s",
+        {"launcher": "ray"},
     )
     notes = RaySubmitter(made.settings).plan(made).notes
-    assert "ignored, because the cluster's machines are already running: submit.hours, submit.nodes" in notes
+    assert (
+        "ignored, because the cluster's machines are already running: submit.cpus_per_node, submit.nodes"
+        in notes
+    )
 
 
 def test_a_template_adds_what_ray_knows_and_nothing_else(

@@ -131,7 +131,6 @@ EVERYTHING = {
     "nodes": 2,
     "gpus_per_node": 4,
     "cpus_per_node": 32,
-    "hours": 7.5,
     "environment": ["HTTPS_PROXY", "WANDB_API_KEY"],
     "template": "head.sh",
 }

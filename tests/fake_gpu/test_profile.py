@@ -52,7 +52,7 @@ def profiled(
         "device": profile.device,
         "device_bytes": profile.device_bytes,
         "largest": profile.largest_micro_batch,
-        "usable": profile.usable_bytes(1, 0.05),
+        "usable": profile.usable_bytes(1),
         "evaluation": profile.evaluation_batch,
         "source": law and law.source,
         "note": law and law.note,

@@ -8,7 +8,6 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=4
-#SBATCH --time=450
 #SBATCH --signal=B:USR1@120
 #SBATCH --partition=gpu,long --account vision
 #SBATCH -C 'a100&ib' # our features

@@ -108,7 +108,7 @@ def study(**memory: Any) -> StudySpec:
         "task": "bsearch.objectives.digits:Digits",
         "space": {"effective_batch": {"low": 1, "high": 100}, "reference_rate": 0.1, "epochs": 1},
         "budget": {"trials": 1},
-        "memory": {"limit": "1GB", "headroom": 0.0, **memory},
+        "memory": {"limit": "1GB", **memory},
     }
     return parse_study(json.dumps(document))
 

@@ -132,10 +132,8 @@ PLACES: list[tuple[str, ...]] = [
     ("training", "ema"),
     ("budget", "hours"),
     ("budget", "profile_s"),
-    ("budget", "min_gain"),
-    ("memory", "headroom"),
     ("cluster", "checkpoint_every_s"),
-    ("objectives", "metric", "at_least"),
+    ("objectives", "metric", "floor"),
 ]
 
 

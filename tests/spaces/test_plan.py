@@ -170,6 +170,6 @@ def test_several_devices_have_room_for_a_second_copy_of_the_gradients() -> None:
     known = DeviceProfile(
         "gpu", "a card", 100, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200
     )
-    assert (known.usable_bytes(1, 0.0), known.usable_bytes(2, 0.0)) == (1000, 800)
-    assert tuple(known.cap_on(devices, 0.0, None) for devices in (1, 2)) == (10, 8)
+    assert (known.usable_bytes(1), known.usable_bytes(2)) == (950, 750)
+    assert tuple(known.cap_on(devices, None) for devices in (1, 2)) == (10, 7)
     assert DeviceProfile.from_dict(known.to_dict()) == known

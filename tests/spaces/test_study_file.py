@@ -222,11 +222,6 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "space.learning_rate: expected reference_rate, the rate at one batch",
         ),
         (
-            "direction: minimize",
-            "direction: minimize, at_least: 2",
-            "metric: expected at_most with direction: minimize, got at_le",
-        ),
-        (
             "storage: ",
             "confirm: 200\nstorage: ",
             "confirm: expected fewer than budget.trials, which has to be given with it; got 200",
@@ -306,7 +301,7 @@ def test_the_identity_holds_what_may_not_change(study_file: Callable[..., Path])
         == read_study(study_file(budget={"trials": 99}, cluster={"trials_at_once": 1})).identity()
     )
     assert spec.identity() != read_study(study_file(training={"evaluations": 3})).identity()
-    floor = {"metric": {"name": "accuracy", "at_least": 0.9}}
+    floor = {"metric": {"name": "accuracy", "floor": 0.9}}
     assert spec.identity() == read_study(study_file(objectives=floor)).identity()
     assert json.loads(json.dumps(spec.identity())) == spec.identity()
 

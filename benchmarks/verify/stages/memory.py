@@ -24,7 +24,7 @@ from ....objectives.profiling.memory.tracing import MemoryProbe
 from ....objectives.profiling.task_profile import profile_task
 from ....objectives.task import Task
 from ....objectives.training import TrainingRun
-from ....spaces.laws.device import DeviceProfile, ProfileRequest
+from ....spaces.laws.device import HEADROOM, DeviceProfile, ProfileRequest
 from ....spaces.plan import BatchPlan
 from ....spaces.readable import readable_bytes
 from ....spaces.study.devices import Memory
@@ -34,7 +34,6 @@ from ..stage import Found, Stage
 from .tasks import Images, models, setup_of, small_model, task_of
 
 _MIB = 1 << 20
-_HEADROOM = 0.05
 
 
 def predictions(stage: Stage) -> Iterator[Found]:
@@ -117,7 +116,7 @@ def largest_under(stage: Stage, limits: Sequence[tuple[int, int]]) -> Iterator[F
         if segments:
             yield Data("segments", case, {"segments": segments})
         # Beyond it, under what the plan may use: the true maximum, by bisection.
-        usable = int(limit * (1 - _HEADROOM))
+        usable = int(limit * (1 - HEADROOM))
         highest = profile.training_set or found
         fits, over = found, min(2 * found, highest) + 1
         while over - fits > max(1, found // 50) and not stage.expired:
@@ -202,7 +201,7 @@ def _profile(
     reference: str, setup: TrialSetup, limit: int, counted: list[int] | None = None
 ) -> DeviceProfile:
     """The memory profile under a limit in bytes; `counted` collects the sizes that ran on real tensors."""
-    request = ProfileRequest(setup, Memory(limit=limit, headroom=_HEADROOM), highest=512)
+    request = ProfileRequest(setup, Memory(limit=limit), highest=512)
     honest = MemoryProbe.counted
 
     def noted(self: MemoryProbe, kind: Any, size: int, limit_bytes: int | None = None) -> Any:

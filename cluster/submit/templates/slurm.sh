@@ -1,8 +1,8 @@
 #!/bin/bash
-# The head of the job script. bsearch adds the lines for what the study file says (nodes, cores, GPUs, hours), for the log and
+# The head of the job script. bsearch adds the lines for what the study file says (nodes, cores, GPUs), for the log and
 # for the job's name; add your cluster's, such as
 #   #SBATCH --partition=gpu
-#   #SBATCH --mem=256G
+#   #SBATCH --time=8:00:00
 #SBATCH --requeue
 
 export PATH={{ programs }}:$PATH # the Python that submits; or: module load cuda/12.4; source ~/venv/bin/activate

@@ -89,9 +89,7 @@ def with_each_kind(
                     found[0], memory=replace(law, note="; ".join(filter(None, (reason, law.note))))
                 )
             continue
-        caps = {
-            devices: found[0].cap_on(devices, request.memory.headroom, None) for devices in request.devices
-        }
+        caps = {devices: found[0].cap_on(devices, None) for devices in request.devices}
         if all(
             cap is None or cap >= request.largest_share(profile.training_set, devices)
             for devices, cap in caps.items()
@@ -120,8 +118,8 @@ def _with_memory_law(
         StudyFileError: not even the smallest micro-batch fits.
     """
     # Several devices have less room for a step.
-    usable = profile.usable_bytes(1, request.memory.headroom)
-    least = min(profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices)
+    usable = profile.usable_bytes(1)
+    least = min(profile.usable_bytes(devices) for devices in request.devices)
     smallest = profile.smallest_micro_batch
     highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
     setup = smallest_setup(request.setup, profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....spaces.laws.device import HEADROOM
 from ....spaces.plan import BatchPlan
 from .figure import Axis, Figure, Layer
 from .study_data import StudyData
@@ -32,12 +33,10 @@ def memory_figure(data: StudyData) -> Figure | None:
     ) + " before the first trial."
     limit, cap = profile.limit_bytes, profile.largest_micro_batch
     if limit is not None:
-        headroom = data.study.spec.memory.headroom
-        usable = limit * (1 - headroom) / mebi
+        usable = limit * (1 - HEADROOM) / mebi
         ends = (sizes[0], sizes[-1])
         layers.append(Layer("limit", "line", "limit", ends, (limit / mebi,) * 2))
-        if headroom:
-            layers.append(Layer("limit minus headroom", "line", "alternative", ends, (usable,) * 2))
+        layers.append(Layer("limit minus headroom", "line", "alternative", ends, (usable,) * 2))
         caption += f" The largest micro-batch that fits is {cap}; larger batches accumulate, and the step stays the same."
     layers.append(
         data.points(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from ....objectives.profiling.memory_rows import MemoryRow
-from ....spaces.laws.device import DeviceProfile
+from ....spaces.laws.device import HEADROOM, DeviceProfile
 from ....spaces.laws.step_time import StepTime
 from ....spaces.planning import training_cost
 from ....spaces.readable import number, readable_bytes, seconds
@@ -124,7 +124,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         "bytes": "reserved" if profile.kind == "gpu" else "live",
         "note": law.note,
         "limit_bytes": profile.limit_bytes,
-        "headroom": spec.memory.headroom,
+        "headroom": HEADROOM,
         "scale": law.scale,
         "fixed_bytes": law.fixed_bytes,
         "largest_micro_batch": largest,

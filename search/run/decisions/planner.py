@@ -201,7 +201,6 @@ class Planner:
             .after_measurement(
                 plan.largest_micro_batch,
                 peak_bytes,
-                self._spec.memory.headroom,
                 plan.devices,
                 plan.effective_batch,
             )

@@ -61,9 +61,8 @@ def test_the_front_is_what_no_other_point_beats(points: list[tuple[float, float]
 def test_below_a_floor_nothing_is_on_the_front_unless_nothing_reaches_it(
     points: list[tuple[float, float]], floor: float, direction: Literal["minimize", "maximize"]
 ) -> None:
-    key = "at_most" if direction == "minimize" else "at_least"
     bounded = Objectives.model_validate(
-        {"metric": {"name": "m", "direction": direction, key: turned(floor, direction)}}
+        {"metric": {"name": "m", "direction": direction, "floor": turned(floor, direction)}}
     )
     plain = Objectives.model_validate({"metric": {"name": "m", "direction": direction}})
     trials = [

@@ -126,9 +126,9 @@ def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(
 def test_the_micro_batches_that_are_told_fit_on_as_many_devices_as_trials_have(
     counts: Any, caps: str
 ) -> None:
-    spec = study_from_dict(small_study(devices={"per_trial": counts}, memory={"headroom": 0}))
+    spec = study_from_dict(small_study(devices={"per_trial": counts}))
     law = MemoryLaw(((1, 100), (11, 1100)))
     known = DeviceProfile(
-        "cpu", "", 9, limit_bytes=1000, largest_micro_batch=10, memory=law, gradient_bytes=200
+        "cpu", "", 9, limit_bytes=1060, largest_micro_batch=10, memory=law, gradient_bytes=200
     )
     assert f"of at most {caps} samples" in feasible_batches_sentence(spec, (2, 9), [known])

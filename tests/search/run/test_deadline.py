@@ -253,7 +253,6 @@ def test_a_study_file_is_refused_by_its_line(budget: str, words: str) -> None:
         ("{cost: 2}", UNLIMITED),
         ("{hours: 2, trials: 20}", 20),
         ("{hours: 2, cost: 2, trials: 7}", 7),
-        ("{min_gain: 1%}", 20),
     ],
 )
 def test_hours_or_cost_alone_are_the_only_limit(budget: str, trials: int) -> None:

@@ -78,7 +78,7 @@ def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
     path = study_file(
         task=write(tmp_path, declared=True),
         space=space,
-        memory={"limit": "1MiB", "headroom": 0},
+        memory={"limit": "1104KiB"},
         budget={"trials": 5},
     )
     done = run(path)

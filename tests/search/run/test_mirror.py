@@ -18,7 +18,7 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.stopping import FrontStopping
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialRecord
-from bsearch.spaces.study.goals import Metric, bound_of, turned
+from bsearch.spaces.study.goals import Metric, turned
 from conftest import small_study
 from helpers import run
 from hypothesis import HealthCheck, Phase, given, settings
@@ -45,7 +45,7 @@ def study(
     **changes: Any,
 ) -> dict[str, Any]:
     direction = DIRECTIONS[metric]
-    bound = {} if floor is None else {bound_of(direction): turned(floor, direction)}
+    bound = {} if floor is None else {"floor": turned(floor, direction)}
     return small_study(
         task=task,
         space={

@@ -48,35 +48,6 @@ class TestStudyRun(Studies):
         go("Points", budget={"trials": 2})
         assert [name.partition("_")[0] for name in threads] == ["bsearch-ask"]
 
-    @pytest.mark.slow
-    def test_it_ends_once_more_trials_are_not_worth_it(
-        self, go: Run, kept: Callable[[], optuna.Study]
-    ) -> None:
-        space = {
-            "effective_batch": {"low": 30, "high": 90},
-            "reference_rate": {"low": 0.05, "high": 0.2},
-            "epochs": 1,
-        }
-        budget = {"trials": 60, "min_gain": "99%"}
-        result = go("Points", space=space, budget=budget, confirm=1, stopping="none")
-        assert result.stopped.startswith("budget.min_gain: another 10 trials are expected to add ")
-        assert result.stopped.endswith("% to the hypervolume, less than 99%")
-        assert result.gain is not None
-        assert 0 <= result.gain < 0.99
-        trials = kept().trials
-        assert 10 <= sum("repeats" not in trial.user_attrs for trial in trials) < 30
-        # What is on the front is confirmed all the same, and nothing is left behind.
-        repeated = {trial.user_attrs["repeats"] for trial in trials if "repeats" in trial.user_attrs}
-        assert {trial.number for trial in result.study.front.trials} <= repeated
-        assert {trial.state.name for trial in trials} == {"COMPLETE"}
-        again = go("Points", space=space, budget=budget, confirm=1, stopping="none")
-        assert again.stopped.startswith("budget.min_gain")
-        assert len(kept().trials) == len(trials)
-        more = go("Points", space=space, budget={"trials": len(trials) + 2}, confirm=1, stopping="none")
-        assert not more.stopped
-        with pytest.raises(StudyFileError, match=r"budget\.min_gain: expected sampler: front"):
-            go("Points", budget=budget, sampler="tpe")
-
     @pytest.mark.parametrize(
         "sampler", ["front", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tpe", "random"))]
     )

@@ -31,7 +31,7 @@ def prior_of(domains: dict[str, Any]) -> tuple[SpaceTransform, OptimumPrior]:
 def test_nine_in_ten_of_what_is_drawn_lie_within_the_factor(best: float, within: float) -> None:
     domains = {
         "other": Range(low=0.0, high=1.0),
-        "rate": Range(**RATE, prior={"best": best, "within": within}),
+        "rate": Range(**RATE, prior=(best / within, best * within)),
     }
     transform, prior = prior_of(domains)
     points = prior.drawn(np.random.default_rng(0).random((4000, 2)), np.random.default_rng(1))
@@ -44,7 +44,7 @@ def test_nine_in_ten_of_what_is_drawn_lie_within_the_factor(best: float, within:
 
 
 @pytest.mark.parametrize(
-    "domain", [Range(low=0.0, high=0.8, prior=0.3), Range(low=1, high=200, prior={"best": 40, "within": 20})]
+    "domain", [Range(low=0.0, high=0.8, prior=0.3), Range(low=1, high=200, prior=(20, 60))]
 )
 def test_a_distance_is_one_on_any_scale_of_the_models(domain: Range) -> None:
     """Whole numbers of a wide range are on a log scale for the models, though their prior has a distance."""
@@ -61,9 +61,7 @@ def test_a_distance_is_one_on_any_scale_of_the_models(domain: Range) -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(0, 200), st.integers(0, 2**32 - 1))
 def test_weights_are_bounded_and_fade(point: list[float], ended: int, seed: int) -> None:
-    _, prior = prior_of(
-        {"rate": Range(**RATE, prior=1e-3), "decay": Range(**RATE, prior={"best": 0.1, "within": 1.1})}
-    )
+    _, prior = prior_of({"rate": Range(**RATE, prior=1e-3), "decay": Range(**RATE, prior=(0.09, 0.11))})
     points, rng = np.array([point, prior.best]), np.random.default_rng(seed)
     tried, accuracy = rng.random((6, 2)), rng.random(6)
     now, later = (
@@ -79,7 +77,7 @@ def test_one_that_is_surer_than_numbers_can_tell_has_a_density() -> None:
     _, prior = prior_of(
         {
             "other": Range(low=0.0, high=1.0),
-            "one": Range(low=0.0, high=1.0, prior={"best": 0.3, "within": 1e-30}),
+            "one": Range(low=0.0, high=1.0, prior=(0.3, math.nextafter(0.3, 1))),
         }
     )
     points = np.array([[0.5, 0.3], [0.5, 0.9]])
@@ -90,7 +88,7 @@ def test_one_that_is_surer_than_numbers_can_tell_has_a_density() -> None:
 
 @pytest.mark.parametrize(("best", "nearest"), [(8, 0.0), (4096, 1.0)])
 def test_beyond_the_batches_that_can_be_planned_the_nearest_is_expected(best: int, nearest: float) -> None:
-    batch = Range(low=8, high=4096, log=True, prior={"best": best, "within": 1.05})
+    batch = Range(low=8, high=4096, log=True, prior=(best / 1.05, best * 1.05))
     space = SearchSpace.of({"effective_batch": batch, "other": Range(low=0.0, high=1.0)}, feasible=(64, 128))
     transform = SpaceTransform(space.searched)
     prior = OptimumPrior.of(transform, space.expected)
@@ -119,7 +117,7 @@ def test_a_parameter_that_does_not_apply_is_neither_near_nor_far() -> None:
     when = {"kind": ["sgd"]}
     domains = parse_study(
         "study: s\ntask: tasks.py:train\nspace:\n  effective_batch: 8\n  reference_rate: 0.1\n  kind: [sgd, adam]\n"
-        "  momentum: {low: 0.1, high: 0.9, prior: {best: 0.5, within: 0.01}, when: {kind: sgd}}\n"
+        "  momentum: {low: 0.1, high: 0.9, prior: [0.49, 0.51], when: {kind: sgd}}\n"
     ).domains()
     assert domains["momentum"].when == {"kind": ("sgd",)} != when
     transform, prior = prior_of(dict(domains))
@@ -149,7 +147,7 @@ def begun(prior: dict[str, Any], seed: int) -> list[float]:
 
 def test_a_search_begins_where_it_is_expected_and_beside_it() -> None:
     """Without one it begins in the middle of the range."""
-    lone = [begun({"prior": {"best": 1e-4, "within": 1.5}}, seed) for seed in range(12)]
+    lone = [begun({"prior": [1e-4 / 1.5, 1.5e-4]}, seed) for seed in range(12)]
     assert np.median([rates[1] for rates in lone]) == pytest.approx(-2.5, abs=0.6)
     spread = [begun({}, seed) for seed in range(12)]
     assert np.median(spread) == pytest.approx(-2.5, abs=0.6)
@@ -195,21 +193,17 @@ def test_a_right_one_helps_early_and_a_wrong_one_is_forgotten() -> None:
         ("{low: 1e-4, high: 1e-1, prior: 0.5}", "expected a prior's best value from 0.0001 to 0.1, got 0.5"),
         ("{low: 1e-4, high: 1e-1, prior: -1}", "expected a prior's best value from 0.0001 to 0.1, got -1"),
         ("{low: 0.1, high: 0.1, prior: 0.1}", "expected a range to search with a prior, got one value, 0.1"),
-        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0.5}}", "expected within: a factor above 1"),
         (
-            "{low: 1e-4, high: 1e-1, prior: {best: 3e-4, within: 0}}",
-            "prior.within: expected a number > 0, got 0",
+            "{low: 1e-4, high: 1e-1, prior: [1e-3, 1e-4]}",
+            "two values above 0, since the scale is logarithmic",
         ),
-        (
-            "{low: 1e-4, high: 1e-1, prior: {best: 3e-4, width: 2}}",
-            "Did you mean 'within'? Valid keys: best, within",
-        ),
-        ("{low: 1e-4, high: 1e-1, prior: {within: 3}}", "prior.best: missing required key"),
-        (
-            "{low: 1e-4, high: 1e-1, prior: soon}",
-            "prior: expected a number, or {best: 3e-4, within: 10}; got 'soon'",
-        ),
-        ("{low: 1e-4, high: 1e-1, prior: .nan}", "expected a number, or {best: 3e-4, within: 10}; got nan"),
+        ("{low: 1e-4, high: 1e-1, prior: [0, 1e-3]}", "the lower first; got [0, 0.001]"),
+        ("{low: 0, high: 1, prior: [0.5, 0.5]}", "expected a prior of two values, the lower first"),
+        ("{low: 1e-4, high: 1e-1, prior: [1e-4]}", "prior: expected a number, or two such as [1e-4, 1e-3]"),
+        ("{low: 1e-4, high: 1e-1, prior: {best: 3e-4}}", "or two such as [1e-4, 1e-3]; got {'best': 0.0003}"),
+        ("{low: 1e-4, high: 1e-1, prior: [1e-2, 1e3]}", "best value from 0.0001 to 0.1, got 3.16227766017"),
+        ("{low: 1e-4, high: 1e-1, prior: soon}", "prior: expected a number, or two such as"),
+        ("{low: 1e-4, high: 1e-1, prior: .nan}", "or two such as [1e-4, 1e-3]; got nan"),
     ],
 )
 def test_what_is_no_prior_is_refused_where_it_stands(domain: str, words: str) -> None:

@@ -139,7 +139,7 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
 def test_what_reaches_no_floor_is_stopped_once_a_trial_does(floor: float) -> None:
     """However fast it is: before that, only a trial that is no slower than one on the front."""
     ended = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
-    stopping = FrontStopping(Metric(at_least=floor), 0.05)
+    stopping = FrontStopping(Metric(floor=floor), 0.05)
     for number, end in enumerate(ended):
         stopping.learn(number, 10.0, [(tenth / 10, tenth * end / 10) for tenth in range(1, 11)], done=True)
 
