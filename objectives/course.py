@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from ..spaces.plan import BatchPlan
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .model.batch_norm import batch_norms
 from .parallel.data_parallel import Ranks
 from .state.checkpoint import LEAVE, Checkpoint, random_state, set_random_state
-from .state.leaving import Leaving
+from .state.leaving import Leaving, asked_to_leave
 from .state.time_left import TimeLeft
 from .steps.loss_sum import LossSum
 from .steps.step_clock import COUNTED_STEPS, StepClock, Timed
@@ -94,6 +96,7 @@ class Course:
                 set_random_state(state["rng_state"][self.ranks.rank], training.device)
             self._state = None
         self.time_left = TimeLeft(self.setup, self.seen, points)
+        self._leaves = self._has_ended = False
 
     def _begin_losses(self, total: float = 0.0, count: int = 0) -> None:
         self.losses, self._count = LossSum(self._training.device, total), count
@@ -111,19 +114,24 @@ class Course:
         self.time_left.update(self.number - self._begun, self.seen, self.ranks)
         return (self.seen + self.plan.effective_batch / 2) / self.time_left.samples
 
-    def advance(self, losses: int = 0) -> None:
-        """Count the next step.
-
-        Args:
-            losses: how many were added to the sum.
-        """
+    def advance(self) -> None:
+        """Count the next step."""
         self.seen += self.plan.effective_batch
         self.number += 1
-        self._count += losses
+
+    def add(self, loss: Tensor) -> None:
+        """Add a step's mean loss to those since the last measurement."""
+        self.losses += loss
+        self._count += 1
 
     @property
     def is_over(self) -> bool:
         return self.seen >= self.time_left.samples
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another step: the budget is not over, and the losses were finite when they were last measured."""
+        return not (self.is_over or self._has_ended)
 
     @property
     def is_due(self) -> bool:
@@ -155,14 +163,17 @@ class Course:
             train_loss=float(self.losses) / self._count if self._count else None,
             facts={**self.facts, **self.checkpoint.facts()},
         )
+        self._has_ended = not math.isfinite(measurement.train_loss or 0.0)
         self._begin_losses()
         self.checkpoint.add(measurement)
         return measurement
 
     def saves(self) -> bool:
-        """Whether a checkpoint is due at this measurement, as all ranks agree."""
-        waited_s = self.ranks.max_over_ranks(0.0 if self.ranks.rank else self.checkpoint.waited_s())
-        return self.checkpoint.due(waited_s)
+        """Whether to save at this measurement, as all ranks agree: a checkpoint is due, or this process was asked to leave."""
+        first = not self.ranks.rank
+        self._leaves = self.ranks.max_over_ranks(float(first and asked_to_leave())) > 0
+        waited_s = self.ranks.max_over_ranks(self.checkpoint.waited_s() if first else 0.0)
+        return self._leaves or self.checkpoint.due(waited_s)
 
     def save(self, clock: StepClock) -> None:
         """Write a checkpoint: rank 0 writes it, with the random state of every rank."""
@@ -188,6 +199,8 @@ class Course:
         Raises:
             Leaving: this process was asked to leave.
         """
+        if self._leaves:  # and has saved at its measurement
+            raise Leaving
         if not (wanted := self.checkpoint.wanted(self.number, self.ranks)):
             return
         until_now = self.clock.fork()

@@ -15,13 +15,10 @@ The loop has the steps of any integer batch, the rates of the schedule, checkpoi
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,23 +30,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..spaces.boundary.files import file_name
 from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError
-from ..spaces.plan import BatchPlan
 from ..spaces.trial import Measurement, TrialSetup
-from .course import Course
-from .data.batches import Loader, mixed, to_device
-from .data.training_samples import TrainingSamples
-from .loading import schedule_of
-from .machine.accelerator import device_of, moved, pins
-from .machine.torch_settings import configure_torch
-from .model.batch_norm import batch_norms, correct_batch_norm
+from .engine import Engine, PlannedStep
+from .machine.accelerator import moved
 from .model.buffers import SharedBuffers
-from .model.modes import TrainingModes, untouched
-from .model.weight_average import WeightAverage
-from .optimizers import load_whole_state, whole_state
-from .parallel.data_parallel import Ranks
+from .model.modes import untouched
 from .state.checkpoint import save_state
-from .steps.constants import Constants
-from .steps.rates import Rates
 from .steps.two_passes import fresh, held
 from .task import Data, check_kind, check_no_scheduler, check_optimizer, checked_data, closure_error
 
@@ -75,63 +61,35 @@ class Part:
     weight: float
 
 
-class Step:
-    """One optimizer step of the trial: iterate it for its parts, any number of times; they are the same each time.
+class Step(PlannedStep):
+    """One optimizer step of the trial: iterate it for its parts, any number of times; they are the same each time."""
 
-    Attributes:
-        samples: of the whole step, on all devices.
-        number: from 0.
-        fraction: of the budget that is trained on, at the middle of the step.
-    """
+    _engine: Loop
 
-    def __init__(
-        self, loop: Loop, micro_batches: Sequence[tuple[int, Any]], samples: int, number: int, fraction: float
-    ) -> None:
-        self.samples, self.number, self.fraction = samples, number, fraction
-        self._loop, self._micro_batches, self._due = loop, list(micro_batches), False
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._taken = self._passes = 0
         self.stepped: set[str] = set()  # names of the optimizers that have stepped
-        self._over = False
-        self.finished = False
 
     def __iter__(self) -> Iterator[Part]:
         self._check_open("takes parts")
         self._passes += 1
-        with self._loop.constants.held(self._passes):
-            for place, (samples, batch) in enumerate(self._micro_batches):
+        with self._engine.constants.held(self._passes):
+            for place, (samples, batch) in enumerate(self.micro_batches):
                 batch = held(batch)
-                self._micro_batches[place] = samples, batch
+                self.micro_batches[place] = samples, batch
                 self._taken = max(self._taken, place + 1)
                 yield Part(
-                    self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples
+                    self._engine.on_device(fresh(batch, self._engine.device)), samples, samples / self.samples
                 )
 
     @property
     def sizes(self) -> list[int]:
         """Samples of its parts."""
-        return [samples for samples, _ in self._micro_batches]
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether to evaluate now and yield `loop.measure(...)`; asked after the last optimizer step, where its time ends."""
-        if self._due and not self._over:
-            self._loop.finish(self)
-            self._over = True
-            self._loop.pause()
-            self._loop.begin_evaluation()
-        return self._due
-
-    @property
-    def paused(self) -> bool:
-        """Whether its time has ended before its body, which has evaluated since."""
-        return self._over
-
-    def due(self) -> None:
-        """Let it be one after which the training is evaluated."""
-        self._due = True
+        return [samples for samples, _ in self.micro_batches]
 
     def _check_open(self, what: str) -> None:
-        if self._over:
+        if self.paused:
             raise TaskError(
                 f"Loop: expected step.evaluates after the last optimizer step, since what follows is not timed; step "
                 f"{self.number} {what} afterwards"
@@ -147,9 +105,9 @@ class Step:
         Raises:
             TaskError: they were not, or none has.
         """
-        if self._taken < len(self._micro_batches):
-            used = sum(samples for samples, _ in self._micro_batches[: self._taken])
-            total = sum(samples for samples, _ in self._micro_batches)
+        if self._taken < len(self.micro_batches):
+            used = sum(samples for samples, _ in self.micro_batches[: self._taken])
+            total = sum(samples for samples, _ in self.micro_batches)
             raise TaskError(
                 f"Loop: expected every step to use all of its parts, got {used} of {total} samples in step {self.number}. "
                 "Write `for part in step:` without break."
@@ -157,11 +115,11 @@ class Step:
         if not self.stepped:
             raise TaskError(
                 f"Loop: expected an optimizer step in every step, got none in step {self.number}. Call step() of one of "
-                f"{', '.join(self._loop.optimizers)}."
+                f"{', '.join(self._engine.optimizers)}."
             )
 
 
-class Loop(TrainingSamples):
+class Loop(Engine):
     """The steps of a trial, for the user's own training loop: see the module.
 
     Args:
@@ -175,6 +133,8 @@ class Loop(TrainingSamples):
         TaskError: an optimizer of other parameters, none with the setup's settings, or options that it does not support.
     """
 
+    step_type = Step
+
     def __init__(
         self,
         setup: TrialSetup,
@@ -183,41 +143,20 @@ class Loop(TrainingSamples):
         optimizers: Mapping[str, Optimizer],
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.setup = setup
-        self.models, self.optimizers, self.others = dict(models), dict(optimizers), dict(state or {})
+        self.setup, self.models = setup, dict(models)
         self._check_supported()
-        self.ranks = Ranks.of(setup.plan.devices)
-        self.device = device_of(setup.device)
-        configure_torch(setup)
+        super().__init__(setup)
+        self.optimizers, self.others = dict(optimizers), dict(state or {})
         self.model: nn.Module = moved(nn.ModuleDict(self.models), self.device)
         self._check_optimizers()
-        self.rates = self._make_rates()
         self.open_data(checked_data(data))
-        correct_batch_norm(
-            self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size])
-        )
-        self.modes = TrainingModes(self.model)
-        self.constants = Constants("Loop", self.model, checked=not setup.training.accept_inexact)
-        self.average, self._buffers = WeightAverage(self.parameters), SharedBuffers(self.model, self.ranks)
-        self._evaluation = ExitStack()
-        self._elapsed_s = self._evaluating_since = 0.0
-        self.current: Step | None = None
+        self._know_modes(self.model)
+        self._step_with("Loop", "Loop: optimizers")
+        self.buffers = SharedBuffers(self.model, self.ranks)
         self._casts = False
         self._ever: set[str] = set()
-        self.reported: tuple[Measurement, ...] = ()
-        self._measured = True
         global _newest
         _newest = self
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The first optimizer."""
-        return next(iter(self.optimizers.values()))
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters of all models."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _check_supported(self) -> None:
         training = self.setup.training
@@ -258,108 +197,38 @@ class Loop(TrainingSamples):
         if len(faults) == len(self.optimizers):
             raise faults[0]
 
-    def _make_rates(self) -> Rates:
-        training = self.setup.training
-        return Rates(
-            "Loop: optimizers", list(self.optimizers.values()), schedule_of(self.setup), training.warmup
-        )
-
     def _check_settings(self, where: str, optimizer: Optimizer) -> None:
         check_optimizer(where, optimizer, self.setup)
-
-    course: Course
 
     # The steps
 
     def __iter__(self) -> Iterator[Step]:
         session = _session.get()
-        return session.serve(self) if session is not None else self._steps()
+        return session.serve(self) if session is not None else self._trained()
 
-    def _steps(self) -> Iterator[Step]:
-        """Every step of the budget, or what an earlier attempt has left of it."""
-        setup = self.setup
-        self.course = course = Course(setup, self.ranks)
-        if self.ranks.rank:  # before a checkpoint has put back what it drew last
-            torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
-        course.begin(self, points=self.evaluated_at)
-        self.reported = course.reported
-        self.start()
-        loader = self.loader(course.plans[course.number :], course.seen)
+    def _trained(self) -> Iterator[Step]:
+        """Every step that is left, and the models at their end."""
+        self.begin()
         with self.hooked():
-            course.clock.restart()
-            while not course.is_over:
-                plan, fraction = course.plan, course.next_fraction()
-                self.rates.set(fraction)
-                step = self._step(plan, loader, fraction)
-                course.advance()
-                if self._is_due(plan.effective_batch):
-                    step.due()
-                    self._measured = False
-                self._timing = course.clock.step(plan.effective_batch)
-                self._timing.__enter__()
-                self.current = step
-                try:
-                    yield step
-                except BaseException:
-                    self.pause()
-                    self._evaluation.close()
-                    raise
-                self.finish(step)
-                self.pause()
-                self._evaluation.close()
-                self.end(step)
-                if not self._measured:
-                    raise TaskError(
-                        f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
-                    )
-                if step.paused:
-                    course.clock.restart()
-                if not course.is_over:
-                    course.save_between()
+            yield from self.steps()
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(
                 f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did"
             )
-        if setup.model_folder is not None and not self.ranks.rank:
+        folder = self.setup.model_folder
+        if folder is not None and not self.ranks.rank:
             with untouched(self.model, self.optimizers.values(), self.device), self.average.in_place():
                 for name, model in self.models.items():
-                    save_state(Path(setup.model_folder) / f"{file_name(name)}.pt", model.state_dict())
-
-    def _is_due(self, size: int) -> bool:
-        """Whether a step of this size, the last that was counted, is followed by an evaluation."""
-        return self.course.is_due
+                    save_state(Path(folder) / f"{file_name(name)}.pt", model.state_dict())
 
     def start(self) -> None:
         """Make all devices' models those of the first, and put them into training mode."""
         self.ranks.broadcast([tensor.data for tensor in (*self.model.parameters(), *self.model.buffers())])
-        self.modes.train(self.model)
-
-    def _step(self, plan: BatchPlan, loader: Loader, fraction: float) -> Step:
-        sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
-        return Step(
-            self,
-            [(size, partial(loader.take, size)) for size in sizes],
-            plan.effective_batch,
-            self.course.number,
-            fraction,
-        )
-
-    def finish(self, step: Step) -> None:
-        """What belongs to a step after its body, once, within its time."""
-        if step.finished:
-            return
-        step.finished = True
-        self._buffers.after_step()
-        if self.setup.training.ema is not None:
-            self.average.update(self.setup.ema_decay(step.samples))
+        super().start()
 
     def begin_evaluation(self) -> None:
-        """Until the measurement the models are as they are to be evaluated: the same on all devices, with averaged weights."""
-        self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
-        self._buffers.broadcast()
-        self._evaluation.enter_context(untouched(self.model, self.optimizers.values(), self.device))
-        self._evaluation.enter_context(self.average.in_place())
-        self._evaluating_since = time.monotonic()
+        self._evaluation.enter_context(self.as_evaluated())
+        super().begin_evaluation()
 
     def end(self, step: Step) -> None:
         """The body of a step has ended.
@@ -374,15 +243,10 @@ class Loop(TrainingSamples):
                 "training.precision: expected `with loop.autocast():` around the forward passes, as bf16 needs; got none in "
                 "the first step"
             )
-
-    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Loader:
-        """This device's micro-batches for steps with these plans, from a position in training."""
-        return self.micro_batches_of(
-            plans, position, self.setup.training.workers, pin_memory=pins(self.device)
-        )
-
-    def on_device(self, batch: Any) -> Any:
-        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+        if not self.measured:
+            raise TaskError(
+                f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
+            )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of the forward passes: the study's precision."""
@@ -429,22 +293,10 @@ class Loop(TrainingSamples):
         stack.callback(register_optimizer_step_post_hook(after).remove)
         return stack
 
-    # Samples at which a training of so many is evaluated, where not at equal fractions of it.
-    evaluated_at: Callable[[int], Sequence[int]] | None = None
     # Whether the study's schedule sets the rates, and whether a step may come in parts.
     schedules = splits = True
     # Called with an optimizer's name and parameters in each of its steps, with its gradient there.
     listeners: tuple[Callable[[str, Sequence[Tensor]], None], ...] = ()
-
-    def pause(self) -> None:
-        """End the time of the current step."""
-        timing, self._timing = self._timing, None
-        if timing is not None:
-            timing.__exit__(None, None, None)
-            if self.current is not None and not self._measured:
-                self._elapsed_s = self.course.clock.elapsed_s()
-
-    _timing: AbstractContextManager[None] | None = None
 
     # Measurements and checkpoints
 
@@ -454,57 +306,23 @@ class Loop(TrainingSamples):
         Raises:
             TaskError: it is not time to.
         """
-        if self.current is None or self._measured or not self.current.paused:
+        if self.current is None or self.measured or not self.current.paused:
             raise TaskError(
                 "Loop.measure: expected a call where step.evaluates is true, and one for each such step"
             )
-        self.pause()
-        course = self.course
-        course.time_left.evaluated(time.monotonic() - self._evaluating_since, course.seen)
-        self._measured = True
+        self.current.check_complete()
         self._evaluation.close()
-        values = {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
-        facts = {**self.rates.facts(self.setup.weight_decay), **self.data_facts(course.seen, self._elapsed_s)}
-        measurement = course.measurement(values, facts, self._elapsed_s)
-        # Scores may differ between ranks, what is done may not.
-        own = float(not self.ranks.rank and all(map(math.isfinite, values.values())))
-        finite = self.ranks.max_over_ranks(own)
-        saves = course.saves()
-        if finite and saves and not course.is_over:
-            self.current.check_complete()
-            course.save(course.clock)
-        return measurement
-
-    @property
-    def averages(self) -> Sequence[Tensor]:
-        """The average of the weights, if there is one."""
-        return self.average.values
+        return self.measurement(
+            {name: number_of(f"Loop.measure: {name}", value) for name, value in scores.items()}
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
-        # A mean over ranks of running means is the running mean of their mean: between evaluations too, nothing changes.
-        self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
-        return {
-            "models": self.model.state_dict(),
-            "optimizers": {name: whole_state(optimizer) for name, optimizer in self.optimizers.items()},
-            "others": {name: other.state_dict() for name, other in self.others.items()},
-            "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
-            "average": [*self.average.values],
-            "stream": None if self.live is None or self.ranks.rank else self.live.state(self.course.seen),
+        return super().state_dict() | {
+            "ever": sorted(self._ever | (self.current.stepped if self.current else set()))
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.model.load_state_dict(state["models"])
-        for name, optimizer in self.optimizers.items():
-            load_whole_state(optimizer, state["optimizers"][name])
-        self.rates.forget()
-        for name, other in self.others.items():
-            other.load_state_dict(state["others"][name])
-        if state["average"]:
-            self.average.load(state["average"])
-        if self.live is not None:
-            self.live.set_state(state["stream"])
+        super().load_state_dict(state)
         self._ever = set(state["ever"])
 
 

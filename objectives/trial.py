@@ -187,11 +187,10 @@ def _with_earlier(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
     while True:
         with contained():
             measurement = next(measurements, _OVER)
+        if first and (loop := newest_loop()) is not None:
+            yield from loop.reported
         if measurement is _OVER:
             return
-        loop = newest_loop()
-        if first and loop is not None:
-            yield from loop.reported
         first = False
         yield measurement
 

@@ -865,7 +865,7 @@ def ends_with_a_front(example: str, folder: Path) -> None:
     command = [sys.executable, "-m", "bsearch", "run", "study.yaml", "--serial", "--trials", "4", "--json"]
     done = subprocess.run(command, cwd=study, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
-    front = json.loads(done.stdout)["front"]
+    front = json.loads(done.stdout.splitlines()[-1])["front"]
     assert front and max(one["accuracy"] for one in front) > 0.5
     assert {path.name for path in study.iterdir()} - {"__pycache__"} == {
         "study.yaml",

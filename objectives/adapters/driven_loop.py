@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -23,19 +24,18 @@ from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.record import OURS_OF_SCORES, reported_name
 from ...spaces.schedule import evaluation_points
-from ...spaces.trial import Measurement, TrialSetup
+from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..course import Course
 from ..data.batches import Fetcher, RandomState, SampleStream, batches
 from ..data.sample_weights import loader_order
 from ..data.stream import InOrder
-from ..loading import schedule_of
-from ..machine.torch_settings import configure_torch, seed_everything
+from ..engine import Engine
+from ..machine.torch_settings import seed_everything
 from ..model.batch_norm import correct_batch_norm
-from ..optimizers import load_whole_state, whole_state
+from ..model.buffers import SharedBuffers
+from ..model.weight_average import WeightAverage
 from ..parallel.data_parallel import Ranks
 from ..profiling.memory.live_bytes import LiveBytes
-from ..steps.rates import Rates
-from ..steps.step_clock import StepClock
 from ..task import check_kind, check_optimizer
 from .coupled_loss import CoupledLoss
 
@@ -56,11 +56,11 @@ def zero_gradients(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-class DrivenLoop:
-    """One attempt's budget, trained by a third-party loop.
+class DrivenLoop(Engine):
+    """One attempt's budget, trained by a third-party loop: it calls where a step begins and ends.
 
-    `plans[number]` is the next step, `seen` the samples trained on. Where an earlier attempt left a checkpoint, both resume
-    from it, and `reported` holds its measurements.
+    `plans[number]` is the next step or the current one, `seen` the samples trained on before it. Where an earlier attempt left
+    a checkpoint, both resume from it, and `reported` holds its measurements.
 
     Args:
         where: the adapter's name, for messages.
@@ -73,13 +73,7 @@ class DrivenLoop:
     """
 
     # The library's training loader: set once it has created it.
-    loader: Any
-    # Set in `start`, once the loop has created them.
-    device: torch.device
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    clock: StepClock
-    averages: Sequence[Tensor] = ()
+    source: Any
     # The loop that has begun last, while it lives.
     newest: ClassVar[Callable[[], DrivenLoop | None]] = staticmethod(lambda: None)
 
@@ -95,10 +89,11 @@ class DrivenLoop:
         self.setup, self.where, self.couples_samples = setup, where, couples_samples
         self.coupled_loss, self.takes_steps = coupled_loss, takes_steps
         self._check_supported()
-        self.schedule = schedule_of(setup)
-        configure_torch(setup)
-        self.course = Course(setup, Ranks())
-        self.plans, self.reported = self.course.plans, self.course.reported
+        super().__init__(setup, Ranks())
+        # A library's loop is told its number of steps, so a deadline does not shorten it.
+        self.course = course = Course(replace(setup, ends_by=None), self.ranks)
+        self.plans, self.reported = course.plans, course.reported
+        self.number, self.seen = course.number, course.seen
         self._check_whole_steps()
         ends = tuple(accumulate(plan.effective_batch for plan in self.plans))
         points = evaluation_points(setup.samples_budget, setup.training.evaluations)
@@ -109,7 +104,7 @@ class DrivenLoop:
         self._tokens = 0  # of the steps so far
         self._fetched_tokens: dict[int, int] = {}  # by step, of those that are not over
         self._micro_batches: Generator[Any] | None = None
-        self._step_context: AbstractContextManager[None] | None = None
+        self._steps = self.steps()
         self.measuring = False  # from the step after which to measure until `resume_clock`
 
     def _check_supported(self) -> None:
@@ -146,19 +141,9 @@ class DrivenLoop:
                 )
 
     @property
-    def number(self) -> int:
-        """The next step."""
-        return self.course.number
-
-    @property
-    def seen(self) -> int:
-        """Samples that were trained on."""
-        return self.course.seen
-
-    @property
     def plan(self) -> BatchPlan:
         """The plan of the current step, or of the next one."""
-        return self.course.plan
+        return self.plans[self.number]
 
     @property
     def done(self) -> bool:
@@ -175,7 +160,7 @@ class DrivenLoop:
     @property
     def _training_set(self) -> int:
         """Samples of the training set; 0 while unknown."""
-        dataset: Any = getattr(getattr(self, "loader", None), "dataset", None)
+        dataset: Any = getattr(getattr(self, "source", None), "dataset", None)
         return len(dataset) if hasattr(dataset, "__len__") else 0
 
     @property
@@ -197,7 +182,7 @@ class DrivenLoop:
         """Number of measurements still to come."""
         return sum(after > self.number for after in self._measured_after)
 
-    def micro_batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         """The micro-batches up to the next measurement, collated as the loader does.
 
         Call again after each measurement. Called again without a step in between, it starts with the same samples.
@@ -221,13 +206,13 @@ class DrivenLoop:
             if self._fetched in self._measured_after:
                 return
 
-    def fetcher(self) -> Fetcher:
+    def training_data(self) -> Fetcher:
         """The training data, collated as the loader does.
 
         Raises:
             TaskError: data without length or indexing, or of another length than the study says; a sampler of the user's own.
         """
-        dataset: Any = getattr(self.loader, "dataset", None)
+        dataset: Any = getattr(self.source, "dataset", None)
         if (
             not hasattr(dataset, "__len__")
             or not hasattr(dataset, "__getitem__")
@@ -235,7 +220,7 @@ class DrivenLoop:
         ):
             raise TaskError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
-                f"index), got {type(self.loader if dataset is None else dataset).__name__}. For a stream, "
+                f"index), got {type(self.source if dataset is None else dataset).__name__}. For a stream, "
                 "use a Task with Data(train, validation, samples=...)."
             )
         self.weights()  # refuses what a trial cannot draw
@@ -244,7 +229,7 @@ class DrivenLoop:
             raise TaskError(
                 f"training.samples: expected the length of the training set, {size}, got {expected}"
             )
-        return Fetcher(dataset, self.loader.collate_fn)
+        return Fetcher(dataset, self.source.collate_fn)
 
     def weights(self) -> np.ndarray | None:
         """The weights by which the loader's sampler draws, as in `loader_order`.
@@ -252,11 +237,11 @@ class DrivenLoop:
         Raises:
             TaskError: a sampler of the user's own, or weights that are none.
         """
-        return loader_order(self.where, self.loader)[0]
+        return loader_order(self.where, self.source)[0]
 
     def _batches(self) -> Generator[Any]:
-        setup, fetcher = self.setup, self.fetcher()
-        weights, shuffle = loader_order(self.where, self.loader)
+        setup, fetcher = self.setup, self.training_data()
+        weights, shuffle = loader_order(self.where, self.source)
         stream = (SampleStream if shuffle else InOrder)(len(fetcher.dataset), setup.seed, weights)  # type: ignore[arg-type]
 
         def keys(position: int) -> Iterator[Any]:
@@ -265,11 +250,11 @@ class DrivenLoop:
                     yield stream.take(position, samples)
                     position += samples
 
-        workers = setup.training.workers or self.loader.num_workers
-        pinned = self.loader.pin_memory and setup.device == "gpu"
+        workers = setup.training.workers or self.source.num_workers
+        pinned = self.source.pin_memory and setup.device == "gpu"
         yield from batches(fetcher, keys(self.seen), workers, pinned)
 
-    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """Call before the first step, once model and optimizer are on their device.
 
         Args:
@@ -282,17 +267,18 @@ class DrivenLoop:
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
         check_kind(f"{self.where}: the optimizer", optimizer)
         self._check_own_parameters(model, optimizer)
-        self.model, self.optimizer, self._scaler = model, optimizer, scaler
+        self.model, self.optimizers = model, {"optimizer": optimizer}
+        self.others = {} if scaler is None else {"scaler": scaler}
         DrivenLoop.newest = weakref.ref(self)
-        self.rates = Rates(f"{self.where}: the optimizer", [optimizer], self.schedule, setup.training.warmup)
+        self.rates = self._make_rates(f"{self.where}: the optimizer")
         optimizer.register_step_pre_hook(lambda *_: self.rates.check())
+        self.average, self.buffers = WeightAverage([]), SharedBuffers(model, self.ranks)
         self.device = next(model.parameters()).device
         correct_batch_norm(model, setup.plan.accumulation)
         if not self.number:
             # Dropout depends on the seed alone, not on random numbers drawn while creating the model and reading the data.
             seed_everything(setup.seed)
         self.course.begin(self, counts_memory=not setup.training.compile)
-        self.clock = self.course.clock
         self.resume_clock()
 
     def _check_own_parameters(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -313,25 +299,19 @@ class DrivenLoop:
     def resume_clock(self) -> None:
         """Start the clock, or restart it after a measurement."""
         self.measuring = False
-        self.clock.restart()
+        self.course.clock.restart()
 
     def before_step(self) -> None:
         """Set the learning rate to the schedule's at the middle of the step, and start timing."""
-        size = self.plan.effective_batch
-        self.rates.set((self.seen + size / 2) / self.setup.samples_budget)
-        self._step_context = self.clock.step(size)
-        self._step_context.__enter__()
+        self._step = next(self._steps)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context of the whole loop: closes a step that raised, and ends loader processes."""
         try:
             yield
-        except BaseException as error:
-            if self._step_context is not None:
-                self._step_context.__exit__(type(error), error, error.__traceback__)
-            raise
         finally:
+            self._steps.close()
             if self._micro_batches is not None:
                 self._micro_batches.close()  # ends loader processes now rather than at garbage collection
 
@@ -341,53 +321,61 @@ class DrivenLoop:
         Returns:
             Whether to measure now. If so, the clock is paused until `resume_clock`.
         """
-        assert self._step_context is not None
-        context, self._step_context = self._step_context, None
-        context.__exit__(None, None, None)
+        self.pause()
         if loss is not None:
-            self.course.losses += loss
-        self.course.advance(losses=loss is not None)
+            self.course.add(loss)
+        self.number, self.seen = self.course.number, self.course.seen
         self._tokens += self._fetched_tokens.pop(self.number, 0)
-        # For good: a loop that fetches ahead takes one more step.
-        self.diverged = self.diverged or self.course.has_diverged()
-        self.measuring = self.number in self._measured_after or self.diverged
+        self.measuring = self._step.evaluates
         if self.measuring:
-            self._elapsed_s = self.clock.elapsed_s()
             self._generators = RandomState.now(self.device)
         return self.measuring
 
-    def measurement(self, scores: Mapping[str, float]) -> Measurement:
-        """The measurement with these scores; writes a checkpoint if one is due."""
+    def has_diverged(self) -> bool:
+        # For good: a loop that fetches ahead takes one more step.
+        self.diverged = self.diverged or self.course.has_diverged()
+        return self.diverged
+
+    # What the library's loop does itself
+
+    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Any:
+        return None
+
+    def micro_batches(self, plan: BatchPlan, loader: Any) -> list[tuple[int, Any]]:
+        return []
+
+    def start(self) -> None:
+        """Nothing: modes are its own."""
+
+    def resume(self) -> None:
+        """Nothing: it calls `resume_clock`, before it fetches the next batch."""
+
+    def _is_due(self, size: int) -> bool:
+        return self.course.number in self._measured_after
+
+    def data_facts(self, seen: int, elapsed_s: float) -> dict[str, Parameter]:
+        if not self._tokens:
+            return {}
+        return {"tokens": self._tokens, "tokens_per_s": self._tokens / elapsed_s if elapsed_s else 0.0}
+
+    def measurement(
+        self, scores: Mapping[str, float], facts: Mapping[str, Parameter] | None = None
+    ) -> Measurement:
         self._generators.restore()  # a loader draws where an evaluation begins
-        facts = self.rates.facts(self.setup.weight_decay)
-        if self._tokens:
-            per_s = self._tokens / self._elapsed_s if self._elapsed_s else 0.0
-            facts |= {"tokens": self._tokens, "tokens_per_s": per_s}
         # A trainer logs what its model and callbacks name, `train_loss` often.
-        named = {
-            reported_name(name) if name in OURS_OF_SCORES else name: score for name, score in scores.items()
-        }
-        measurement = self.course.measurement(named, facts, self._elapsed_s)
-        goes_on = math.isfinite(measurement.train_loss or 0.0) and self.number < len(self.plans)
-        if goes_on and self.course.checkpoint.due():
-            self.course.save(self.clock)
-        return measurement
+        return super().measurement(
+            {
+                reported_name(name) if name in OURS_OF_SCORES else name: score
+                for name, score in scores.items()
+            },
+            facts,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": whole_state(self.optimizer),
-            "scaler": self._scaler.state_dict() if self._scaler is not None else {},
-            "tokens": self._tokens,
-        }
+        return super().state_dict() | {"tokens": self._tokens}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.model.load_state_dict(state["model"])
-        load_whole_state(self.optimizer, state["optimizer"])
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state["scaler"])
+        super().load_state_dict(state)
         self._tokens = state["tokens"]
 
 

@@ -35,7 +35,7 @@ class _Steps:
 
     def __init__(self, driven: DrivenLoop, loader: Any) -> None:
         self.driven, self.dataset = driven, loader.dataset
-        driven.loader = loader
+        driven.source = loader
         self._steps = len(driven.plans) - driven.number
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[Any]:
         while self.driven.number < len(self.driven.plans) and not self.driven.diverged:
-            yield from self.driven.micro_batches()
+            yield from self.driven.batches()
 
 
 class _ConstantRate(torch.optim.lr_scheduler.LRScheduler):

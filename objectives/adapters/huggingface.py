@@ -286,14 +286,14 @@ class _MeasuringCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         optimizer = self.trainer.optimizer
         scaler = getattr(self.trainer.accelerator, "scaler", None)
-        self.driven.start(self.trainer.model, getattr(optimizer, "optimizer", optimizer), scaler)
+        self.driven.prepare(self.trainer.model, getattr(optimizer, "optimizer", optimizer), scaler)
 
     def _parts(self) -> TrainingParts:
         self.trainer.model.train()  # as the Trainer's step begins
         return TrainingParts(
             self.trainer.model,
             self.driven.optimizer,
-            self.driven.fetcher(),
+            self.driven.training_data(),
             self._loss,
             self._accumulate,
             self.driven.couples_samples,

@@ -34,7 +34,7 @@ from ..loading import line_of
 from ..machine.accelerator import widest_float
 from ..machine.device_memory import is_out_of_memory
 from ..optimizers import Joined
-from ..steps.stepping import rescale_gradients
+from ..steps.rescale import rescale_gradients
 from ..task import check_no_scheduler
 from .as_generator import Report, as_generator
 from .coupled_loss import BatchLoss, CoupledSteps, Embed, coupled_loss
@@ -253,10 +253,10 @@ class _MicroBatches:
 
     def __init__(self, driven: DrivenLoop, loader: Any) -> None:
         self.driven = driven
-        driven.loader = loader
+        driven.source = loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self.driven.micro_batches()
+        return self.driven.batches()
 
 
 class _Accumulation:
@@ -490,7 +490,7 @@ class _DrivingCallback(Callback):
         trainer.fit_loop.max_epochs = self.driven.measurements_left
         optimizer = Joined(trainer.optimizers) if several else trainer.optimizers[0]
         check_no_scheduler("lightning.Trainer: the optimizer", optimizer)
-        self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
+        self.driven.prepare(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
 
     def _parts(self, trainer: Trainer, module: LightningModule) -> TrainingParts:
         def loss(copied: nn.Module, batch: Any) -> Tensor:
@@ -500,7 +500,7 @@ class _DrivingCallback(Callback):
             return self._accumulate(trainer, module, micro_batches)
 
         driven = self.driven
-        coupled, data, weights = driven.coupled_loss, driven.fetcher(), driven.weights()
+        coupled, data, weights = driven.coupled_loss, driven.training_data(), driven.weights()
         if coupled is not None:
             coupled = coupled.given(lambda copied, batch: self._transferred(trainer, copied, batch))
         parts = TrainingParts(

@@ -35,7 +35,7 @@ class TrainingSamples:
     setup: TrialSetup
     ranks: Ranks
     data: Data
-    live: TrainingStream | None
+    live: TrainingStream | None = None
     stream: SampleStream
     train_fetcher: Fetcher
 
@@ -51,7 +51,6 @@ class TrainingSamples:
             train = self.live.first  # all that can be fetched by index
             self.stream = InOrder(len(train), setup.seed)
         else:
-            self.live = None
             self.stream = (SampleStream if data.shuffle else InOrder)(len(train), setup.seed, data.weights)  # type: ignore[arg-type]
         self.train_fetcher = self.fetcher(train, data.train_collate)
 

@@ -89,7 +89,7 @@ class LoopSession:
                 except GeneratorExit:  # the body has failed; modes are those of its thread
                     self._stack.close()
                     raise
-                loop.finish(step)
+                step.finish()
                 accelerator.synchronize(loop.device)
                 took_s = time.perf_counter() - started
                 self._stack.close()

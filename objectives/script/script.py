@@ -149,7 +149,7 @@ class ScriptLoop(Loop):
         }
         super().__init__(setup, data, models, optimizers, others)
 
-    def _make_rates(self) -> Any:
+    def _make_rates(self, where: str) -> Stepped:
         return _ScriptRates(list(self.optimizers.values()))
 
     def _check_supported(self) -> None:
@@ -568,10 +568,10 @@ class _Run:
         earlier = {} if self._needs_evaluation else self._earlier
         scores = {} if self._needs_evaluation and not self._evaluates else self._scores or earlier
         loop, self._scores, self._earlier = self._loop, {}, {}
-        if loop is None or loop.current is None or not loop.current.paused or loop._measured:
+        if loop is None or loop.current is None or not loop.current.paused or loop.measured:
             return
         if not scores:
-            loop._measured = loop._unmeasured = True
+            loop.measured = loop._unmeasured = True
             return
         if len(scores) > 1:
             got = ", ".join(f"{value:.6g} in {line[:80]!r}" for value, line in scores.items())

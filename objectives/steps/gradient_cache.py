@@ -10,8 +10,9 @@ Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Mem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +24,39 @@ from ...spaces.trial import TrialSetup
 from ..data.batches import RandomState
 from ..model.batch_norm import once_per_step
 from ..model.buffers import KeptBuffers
+from ..parallel.data_parallel import Ranks
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import name_of
 from .two_passes import fresh, held
 
 if TYPE_CHECKING:
-    from ..adapters.coupled_loss import CoupledLoss, CoupledSteps
+    from ..adapters.coupled_loss import CoupledLoss
     from ..task import Task
-    from .stepping import Stepping
 
-    # A training with such a loss, ours or a library's loop, and what has the two functions that make one.
-    CachedTraining: TypeAlias = "Stepping | CoupledSteps"
+    # What has the two functions that make such a loss.
     Embeds: TypeAlias = "Task | CoupledLoss"
+
+
+class CachedTraining(Protocol):
+    """A training with such a loss, ours or a library's loop."""
+
+    setup: TrialSetup
+    ranks: Ranks
+    device: torch.device
+    model: nn.Module
+    loss: Any
+    scaler: torch.amp.GradScaler
+    resident_bytes: int
+
+    @property
+    def task(self) -> Embeds: ...
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]: ...
+
+    def autocast(self) -> AbstractContextManager[Any]: ...
+
+    def on_device(self, batch: Any) -> Any: ...
 
 
 class EmbeddingsOf(nn.Module):

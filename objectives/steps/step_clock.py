@@ -6,7 +6,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -63,17 +63,18 @@ class StepClock:
         self._evaluated = False
         self.restart()
 
-    @contextmanager
-    def step(self, size: int) -> Iterator[None]:
+    def step(self, size: int) -> AbstractContextManager[None]:
         """Context of one step of `size` samples."""
         self._samples += size
         before = self._steps_of[size] if self._limit_bytes is not None else self._steps_of.total()
         counts = self._counts and before < COUNTED_STEPS
         first = self._steps_of[size] == 0
         self._steps_of[size] += 1
-        if not counts and not first:
-            yield
-            return
+        return self._apart(size, counts=counts) if counts or first else nullcontext()
+
+    @contextmanager
+    def _apart(self, size: int, *, counts: bool) -> Iterator[None]:
+        """Context of a step whose own time is left out."""
         self._accumulate()
         started = time.perf_counter()
         if counts:

@@ -383,7 +383,7 @@ FAULTS = {
         Dropping,
         "resumed",
     ),
-    "a mode that is not put back": ("objectives.training.untouched", modes_left, Dropping, "evaluation"),
+    "a mode that is not put back": ("objectives.engine.untouched", modes_left, Dropping, "evaluation"),
     "a generator that is not put back": (
         "objectives.model.buffers.RandomState.restore",
         lambda _: None,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.data.batches import leaves, to_device, with_tensors
-from bsearch.objectives.steps.stepping import rescale_gradients
+from bsearch.objectives.steps.rescale import rescale_gradients
 from bsearch.objectives.task import Data, Loss
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import TaskError

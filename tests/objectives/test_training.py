@@ -17,7 +17,7 @@ from bsearch.objectives.machine.torch_settings import allow_tf32
 from bsearch.objectives.parallel.data_parallel import Ranks
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.profiling.task_profile import profile_task
-from bsearch.objectives.steps.stepping import rescale_gradients
+from bsearch.objectives.steps.rescale import rescale_gradients
 from bsearch.objectives.task import Loss, Score, Task, named_scores
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import StudyFileError, TaskError
@@ -264,6 +264,7 @@ def test_ranks_begin_with_the_same_weights_and_draw_apart() -> None:
                 Ranks(rank),
             )
             weights.append([parameter.tolist() for parameter in run.parameters])
+            run.begin()
             draws.add(float(torch.rand(())))
         assert weights == weights[:1] * 4
     assert len(draws) == 16
