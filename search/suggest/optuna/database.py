@@ -138,7 +138,7 @@ class OptunaDatabase:
             for number, text in notes.items():
                 key, new = f"bsearch:note{'' if number is None else f':{number}'}", _digest(text)
                 written = self.storage.get_study_system_attrs(self.id).get(key, [_digest("")])
-                if written[-1] == new:
+                if written == [new]:
                     continue
                 target = study if number is None else optuna.Trial(study, self._copy.id_of(number))
                 if (there := _digest(note(target))) not in written:

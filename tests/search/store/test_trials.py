@@ -19,7 +19,6 @@ from typing import Any, get_args
 import optuna
 import pytest
 import sqlalchemy as sa
-from bsearch.cli import main
 from bsearch.objectives import digits
 from bsearch.search.store import schema
 from bsearch.search.store.rows import StudyRow
@@ -33,8 +32,8 @@ from bsearch.spaces.errors import LeftOutWarning, StorageError
 from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.trial import OutcomeKind
-from click.testing import CliRunner
 from helpers import as_optuna, setup
+from helpers import bsearch as invoked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import IntDistribution
@@ -286,6 +285,37 @@ def test_a_copy_that_others_have_written_is_made_anew_with_their_notes(tmp_path:
     assert Tables(url, create=False).trials("twin") == list(trials)
 
 
+@pytest.mark.parametrize("theirs", ["", "second", "third"])
+@pytest.mark.parametrize("trial", [None, 0])
+def test_a_note_is_replaced_until_a_person_changes_it(tmp_path: Path, trial: int | None, theirs: str) -> None:
+    """Also where an update is killed before or after a note is saved, and where the person restores an earlier one."""
+    notes = pytest.importorskip("optuna_dashboard")
+    trials = Trials()
+    trials.begin({"effective_batch": 4})
+    copy = OptunaDatabase(f"sqlite:///{tmp_path}/twin.db", "twin", Objectives(), SPACE)
+    copy.update(trials)
+    study = optuna.load_study(study_name="twin", storage=copy.storage)
+    noted = study if trial is None else optuna.Trial(study, study.trials[trial]._trial_id)
+
+    def write(text: str, save: Any = notes.save_note) -> str:
+        copy.update(trials)
+        copy.annotate({trial: text}, notes.get_note, save)
+        return str(notes.get_note(noted))
+
+    def killed(noted: Any, text: str) -> None:
+        if text == "second":
+            notes.save_note(noted, text)
+        raise KeyboardInterrupt
+
+    for text in ("first", "second"):
+        with pytest.raises(KeyboardInterrupt):
+            write(text, killed)
+        assert write(text) == text
+    assert write("third") == "third"
+    notes.save_note(noted, theirs)
+    assert write("fourth") == ("fourth" if theirs == "third" else theirs)
+
+
 def test_a_study_of_somebody_else_is_left(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/twin.db"
     study = optuna.create_study(study_name="twin", storage=url, directions=["minimize", "maximize"])
@@ -357,7 +387,7 @@ def test_a_study_of_the_commit_before_is_shown_and_goes_on(tmp_path: Path, old: 
     path.write_text((Path(digits.__file__).parents[1] / "examples" / "digits.yaml").read_text())
 
     def bsearch(*arguments: object) -> str:
-        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        result = invoked(*arguments)
         assert result.exit_code == 0, result.output
         assert "left out" not in result.output
         return result.output
