@@ -96,7 +96,7 @@ def _check_store(source: str, uri: str) -> None:
     """A local store has to exist: else MLflow would create it, or its tables in another program's database."""
     database = sqlite_parts(uri)
     if database is None:
-        known = "://" in uri.removeprefix("file://") or uri.startswith(("databricks", "uc"))
+        known = "://" in uri.removeprefix("file://") or uri == "databricks"
         folder = Path(uri.removeprefix("file://").removeprefix("file:"))
         known = known or folder.is_dir()
         for path in folder.rglob("*") if folder.is_dir() else ():

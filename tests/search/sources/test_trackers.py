@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -366,6 +367,22 @@ def test_large_experiments_are_read_without_their_curves(
     assert len(runs) == 6
     good = mlflow_runs(f"{tmp_path}/mlflow.db#digits")["good"]
     assert good.results == {"val_loss": 1.0, "system/disk": 5.0, "duration_s": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_store"),
+    [(uri, True) for uri in ("https://ann@host", "postgresql://host/db", "databricks", "databricks://ann")]
+    + [
+        (f"{scheme}{name}", name == "runs")
+        for scheme in ("", "file:", "file://")
+        for name in ("runs", "ucsd", "databricks_")
+    ],
+)
+def test_a_store_is_a_server_or_a_folder_that_is_there(uri: str, is_store: bool) -> None:
+    """MLflow would make a folder of any other name."""
+    Path("runs").mkdir()
+    with nullcontext() if is_store else pytest.raises(StudyFileError, match=f"in {uri}, found no such store"):
+        mlflow_reader._check_store("digits", uri)
 
 
 @pytest.mark.slow
