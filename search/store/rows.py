@@ -157,7 +157,7 @@ def _validated(column: str, kind: Any, value: Any) -> Any:
 
 def _words(error: ValidationError, *where: str) -> str:
     """The first fault of a value, and where."""
-    fault = error.errors(include_url=False)[0]
+    fault = error.errors()[0]
     place = ".".join(map(str, (*where, *fault["loc"])))
     return f"{place}: {fault['msg'].lower().replace('input should be', 'expected')}, got {cut(repr(fault['input']), 60)}"
 
@@ -554,7 +554,7 @@ def _without_first(stored: dict[str, Any], error: ValidationError, what: str) ->
     Raises:
         StorageError: results are read by that key.
     """
-    fault, words = error.errors(include_url=False)[0], _words(error, "spec")
+    fault, words = error.errors()[0], _words(error, "spec")
     path = fault["loc"]
     if fault["type"] == "extra_forbidden" and (without := _without(stored, path)) != stored:
         named = f"{'.'.join(map(str, ('spec', *path)))}: unknown to this version, so it is not shown"

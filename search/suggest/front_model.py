@@ -352,8 +352,6 @@ class FrontModel:
         Args:
             worth: per second.
         """
-        if not paused.waiting.any():
-            return None
         times = known(paused.points)
         left_s = self.seconds_at(paused.points, times) * (1 - paused.fractions)
         each = np.where(paused.waiting, self.worth(paused.points, times) / left_s, -math.inf)

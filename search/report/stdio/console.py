@@ -36,7 +36,7 @@ class _Terminal(Console):
 def terminal(as_json: bool = False) -> Console:
     """The console for people: stdout, or stderr where stdout is a document."""
     file = steady(sys.stderr if as_json else sys.stdout)
-    console = _Terminal(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = _Terminal(file=file, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
     return console

@@ -52,12 +52,13 @@ def test_a_full_disk_is_kept_and_a_reader_that_is_gone_ends_only_what_waits_for_
 
 
 def test_code_is_printed_as_it_is_and_a_line_to_people_has_no_password(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Secrets are masked where they enter a message: a traceback's `key=k` is none."""
-    terminal().print("attention(query=q, key=k), key=4")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal().print("attention(query=q, key=k), key=4 [red]:smile:")
     say("cannot open postgresql://ann:s3cret@db/studies\x1b[31m")
     assert (
         capsys.readouterr().out
-        == "attention(query=q, key=k), key=4\ncannot open postgresql://ann:***@db/studies\\x1b[31m\n"
+        == "attention(query=q, key=k), key=4 [red]:smile:\ncannot open postgresql://ann:***@db/studies\\x1b[31m\n"
     )

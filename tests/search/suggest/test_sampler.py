@@ -139,6 +139,14 @@ def area(points: list[tuple[float, float]], end: float, worst: float) -> float:
     return total
 
 
+def observed(points: np.ndarray, seconds: np.ndarray, score: np.ndarray) -> Observations:
+    """Of trials that were trained to their end."""
+    nothing, rung = np.empty((0, 2)), np.full((2, len(points)), math.nan)
+    none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
+    own = np.ones(len(points), bool)
+    return Observations(points, seconds, score, 0.0 * score, own, nothing, nothing, *rung, none)
+
+
 @pytest.mark.parametrize("floor", [-math.inf, 1.2, 9.0])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("ranked", [False, True])
@@ -146,15 +154,8 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, ranked
     """Against the mean improvement of the area over twenty thousand draws of seconds and score, also as they are ranked."""
     rng = np.random.default_rng(2)
     points = rng.random((8, 2))
-    seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * rng.standard_normal(8)), points.sum(1)
-    nothing = np.empty((0, 2))
-    none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
-    rung = np.full((2, 8), math.nan)
-    model = FrontModel(
-        Observations(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing, *rung, none),
-        {},
-        floor=floor,
-    )
+    seconds = np.exp(2 * points[:, 0] + 0.1 * rng.standard_normal(8))
+    model = FrontModel(observed(points, seconds, points.sum(1)), {}, floor=floor)
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
     cuts, whole = model._strips(floored=False)
@@ -320,19 +321,36 @@ def test_a_fit_gives_several_proposals_each_given_those_before(known: bool) -> N
     assert min(float(np.abs(more - one).max()) for one in points) > 0.003
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_the_paused_trial_that_is_worth_most_per_second_left_is_resumed(known: bool) -> None:
+    """The slow twin looks at each alone."""
+    rng = np.random.default_rng(3)
+    points = rng.random((8, 2))
+    model = FrontModel(observed(points, np.exp(points[:, 0]), points.sum(1)), {})
+    paused = PausedTrials(
+        np.arange(9, 17), rng.random((8, 2)), *rng.uniform(0.2, 0.9, (3, 8)), np.ones(8, bool)
+    )
+
+    def log_taken(some: np.ndarray) -> np.ndarray | None:
+        return some @ [0.3, 0.1] if known else None
+
+    worth = {}
+    for place, (number, point) in enumerate(zip(paused.numbers, paused.points[:, None], strict=True)):
+        left_s = model.seconds_at(point, log_taken(point)) * (1 - paused.fractions[place])
+        worth[number] = float(model.worth(point, log_taken(point))[0] / left_s[0])
+    for number in sorted(worth, key=worth.__getitem__, reverse=True):
+        assert model.paused_worth_more(paused, log_taken, worth[number] * 0.99) == number
+        assert model.paused_worth_more(paused, log_taken, worth[number] * 1.01) is None
+        paused.waiting[number - 9] = False
+
+
 def test_what_is_not_evaluated_again_would_not_have_been_chosen() -> None:
     """The slow twin evaluates every candidate again after each point."""
     rng = np.random.default_rng(5)
     transform = SpaceTransform(TRADE)
     points = rng.random((20, 2))
     taken = [trade(one) for one in transform.decode_many(points)]
-    seconds, accuracy = np.array(taken)[:, :1], np.array(taken)[:, 1]
-    nothing, rung = np.empty((0, 2)), np.full((2, 20), math.nan)
-    none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
-    seen = Observations(
-        points, seconds, accuracy, np.zeros(20), np.ones(20, bool), nothing, nothing, *rung, none
-    )
-    model = FrontModel(seen, {})
+    model = FrontModel(observed(points, np.array(taken)[:, :1], np.array(taken)[:, 1]), {})
 
     def worth_of(some: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         worth = model.expected_hypervolume_improvement(some, times)
