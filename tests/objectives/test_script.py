@@ -222,18 +222,10 @@ def test_a_whole_batch_trains_as_the_script_by_itself(folder: Path, monkeypatch:
     monkeypatch.setattr(
         sys, "argv", ["plain.py", "--batch-size", "200", "--epochs", "4", "--lr", "0.5", "--seed", "0"]
     )
-    kept: list[torch.nn.Parameter] = []
-    begin = torch.optim.Adadelta.__init__
-
-    def noted(self: Any, given: Any, **more: Any) -> None:
-        kept.extend(given := [*given])
-        begin(self, given, **more)
-
-    monkeypatch.setattr(torch.optim.Adadelta, "__init__", noted)
-    runpy.run_path("plain.py", run_name="__main__")
+    theirs = by_itself("plain.py", torch.optim.Adadelta, monkeypatch)
     assert (folder / "model.pt").exists()  # by itself it writes beside itself
-    for one, other in zip(ours, kept, strict=True):
-        torch.testing.assert_close(one, other.detach(), rtol=1e-5, atol=1e-6)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert (measured.samples_seen, last.samples_seen) == (200, 800)
 
 
@@ -712,17 +704,17 @@ def test_what_must_not_be_taken_is_not(folder: Path, name: str) -> None:
         assert [one.accuracy for one in trained] == pytest.approx(expected)
 
 
-def by_itself(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The weights that a script trains by itself, one model's of SGD."""
+def by_itself(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The weights that a script trains by itself, with one optimizer of this kind."""
     kept: list[torch.Tensor] = []
-    begin = torch.optim.SGD.__init__
+    begin = kind.__init__
 
     def noted(self: Any, given: Any, **more: Any) -> None:
         kept.extend(given := [*given])
         begin(self, given, **more)
 
-    monkeypatch.setattr(torch.optim.SGD, "__init__", noted)
-    runpy.run_path(str(folder / name), run_name="__main__")
+    monkeypatch.setattr(kind, "__init__", noted)
+    runpy.run_path(name, run_name="__main__")
     return [one.detach() for one in kept]
 
 
@@ -735,7 +727,7 @@ def test_data_that_are_not_shuffled_come_in_their_order(
     told = {"batch": "batch_size=20", "rate": "lr=0.1", "epochs": "t in range(2)", "metric": "Accuracy:"}
     list(run_script(own(folder, 20, 2 if splits else 1, epochs=2), "in_order.py", splits=splits, **told))
     ours = weights()
-    for one, other in zip(ours, by_itself(folder, "in_order.py", monkeypatch), strict=True):
+    for one, other in zip(ours, by_itself("in_order.py", torch.optim.SGD, monkeypatch), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 

@@ -77,6 +77,8 @@ LOADERS = {
     "the training batch, drop_last": "return DataLoader(rest, size, drop_last=True)",
     "twice the training batch": "return DataLoader(rest, 2 * size)",
     "its own batch": "return DataLoader(rest, 32, shuffle=True, generator=torch.Generator().manual_seed(1))",
+    "a sixteenth of the training batch": "return DataLoader(rest, max(size // 16, 1))",
+    "one of its own batches after another": "DataLoader(rest, 16); return DataLoader(rest, 32)",
     "a batch_sampler": "return DataLoader(rest, batch_sampler=BatchSampler(SequentialSampler(rest), size, False))",
     "a Subset, made anew each epoch": "return DataLoader(Subset(rest, range(5, 66)), size, drop_last=True)",
     "as many samples as it trains on": "return DataLoader(data, size, drop_last=True)",
@@ -135,6 +137,34 @@ def test_an_evaluation_that_follows_the_batch_keeps_the_one_that_it_was_seen_wit
     assert (
         trained(200, evaluation=[("RandomSampler of 500", 0, 0), ("SequentialSampler of 70", 16, 4)]) == first
     )
+
+
+SAYS = 'print("val loss: 9.5")'
+# After the 25th batch, which is a pass's last.
+LEAVES = """        optimizer.step()
+        model.steps = getattr(model, "steps", 0) + 1
+        if model.steps % 25 == 0:
+            break"""
+
+
+@pytest.mark.parametrize(
+    ("each", "line", "instead"),
+    [
+        ("[rest.tensors]", "for epoch in", f"{SAYS}\nfor epoch in"),
+        ("kept", "    val, ", f"    {SAYS}\n    val, "),
+        ("kept", "        optimizer.step()", LEAVES),
+    ],
+    ids=["before it trains", "of its training data", "as it leaves a pass"],
+)
+def test_a_score_is_what_it_writes_after_a_pass(
+    tmp_path: Path, monkeypatch: Any, each: str, line: str, instead: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written("return DataLoader(rest, 32)", each)
+    evaluation = looked_at("train.py", []).loaders
+    scores = trained(20, evaluation=evaluation)
+    Path("train.py").write_text(Path("train.py").read_text().replace(line, instead))
+    assert trained(20, evaluation=evaluation) == scores
 
 
 @pytest.mark.parametrize("batch", [20, 200])
