@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
 import os
+import resource
+import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +25,7 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.planning import cost_keys
 from bsearch.spaces.profile_request import profile_request
 from bsearch.spaces.study.file import read_study
+from torch.nn.modules.module import register_module_forward_hook
 
 
 def test_reading_everything_changes_nothing() -> None:
@@ -31,17 +36,35 @@ def test_reading_everything_changes_nothing() -> None:
     assert len({*names}) == len(names)  # each is told apart by its name
 
 
-def test_what_is_changed_is_set_back_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+CHANGES: dict[str, Callable[[], object]] = {
+    "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "torch's default device": lambda: torch.set_default_device("meta"),
+    "torch.nn.modules.module._global_forward_hooks": lambda: register_module_forward_hook(print),
+    "environment variables HOME, MY_SWITCH": lambda: os.environ.update({"HOME": "/", "MY_SWITCH": "1"}),
+    "sys.path": lambda: sys.path.reverse(),
+    "warnings raised as errors": lambda: warnings.simplefilter("error", ImportWarning),
+    "garbage collection": gc.disable,
+    "the decimal context": lambda: decimal.setcontext(decimal.ExtendedContext),
+    "the working directory": lambda: os.chdir("/"),
+    "the umask": lambda: os.umask(0o007),
+    "signal handlers SIGUSR1, SIGUSR2": lambda: [
+        signal.signal(one, print) for one in (signal.SIGUSR1, signal.SIGUSR2)
+    ],
+    "limits RLIMIT_NOFILE": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[0] - 1, FILES[1])),
+}
+
+
+@pytest.mark.parametrize("names", [*([name] for name in CHANGES), [*CHANGES]])
+def test_what_is_changed_is_set_back_and_named(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_SWITCH", raising=False)
+    before = [setting.read() for setting in _settings()]
     with pytest.raises(ValueError, match="on purpose"), kept_process() as changes:
-        os.environ["MY_SWITCH"] = "1"
-        torch.set_default_dtype(torch.float64)
+        for name in names:
+            CHANGES[name]()
         raise ValueError("on purpose")
-    assert torch.get_default_dtype() == torch.float32
-    assert "MY_SWITCH" not in os.environ
-    assert str(changes) == (
-        "changed torch's default dtype, environment variables MY_SWITCH; restored afterwards"
-    )
+    assert [setting.read() for setting in _settings()] == before
+    assert str(changes) == f"changed {', '.join(names)}; restored afterwards"
 
 
 def test_what_bsearch_sets_for_a_training_is_not_the_trainings_change() -> None:
