@@ -217,12 +217,6 @@ def request(limit: int, *modes: str, **changes: Any) -> ProfileRequest:
     return ProfileRequest(setup(1, **changes), memory, highest=64)
 
 
-def test_a_loop_that_decides_itself_is_not_asked_for_more() -> None:
-    memory = Memory.model_validate({"activation_checkpointing": "full"})
-    with pytest.raises(StudyFileError, match=r"expected a list that includes none, since the task's"):
-        profile_task(f"{TASKS}:own_loop", ProfileRequest(setup(1), memory, highest=64))
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None:

@@ -21,7 +21,6 @@ from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan, Sharding
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.study.file import study_from_dict
-from conftest import TASKS as LOOPS
 from conftest import small_study
 from helpers import run, setup
 from rank_jobs import cut_off, evaluated, optimizer_states, peak
@@ -223,15 +222,6 @@ def test_what_cannot_be_sharded_is_told(changes: dict[str, Any], message: str) -
 def test_sharding_is_no_other_experiment() -> None:
     made = setup(8)
     assert experiment_of(made) == experiment_of(replace(made, sharding="fsdp2"))
-
-
-def test_a_loop_of_its_own_has_its_own_optimizer() -> None:
-    made = replace(setup(1), sharding="fsdp2")
-    with pytest.raises(
-        StudyFileError,
-        match=r"devices\.sharding: expected ddp, since the task's training loop creates the optimizer itself",
-    ):
-        profile_task(f"{LOOPS}:own_loop", ProfileRequest(made, Memory(), highest=64, devices=(2,)))
 
 
 def test_an_optimizer_of_whole_matrices_is_refused() -> None:

@@ -22,7 +22,7 @@ from bsearch.objectives.adapters.loop_task import (
 from bsearch.objectives.data.batches import Fetcher
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.profiling.task_profile import profile_task
-from bsearch.spaces.errors import TaskError
+from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
@@ -143,6 +143,23 @@ def test_a_loop_of_its_own_is_run_up_to_its_first_measurement() -> None:
         TaskError, match=rf"task {__name__}:forgets: KeyError: 'rate' .*test_loop_task.py:\d+"
     ):
         profiled("forgets")
+
+
+@pytest.mark.parametrize(
+    ("reference", "left"),
+    [
+        (f"{__name__}:driven", set()),
+        (f"{__name__}:of_its_own", {"space.train_s"}),
+        ("loop_tasks:classifier", {"space.train_s", "training.ema"}),
+    ],
+)
+def test_what_a_loop_does_itself_is_refused(reference: str, left: set[str]) -> None:
+    made = setup(1, budget=1, sharding="fsdp2", train_s=1.0, training={"ema": 0.9})
+    request = ProfileRequest(made, Memory(limit="1MiB", activation_checkpointing=("full",)), highest=64)
+    with pytest.raises(StudyFileError) as caught:
+        profile_task(reference, request)
+    keys = {"devices.sharding", "training.ema", "space.train_s", "memory.activation_checkpointing"}
+    assert {fault.key for fault in caught.value.faults} == keys - left
 
 
 @pytest.mark.parametrize("function", [driven, through_another])

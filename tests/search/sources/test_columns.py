@@ -123,23 +123,6 @@ def test_the_same_column_twice_is_one() -> None:
     assert records([{**row, "learning_rate": row["lr"]} for row in TABLE])[1].facts.learning_rate == 0.2
 
 
-def test_a_metric_whose_direction_is_unknown_is_asked_about() -> None:
-    rows = [{"bs": 8, "lr": rate, "val_score": rate} for rate in (0.1, 0.2)]
-    with pytest.raises(StudyFileError, match="Write --metric NAME:minimize or NAME:maximize"):
-        records(rows)
-    assert records(rows, direction="minimize")
-
-
-def test_losses_are_minimized_and_accuracies_maximized() -> None:
-    for name, direction in (
-        ("val_loss", "minimize"),
-        ("eval/perplexity", "minimize"),
-        ("valid_bleu", "maximize"),
-    ):
-        some = runs([{"bs": 8, "lr": rate, name: rate} for rate in (0.1, 0.2)])
-        assert columns_of("t", some).direction == direction
-
-
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
@@ -345,9 +328,27 @@ def test_what_a_duration_is(name: str, value: Any, length: float | None) -> None
     assert [record.facts.measured_train_s for record in found] == [length and pytest.approx(length)] * 3
 
 
-def test_parameters_that_study_files_have_rules_for_are_the_sources_own() -> None:
-    rows = [{**row, "warmup": 290 + place, "weight_decay": -0.1 * place} for place, row in enumerate(TABLE)]
-    assert {"warmup_", "weight_decay_"} <= records(rows)[0].parameters.keys()
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [
+        ("wd", "weight_decay", "wd"),
+        ("opt/weight_decay", "weight_decay", "opt_weight_decay"),
+        ("weight_decay", "weight_decay", "weight_decay_"),
+        ("beta1", "beta1", "beta1_"),
+        ("adam_beta2", "beta2", "adam_beta2"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, 0.5, 1, 2.0, -0.1, None])
+def test_a_parameter_has_the_studys_name_where_all_its_values_keep_the_studys_rule(
+    name: str, own: str, other: str, value: float | None
+) -> None:
+    keeps = value is not None and 0 <= value < (math.inf if own == "weight_decay" else 1)
+    rows = [
+        {"bs": 32, "lr": 0.1, "val_acc": 0.9, "warmup": warmup, name: each}
+        for warmup, each in enumerate((0.25, value, 0.75))
+    ]
+    expected = {"effective_batch", "reference_rate", "warmup_", own if keeps else other}
+    assert records(rows)[0].parameters.keys() == expected
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, -1, 0, "two"])
