@@ -54,6 +54,10 @@ TASKS = Path(__file__).parent / "tasks_for_tests.py"
 BSEARCH = Path(sys.executable).parent / "bsearch"
 
 
+BATCH_AND_RATE = {
+    "effective_batch": {"low": 16, "high": 400},
+    "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+}
 BASELINE = {"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}
 
 
@@ -62,12 +66,7 @@ def small_study(**changes: Any) -> dict[str, Any]:
     study: dict[str, Any] = {
         "study": "small",
         "task": "bsearch.objectives.digits:Digits",
-        "space": {
-            "effective_batch": {"low": 16, "high": 400},
-            "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
-            "rule": ["linear", "sqrt"],
-            "epochs": 2,
-        },
+        "space": {**BATCH_AND_RATE, "rule": ["linear", "sqrt"], "epochs": 2},
         "training": {"evaluations": 2},
         "budget": {"trials": 4},
         "cluster": {"trials_at_once": 2},

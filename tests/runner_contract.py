@@ -20,8 +20,8 @@ from bsearch.search.run.runner import Runner
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.record import TrialRecord
 from bsearch.spaces.study.file import read_study
-from conftest import TASKS
-from helpers import as_optuna
+from conftest import BATCH_AND_RATE, TASKS
+from helpers import SPACE, as_optuna
 
 Run = Callable[..., StudyResult]
 
@@ -288,8 +288,7 @@ class StudyContract(Studies):
                 study=metric,
                 task=f"{TASKS.with_name('mirror_tasks.py')}:training",
                 space={
-                    "effective_batch": {"low": 16, "high": 400},
-                    "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+                    **BATCH_AND_RATE,
                     "epochs": {"low": 1, "high": 8},
                     "optimum": 0.01,
                     "curved": 1.0,
@@ -310,11 +309,7 @@ class StudyContract(Studies):
     def test_out_of_memory_keeps_the_experiment_and_accumulates_more(
         self, go: Run, kept: Callable[[], optuna.Study]
     ) -> None:
-        space = {
-            "effective_batch": {"low": 60, "high": 100},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        }
+        space = {**SPACE, "effective_batch": {"low": 60, "high": 100}}
         go("SmallMemory", space=space, budget={"trials": 5})
         trials = kept().trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
@@ -339,16 +334,11 @@ class StudyContract(Studies):
                 if len(ended) == 2:
                     threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
 
-        space = {
-            "effective_batch": {"low": 40, "high": 80},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        }
-        result = go("Slow", space=space, notify=interrupt_after_two, budget={"trials": 5})
+        result = go("Slow", space=SPACE, notify=interrupt_after_two, budget={"trials": 5})
         assert result.interrupted
         before = kept().trials
         assert {trial.user_attrs["outcome"] for trial in before} == {"complete", "interrupted"}
-        go("Slow", space=space, budget={"trials": 5})
+        go("Slow", space=SPACE, budget={"trials": 5})
         after = kept().trials
         assert [trial.state.name for trial in after] == ["COMPLETE"] * 5
         assert all(trial.params == after[trial.number].params for trial in before)
@@ -357,19 +347,14 @@ class StudyContract(Studies):
     def test_hours_end_the_study_and_are_summed_over_runs(
         self, go: Run, kept: Callable[[], optuna.Study]
     ) -> None:
-        space = {
-            "effective_batch": {"low": 40, "high": 80},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        }
         budget = {"trials": 50, "hours": 3 / 3600}
         begun = time.monotonic()
-        result = go("Slow", space=space, budget=budget)
+        result = go("Slow", space=SPACE, budget=budget)
         assert time.monotonic() - begun < 60
         assert "budget.hours" in result.stopped
         assert "running" not in {trial.user_attrs["outcome"] for trial in kept().trials}
         done = sum(trial.state.name == "COMPLETE" for trial in kept().trials)
-        again = go("Slow", space=space, budget=budget)
+        again = go("Slow", space=SPACE, budget=budget)
         assert "budget.hours" in again.stopped
         assert sum(trial.state.name == "COMPLETE" for trial in kept().trials) - done <= 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import BSEARCH
+from conftest import BATCH_AND_RATE, BSEARCH
 
 KIND = "bounds: long texts, damaged checkpoints, files not to send"
 pytestmark = pytest.mark.long
@@ -70,10 +70,7 @@ def study(folder: Path, code: str, **changes: object) -> Path:
     values = {
         "study": "small",
         "task": "tasks.py:Points",
-        "space": {
-            "effective_batch": {"low": 16, "high": 400},
-            "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
-        },
+        "space": BATCH_AND_RATE,
         "training": {"samples": 4000, "evaluations": 1},
         "budget": {"trials": 2, "profile_s": 0},
     }

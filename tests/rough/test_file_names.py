@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import BATCH_AND_RATE
 from helpers import bsearch as entered
 
 KIND = "names used as paths"
@@ -35,14 +36,10 @@ def study_in(folder: Path, *parameters: str) -> Path:
     """A study with parameters of these names, run."""
     folder.mkdir(parents=True)
     (folder / "tasks.py").write_text(TASK)
-    space = {
-        "effective_batch": {"low": 16, "high": 400},
-        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
-    }
     study = {
         "study": "small",
         "task": "tasks.py:Points",
-        "space": space | {name: {"low": 1, "high": 9} for name in parameters},
+        "space": BATCH_AND_RATE | {name: {"low": 1, "high": 9} for name in parameters},
         "training": {"samples": 4000, "evaluations": 1},
         "budget": {"trials": 6, "profile_s": 0},
     }

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import BATCH_AND_RATE
 from helpers import bsearch as run
 from tiny import POINTS, in_words
 
@@ -29,8 +30,7 @@ STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
     "space": {
-        "effective_batch": {"low": 16, "high": 400},
-        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+        **BATCH_AND_RATE,
         "width": {"low": 0.5, "high": 2.0},
         "name": {"choices": ["a", "b"]},
     },

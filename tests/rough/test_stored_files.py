@@ -18,6 +18,7 @@ from typing import Any
 import bsearch
 import pytest
 import yaml
+from conftest import BATCH_AND_RATE
 from helpers import bsearch as run
 from tiny import POINTS, in_words
 
@@ -27,10 +28,7 @@ BSEARCH = Path(sys.executable).parent / "bsearch"
 STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
-    "space": {
-        "effective_batch": {"low": 16, "high": 400},
-        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
-    },
+    "space": BATCH_AND_RATE,
     "training": {"evaluations": 2},
     "sampler": "random",
     "stopping": "none",

@@ -22,6 +22,7 @@ import bsearch
 import pytest
 import yaml
 from click.testing import Result
+from conftest import BASELINE, BATCH_AND_RATE
 from helpers import bsearch as run
 from tiny import POINTS, in_words
 
@@ -33,13 +34,12 @@ STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
     "space": {
-        "effective_batch": {"low": 16, "high": 400},
-        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+        **BATCH_AND_RATE,
         "rule": ["linear", "sqrt"],
         "epochs": 2,
     },
     "training": {"evaluations": 2},
-    "baseline": [{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}],
+    "baseline": [BASELINE],
     "budget": {"trials": 6, "profile_s": 0.5},
     "confirm": 1,
 }

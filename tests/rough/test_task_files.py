@@ -11,14 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import BSEARCH
+from conftest import BATCH_AND_RATE, BSEARCH
 
 KIND = "tasks in other people's layouts"
 pytestmark = pytest.mark.long
-SPACE = {
-    "effective_batch": {"low": 16, "high": 400},
-    "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
-}
 YIELDS = "    yield bsearch.Measurement(setup.samples_budget, 0.1, accuracy={value})\n"
 TRAIN = "import bsearch\n{imports}\ndef train(setup):\n" + YIELDS
 
@@ -182,7 +178,12 @@ def written(folder: Path, files: dict[str, str]) -> None:
 
 
 def study(folder: Path, task: str, **changes: object) -> Path:
-    values = {"study": "small", "task": task, "space": SPACE, "training": {"samples": 4000, "evaluations": 1}}
+    values = {
+        "study": "small",
+        "task": task,
+        "space": BATCH_AND_RATE,
+        "training": {"samples": 4000, "evaluations": 1},
+    }
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(values | {"budget": {"trials": 2, "profile_s": 0}} | changes))
     return path
@@ -287,7 +288,10 @@ def test_loader_workers_start_in_every_way(attack, tmp_path: Path, method: str) 
     start = f"import multiprocessing\nmultiprocessing.set_start_method({method!r}, force=True)\n"
     (tmp_path / "tasks.py").write_text(start.replace("\n", "\n", 1) + LOADERS)
     path = study(
-        tmp_path, "tasks.py:Mine", space=SPACE | {"epochs": 1}, training={"evaluations": 1, "workers": 2}
+        tmp_path,
+        "tasks.py:Mine",
+        space=BATCH_AND_RATE | {"epochs": 1},
+        training={"evaluations": 1, "workers": 2},
     )
     with attack(method):
         done = bsearch("run", path, "--serial", limit_s=240)

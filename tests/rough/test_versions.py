@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
+from conftest import BATCH_AND_RATE
 from helpers import bsearch as run
 from tiny import POINTS, in_words
 
@@ -21,10 +22,7 @@ DATA = Path(__file__).parents[1] / "data" / "databases"
 STUDY: dict[str, Any] = {
     "study": "small",
     "task": "tasks.py:Points",
-    "space": {
-        "effective_batch": {"low": 16, "high": 400},
-        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
-    },
+    "space": BATCH_AND_RATE,
     "training": {"evaluations": 2},
     "baseline": [{"effective_batch": 64, "reference_rate": 0.1}],
     "stopping": "none",

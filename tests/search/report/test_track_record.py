@@ -15,7 +15,7 @@ from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.memory import MemoryLaw
 from bsearch.spaces.study.file import study_from_dict
 from conftest import TASKS, small_study
-from helpers import bsearch
+from helpers import SPACE, bsearch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,11 +71,7 @@ def test_a_study_shows_its_record_and_a_later_run_states_what_it_holds(
     """Slower sleeps while it trains and not while it is timed, so that no prediction comes within."""
     path = study_file(
         task=f"{TASKS}:Slower",
-        space={
-            "effective_batch": {"low": 40, "high": 80},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        },
+        space=SPACE,
         budget={"trials": 5, "profile_s": 0.4},
     )
     ran = bsearch("run", path, "--serial")
@@ -105,9 +101,7 @@ def test_a_damaged_trial_and_a_cost_of_one_value_hide_nothing(
     path = study_file(
         task=f"{TASKS}:Points",
         space={
-            "effective_batch": {"low": 40, "high": 80},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
+            **SPACE,
             "precision": ["fp32"],
         },
         budget={"trials": 3, "profile_s": 0.1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -10,9 +11,23 @@ import pytest
 from bsearch.search.report.notes import _outcome
 from bsearch.search.run.decisions.after import LOST_ATTEMPTS, SAME_ERRORS, Done, Failed, History, Retry, after
 from bsearch.search.run.decisions.attempt import Attempt
+from bsearch.search.run.decisions.planner import Planner
 from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.laws.step_time import StepTime
+from bsearch.spaces.planning import known_train_s
 from bsearch.spaces.record import TrialRecord
-from bsearch.spaces.trial import COUNTED, LEFT, NODE_DIED, Measurement, Outcome, OutcomeKind, Suggestion
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.trial import (
+    COUNTED,
+    LEFT,
+    NODE_DIED,
+    Measurement,
+    Outcome,
+    OutcomeKind,
+    Suggestion,
+    TrialSetup,
+)
 from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +105,41 @@ def test_every_outcome_has_its_words_and_its_line_in_the_documents(kind: Outcome
     table = (Path(__file__).parents[3] / "docs" / "faults.md").read_text()
     line = next(line for line in table.splitlines() if line.startswith(f"| `{kind}`"))
     assert ("| yes |" in line) == (kind in COUNTED)
+
+
+LAWS = tuple(StepTime(((1, 0.002), (64, 0.06)), 0.001 * devices, devices=devices) for devices in (1, 2))
+PROFILE = DeviceProfile("cpu", "a device", 1000, step_times=LAWS, largest_micro_batch=40)
+
+
+@pytest.mark.parametrize("kind", ["timed", "other"])
+@pytest.mark.parametrize("fewer", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_the_next_attempt_trains_the_same_batch_on_all_devices_and_is_timed_by_one_law(
+    study_file: Callable[..., Path], kind: str, fewer: bool, full: bool
+) -> None:
+    """After one on fewer devices, and after one that ran out of memory."""
+    spec = read_study(study_file(devices={"per_trial": 2, "kind": "cpu"}))
+    slow = replace(PROFILE, largest_micro_batch=9)
+    planner = Planner(spec, "small", {"timed": {(): PROFILE}, "other": {(): slow}}, "cpu", "hash")
+    first = planner.first(
+        Suggestion(3, {**spec.fixed(), "effective_batch": 119, "reference_rate": 0.1, "rule": "linear"})
+    )
+    attempt = replace(first, kind=kind, setup=planner.everywhere(first)[kind])
+    whole = attempt.setup.plan
+    assert (whole.devices, planner.expected_s(attempt)) == (2, known_train_s(PROFILE, attempt.setup))
+    if fewer:
+        fewer_devices = planner.on_fewer(attempt, 1)
+        assert fewer_devices is not None
+        attempt.setup = fewer_devices
+        assert (fewer_devices.plan.devices, planner.expected_s(attempt)) == (1, None)
+    failed = attempt.setup.plan.largest_micro_batch
+    ended: TrialSetup | None = attempt.setup
+    if full:
+        ended = planner.smaller(attempt, Outcome("out_of_memory", micro_batch=failed))
+    assert ended is not None
+    following = planner.again(attempt, replace(ended, attempt=5, evaluation_batch=7))
+    setup = following.setup
+    assert (setup.attempt, setup.evaluation_batch, following.devices, following.kind) == (5, 7, 2, kind)
+    assert (setup.effective_batch, setup.plan.devices) == (119, 2)
+    assert setup.plan.largest_micro_batch < failed if full else setup.plan == whole
+    assert following.known_s == (known_train_s(PROFILE, setup) if kind == "timed" else first.known_s)

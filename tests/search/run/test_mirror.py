@@ -19,7 +19,7 @@ from bsearch.search.suggest.stopping import FrontStopping
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialRecord
 from bsearch.spaces.study.goals import Metric, turned
-from conftest import small_study
+from conftest import BATCH_AND_RATE, small_study
 from helpers import run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -49,8 +49,7 @@ def study(
     return small_study(
         task=task,
         space={
-            "effective_batch": {"low": 16, "high": 400},
-            "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+            **BATCH_AND_RATE,
             "rule": ["linear", "sqrt"],
             "epochs": {"low": 1, "high": 8},
             "optimum": optimum,

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from bsearch.search.analysis.confirm import averaged
 from bsearch.search.run import study_run
+from bsearch.search.run.decisions.eta import ClockFactors, Span
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.study_run import StudyRun
 from bsearch.search.suggest.front_suggester import FrontSuggester
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
+from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
+from helpers import SPACE, run
 from runner_contract import Run, Studies
 
 
@@ -32,14 +37,6 @@ class TestStudyRun(Studies):
         assert kept().trials[0].params == setting
         assert kept().trials[0].user_attrs["baseline"] == 0
         assert kept().trials[0].user_attrs["learning_rate"] == pytest.approx(0.1 * 77 / 64)
-
-    @pytest.mark.slow
-    def test_the_storage_holds_the_same_front_as_ours(
-        self, go: Run, kept: Callable[[], optuna.Study]
-    ) -> None:
-        result = go(budget={"trials": 8})
-        optunas = {trial.number for trial in kept().best_trials}
-        assert optunas == {trial.number for trial in result.study.front.trials}
 
     def test_one_thread_imports_what_suggestions_need(self, go: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two that import the same modules at once may find them half imported."""
@@ -91,16 +88,46 @@ class TestStudyRun(Studies):
     def test_the_sampler_is_told_what_trials_take_besides_training(
         self, go: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seen = []
-        suggest = FrontSuggester.suggest
+        """In money where that is what speed is measured by: of the overhead alone, without what slows training down."""
+        seen, expected = [], {0.0}
+        suggest, of = FrontSuggester.suggest, ClockFactors.of
 
         def spy(self: FrontSuggester, *arguments: Any, **how: Any) -> Any:
             seen.append(self.overhead)
             return suggest(self, *arguments, **how)
 
+        def factors(spans: Sequence[Span]) -> ClockFactors:
+            found = of(spans)
+            expected.add(found.overhead_s / found.slowdown * (72 / 3600))
+            return found
+
         monkeypatch.setattr(FrontSuggester, "suggest", spy)
-        go("Points", budget={"trials": 4, "hours": 1})
+        monkeypatch.setattr(ClockFactors, "of", factors)
+        how = {"devices": {"prices": {"cpu": 72}}, "objectives": {"speed": "cost"}}
+        go("Points", budget={"trials": 4, "hours": 1, "profile_s": 0.1}, **how)
         assert seen[0] == 0 < seen[-1]
+        assert {*seen} <= expected
+
+    @pytest.mark.parametrize(
+        ("seen", "message"), [((), "why"), ((0.25, 0.5), "stopped after 50% of its budget")]
+    )
+    def test_how_far_a_trial_came_that_was_stopped_is_told(
+        self, study_file: Callable[..., Path], seen: Sequence[float], message: str
+    ) -> None:
+        def stopped(study: StudyRun) -> None:
+            setup = study.next_attempt()
+            assert isinstance(setup, TrialSetup)
+            for share in seen:
+                measured = Measurement(round(share * setup.samples_budget), share, share)
+                study.report(setup.number, measured)
+            study.end(setup.number, Outcome("stopped", "why"))
+
+        how = {"sampler": "random"}
+        path = study_file(task=f"{TASKS}:Points", budget={"trials": 1}, **how)
+        (record,) = run(path, watch=stopped).study.records
+        assert (record.outcome, record.message) == ("stopped", message)
+        facts = record.facts
+        assert (facts.stopped_fraction, facts.stopped_accuracy) == ((0.5, 0.5) if seen else (None, None))
 
     def test_a_diverged_trial_counts_and_is_not_on_the_front(
         self, go: Run, kept: Callable[[], optuna.Study]
@@ -120,11 +147,7 @@ class TestStudyRun(Studies):
     def test_different_errors_do_not_count_and_do_not_stop_it(
         self, go: Run, kept: Callable[[], optuna.Study]
     ) -> None:
-        space = {
-            "effective_batch": {"low": 30, "high": 60},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        }
+        space = SPACE | {"effective_batch": {"low": 30, "high": 60}}
         result = go("RaisesForSome", space=space, budget={"trials": 7}, stopping="none")
         outcomes = [trial.user_attrs["outcome"] for trial in kept().trials]
         assert result.failure == ""
@@ -143,7 +166,7 @@ class TestStudyRun(Studies):
             "objectives": {"metric": {"name": "gain", "direction": "maximize"}},
         }
         task = f"{TASKS.with_name('mirror_tasks.py')}:training"
-        result = go(task=task, space=space, budget={"hours": 1}, **how)
+        result = go(task=task, space=space, budget={"hours": 1, "profile_s": 0.1}, **how)
         assert [record.outcome for record in result.study.records] == ["complete"] * 5
 
     @pytest.mark.slow
@@ -194,9 +217,8 @@ class TestStudyRun(Studies):
         self, go: Run, kept: Callable[[], optuna.Study]
     ) -> None:
         space = {
+            **SPACE,
             "effective_batch": {"low": 16, "high": 400},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
             "accumulation": {"low": 1, "high": 2},
         }
         messages: list[str] = []
@@ -214,10 +236,6 @@ class TestStudyRun(Studies):
         start = [{"effective_batch": 200, "reference_rate": 0.1, "accumulation": 1}]
         with pytest.raises(StudyFileError, match=r"expected a feasible batch, from 16 to 128; got 200"):
             go("Points", space=space, memory=memory, baseline=start, budget={"trials": 7})
-
-    def test_a_loop_of_ones_own_runs_the_same_way(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        go("own_loop", training={"samples": 400}, budget={"trials": 2})
-        assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 2
 
     def test_another_metric_and_direction(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         objectives = {"metric": {"name": "val_loss", "direction": "minimize"}}
