@@ -21,6 +21,7 @@ from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
+from bsearch.spaces.profile_request import profiling_setup
 from bsearch.spaces.readable import number, seconds
 from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
 from bsearch.spaces.study.file import read_study
@@ -60,6 +61,9 @@ def test_a_length_is_so_many_samples(
     most = {"epochs": 9.0, "samples": 5000, "tokens": 40000, "steps": 60, "train_s": 30.0}[length]
     value = most * much if isinstance(most, float) else max(int(most * much), 1)
     spec = read_study(studies(study_file, length, value))
+    profiled = profiling_setup(spec, "cpu")
+    assert profiled.epochs == (value if length == "epochs" else 1)
+    assert (profiled.train_s is None) == (length != "train_s")
     suggestion = Suggestion(0, {**spec.fixed(), "effective_batch": batch, "accumulation": parts})
     try:
         setup = trial_setup(spec, "lengths", suggestion, PROFILE, "cpu")

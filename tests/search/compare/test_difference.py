@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bsearch.search.compare.difference import Difference, Runs, difference
+from bsearch.search.analysis.gaussian_process import fitted
+from bsearch.search.compare.difference import Difference, Runs, _evidence, difference
 from bsearch.search.compare.referee import targets, verdict
 from bsearch.search.suggest.space_transform import SpaceTransform, distribution
 from bsearch.spaces.domain import Range
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
 
 DOMAINS = {
     "effective_batch": Range(low=8, high=512, log=True),
@@ -112,6 +114,18 @@ def test_sides_whose_rates_lie_elsewhere_are_told_by_their_places() -> None:
     assert verdict(found, 0.0, 1.0, -1) == "better"
     assert found.drawn[-1].std() < by_value.drawn[-1].std()
     assert abs(math.log(found.best[1]["learning_rate"] * 50 / found.best[0]["learning_rate"])) < 0.8
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(3, 9), st.floats(0.01, 100), st.floats(-9, 9))
+def test_places_are_chosen_by_the_density_of_the_scores(
+    seed: int, count: int, unit: float, middle: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = middle + unit * rng.standard_normal(count)
+    process = fitted(rng.random((count, 3)), values)
+    density = multivariate_normal(cov=process.factor @ process.factor.T)
+    expected = density.logpdf((values - values.mean()) / values.std()) + count / 2 * math.log(2 * math.pi)
+    assert _evidence(process, values) == pytest.approx(expected)
 
 
 def test_runs_of_one_seed_are_believed_less() -> None:
