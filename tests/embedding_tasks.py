@@ -61,14 +61,6 @@ class SimCLR(Pairs):
         return nt_xent(*embeddings)
 
 
-class InPlace(SimCLR):
-    """Scales its batch in place, as a normalisation may."""
-
-    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
-        first, second, _ = batch
-        return model(first.mul_(0.5)), model(second.mul_(0.5))
-
-
 class WithDropout(SimCLR):
     dropout = 0.3
 

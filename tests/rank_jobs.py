@@ -96,9 +96,17 @@ class MixedExperts(Blocks):
         return torch.optim.SGD(model.parameters(), lr=setup.learning_rate)
 
 
+# Batches, and in how many parts each of two ranks takes them.
+SPLITS = [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)]
+
+
+def run_of(reference: str, setup: dict[str, Any]) -> TrainingRun:
+    return TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+
+
 def peak(reference: str, setup: dict[str, Any]) -> Iterator[int]:
     """Bytes of live tensors on this rank, at most, in two steps."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * 2)
@@ -110,7 +118,7 @@ def peak(reference: str, setup: dict[str, Any]) -> Iterator[int]:
 
 def trained(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[torch.Tensor]]:
     """The losses of so many steps, then the parameters after them."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
@@ -122,7 +130,7 @@ def statistics(
     reference: str, setup: dict[str, Any], steps: int
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
     """Every rank's running means and variances after so many steps, and what they agreed on."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
@@ -150,7 +158,7 @@ def after_evaluation(
     reference: str, setup: dict[str, Any], steps: int
 ) -> Iterator[tuple[list[list[float]], list[int]]]:
     """Every rank's running means and variances after so many steps and an evaluation, and how many batches it scored."""
-    run, scored = TrainingRun(load_task(reference), TrialSetup.from_dict(setup)), [0]  # type: ignore[arg-type]
+    run, scored = run_of(reference, setup), [0]
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
@@ -177,14 +185,14 @@ def after_evaluation(
 
 
 def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Iterator[dict[str, float]]:
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     count = len(run.data.validation)  # type: ignore[arg-type]
     yield run.evaluate(None if batch is None else in_order(count, batch, 0))
 
 
 def plans_run(reference: str, setup: dict[str, Any]) -> Iterator[list[tuple[int, ...]]]:
     """The sizes of the micro-batches that this rank ran, step by step."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     ran: list[tuple[int, ...]] = []
     step = run.step
     run.step = lambda micro_batches, size: (
@@ -214,7 +222,7 @@ def profiled(name: str) -> int:
 
 def averaged(reference: str, setup: dict[str, Any]) -> Iterator[list[Any]]:
     """The validation loss at every evaluation, and every rank's average of the weights at the end."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     losses = [one.scores["val_loss"] for one in run.measurements()]
     yield [losses, *run.ranks.all_gathered({"values": [[one.clone() for one in run.averages]]})["values"]]
 
@@ -237,7 +245,7 @@ def cut_off(
     reference: str, setup: dict[str, Any], measurements: int
 ) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """So many measurements of a training that is left then, and the weights it stood at."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     measured = [
         (one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)
     ]
@@ -247,7 +255,7 @@ def cut_off(
 def cut_off_in_step(reference: str, setup: dict[str, Any], steps: int) -> Iterator[int]:
     """A training that is left after so many steps, wherever that is between two evaluations."""
     checkpoint._SAVING = 0  # as often as asked, however long it takes
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     step, taken = run.step, 0
 
     def counted(*arguments: Any) -> torch.Tensor:
@@ -267,7 +275,7 @@ def optimizer_states(
     reference: str, setup: dict[str, Any], steps: int, before: Any = None
 ) -> Iterator[tuple[list[torch.Tensor], dict[str, Any], dict[str, Any], list[int]]]:
     """Parameters, the model's and the whole optimizer's state, and every rank's bytes of it, after so many more steps."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     if before is not None:
         model, state, _ = copy.deepcopy(before)  # tensors sent to several processes share their memory
         run.load_state_dict(
@@ -314,7 +322,7 @@ def ids() -> Iterator[list[int]]:
 
 def buffers_of(reference: str, setup: dict[str, Any]) -> Iterator[tuple[list[float], list[float]]]:
     """After a whole training: the counting buffer of every rank, and how far the ranks' codebooks lie from the first one's."""
-    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = run_of(reference, setup)
     for _ in run.measurements():
         pass
     codebook = run.model.codebook

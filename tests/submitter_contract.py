@@ -15,6 +15,7 @@ import yaml
 from bsearch.cluster.submit.submitter import OVER, Job, Submission, Submitter, followed
 from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study.file import parse_study
+from helpers import SPACE
 
 TASK = """
 import time
@@ -69,14 +70,9 @@ class SubmitterContract:
     ) -> Submission:
         (tmp_path / "study").mkdir()
         (tmp_path / "study" / "tasks.py").write_text(TASK.format(imported=str(tmp_path / "imported")))
-        space = {
-            "effective_batch": {"low": 40, "high": 80},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        }
         path = study_file(
             task="tasks.py:Slow",
-            space=space,
+            space=SPACE,
             budget={"trials": TRIALS},
             # Each further one starts a process, which is what takes the time here.
             cluster={"trials_at_once": 1},

@@ -274,8 +274,7 @@ class EveryFate(ManyFates):
 
 
 class AdamDigits(Digits):
-    def optimizer(self, model, setup):  # type: ignore[no-untyped-def]
-        return torch.optim.Adam(model.parameters(), lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
+    optimizer = AdamPoints.optimizer
 
 
 class CountsSamples(Points):

@@ -29,7 +29,7 @@ from bsearch.spaces.errors import TerminatedError
 from bsearch.spaces.study.file import parse_study
 from bsearch.spaces.study.spec import StudySpec, Tracker
 from conftest import BSEARCH, TASKS
-from helpers import as_optuna, bsearch
+from helpers import SPACE, bsearch
 
 GOLDEN = Path(__file__).parent / "golden"
 # `check` times steps for five seconds where the study says nothing.
@@ -125,53 +125,13 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     assert bsearch("show", url).output == bsearch("show", path).output
     assert "complete" in bsearch("show", path, "--all").output
     one = json.loads(bsearch("show", path, "--pick", 2, "--json").output)
-    assert [point["samples_seen"] for point in one["curve"]] == [1197, 2394] or len(one["curve"]) == 2
+    assert len(one["curve"]) == 2
     assert "samples_per_s" in bsearch("show", path, "--pick", 2).output
     missing = bsearch("show", path, "--pick", 99)
     assert (missing.exit_code, "has no trial 99; its trials are numbered 0 to 4" in missing.output) == (
         2,
         True,
     )
-
-
-@pytest.mark.slow
-def test_optuna_reads_the_same_front_from_the_storage(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    # adam_sde is undefined from kappa = 10 on, so batches above 319 are infeasible; every third batch diverges.
-    space = {
-        "effective_batch": {"low": 16, "high": 400},
-        "reference_rate": {"low": 1e-3, "high": 1e-1, "at_batch": 32},
-        "rule": "adam_sde",
-        "epochs": {"low": 1, "high": 4},
-    }
-    baseline = [{"effective_batch": batch, "reference_rate": 0.01, "epochs": 1} for batch in (399, 300, 100)]
-    path = study_file(
-        task=f"{TASKS}:ManyFates", space=space, baseline=baseline, budget={"trials": 20}, stopping="none"
-    )
-    assert bsearch("run", path, "--serial").exit_code == 0
-    trials = as_optuna(tmp_path / "small.db").trials
-    outcomes = [trial.user_attrs["outcome"] for trial in trials]
-    assert {"infeasible", "diverged", "complete"} == set(outcomes)
-    fair = [
-        trial
-        for trial in trials
-        if trial.state == optuna.trial.TrialState.COMPLETE
-        and trial.user_attrs["outcome"] != "diverged"
-        and all(constraint <= 0 for constraint in trial.system_attrs["constraints"])
-    ]
-    front = {
-        one.number
-        for one in fair
-        if not any(
-            other.values[0] <= one.values[0]
-            and other.values[1] >= one.values[1]
-            and other.values != one.values
-            for other in fair
-        )
-    }
-    exported = {int(row["trial"]) for row in csv.DictReader(bsearch("export", path).output.splitlines())}
-    assert exported == front
 
 
 @pytest.mark.slow
@@ -477,12 +437,7 @@ def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(
 
 @pytest.mark.slow
 def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    space = {
-        "effective_batch": {"low": 40, "high": 80},
-        "reference_rate": {"low": 0.1, "high": 0.2},
-        "epochs": 1,
-    }
-    path = study_file(task=f"{TASKS}:Slow", space=space, budget={"trials": 60})
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 60})
     command = [BSEARCH, "run", path, "--serial"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
         assert driver.stdout is not None
@@ -629,23 +584,11 @@ def test_rules_of_a_study_are_discriminated_or_it_says_why_not(
         "epochs": 1,
     }
     path = study_file(space=space, budget={"trials": 22}, sampler="qmc", stopping="none")
-    never_run = bsearch("ask", path)
-    assert (never_run.exit_code, "no such database yet. `bsearch run` creates it" in never_run.output) == (
-        1,
-        True,
-    )
-    missing = bsearch("ask", tmp_path / "nowhere.yaml")
-    assert (missing.exit_code, "nowhere.yaml: cannot be read: No such file" in missing.output) == (2, True)
     assert bsearch("run", path, "--serial", "--trials", 3).exit_code == 0
     assert "best rate: unknown: 20 complete runs are needed, got 3" in bsearch("ask", path).output
     assert "Best rate against batch" not in bsearch("show", path).output
     run = bsearch("run", path, "--serial")
     assert run.exit_code == 0, run.output
-    (group,) = json.loads(bsearch("ask", path, "--batch", 100, "--json").output)["groups"]
-    found = group["verdicts"]["best rate"]["data"]
-    assert found["exponent"]["low"] <= found["exponent"]["value"] <= found["exponent"]["high"]
-    assert set(found["holds"]) == {"constant", "sqrt", "linear"}
-    assert 100 in {rate["effective_batch"] for rate in found["rates"]}
     assert "It grows as the batch to the power of" in bsearch("ask", path).output
     for output in (run.output, bsearch("show", path).output):
         assert "Best rate against batch: " in output

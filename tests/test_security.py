@@ -20,7 +20,7 @@ from bsearch.search.store.tables import Tables
 from bsearch.spaces.boundary.files import write_file
 from bsearch.spaces.record import TrialFacts
 from conftest import BSEARCH, TASKS
-from helpers import bsearch
+from helpers import SPACE, bsearch
 
 ROOT = Path(__file__).parent.parent
 
@@ -94,13 +94,8 @@ def _joining(address: str, token: str | None) -> subprocess.Popen[str]:
 def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    space = {
-        "effective_batch": {"low": 40, "high": 80},
-        "reference_rate": {"low": 0.1, "high": 0.2},
-        "epochs": 1,
-    }
     path = study_file(
-        task=f"{TASKS}:Slow", space=space, devices={"per_trial": 2}, budget={"trials": 60}, cluster=None
+        task=f"{TASKS}:Slow", space=SPACE, devices={"per_trial": 2}, budget={"trials": 60}, cluster=None
     )
     home = tmp_path / "home"
     home.mkdir()

@@ -26,7 +26,7 @@ from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
 from helpers import on, setup
 from helpers import run as in_process
-from rank_jobs import after_evaluation, buffers_of, evaluated, statistics, trained, who
+from rank_jobs import SPLITS, after_evaluation, buffers_of, evaluated, statistics, trained, who
 
 # Starting ranks takes seconds.
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ WIDE = f"{TASKS}:WideNet"
 
 
 @pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
-@pytest.mark.parametrize(("batch", "accumulation"), [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)])
+@pytest.mark.parametrize(("batch", "accumulation"), SPLITS)
 def test_two_ranks_equal_one_process(ranks: RankProcesses, kind: str, batch: int, accumulation: int) -> None:
     parameters = {"kind": kind}
     (alone,) = trained(WIDE, on(1, batch, parameters=parameters), 5)

@@ -16,7 +16,7 @@ from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
-from tasks_for_tests import Points
+from tasks_for_tests import NoDecay, Points
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import TensorDataset
@@ -114,8 +114,7 @@ class SparseWords(Points):
     def model(self, setup: TrialSetup) -> nn.Module:
         return nn.Sequential(nn.EmbeddingBag(50, 6, sparse=self.sparse), nn.Linear(6, 2))
 
-    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=setup.learning_rate)
+    optimizer = NoDecay.optimizer
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         # Halved samples, so that gradients are rescaled too.

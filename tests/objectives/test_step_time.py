@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -446,46 +445,6 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
 
 
 @pytest.mark.slow
-def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: Callable[..., Path]) -> None:
-    path = study_file(
-        task=f"{TASKS}:SmallMemory",
-        space={"effective_batch": {"low": 120, "high": 200}, "reference_rate": 0.1, "epochs": 1},
-        devices={"per_trial": 2, "kind": "cpu"},
-        budget={"trials": 2, "profile_s": 0},
-    )
-    result = run(path)
-    assert [record.outcome for record in result.study.records] == ["complete"] * 2
-    assert all(record.facts.micro_batch <= 50 for record in result.study.records)
-
-
-@pytest.mark.slow
-def test_a_trial_that_took_longer_keeps_its_known_time_and_it_is_said(
-    study_file: Callable[..., Path],
-) -> None:
-    """Slow sleeps while it trains and not while it is timed: the neighbour that no profile saw."""
-    path = study_file(
-        task=f"{TASKS}:Slower",
-        space={
-            "effective_batch": {"low": 40, "high": 80},
-            "reference_rate": {"low": 0.1, "high": 0.2},
-            "epochs": 1,
-        },
-        budget={"trials": 2, "profile_s": 0.4},
-    )
-    result = bsearch("run", path, "--serial")
-    assert result.exit_code == 0, result.output
-    assert re.search(
-        r"Training times were predicted to ±[\d.]+%, and 0 of 2 came within: they took [\d.]+ times the predicted time",
-        result.output,
-    )
-    document = json.loads(bsearch("export", path, "--to", "json", "--all").output)
-    for trial in document["all"]:
-        assert trial["train_s_error"] > 3
-        assert trial["measured_train_s"] > 2.4
-        assert trial["train_s"] < 0.5
-
-
-@pytest.mark.slow
 def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 6, "profile_s": 0.4})
     result = run(path)
@@ -518,18 +477,6 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
         2,
         True,
     )
-    refused = bsearch("show", path, "--profile", path)
-    assert refused.exit_code == 2
-    assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output
-
-
-@pytest.mark.parametrize("batch", [1, 2, 7, 64, 257])
-def test_a_step_takes_the_sum_of_its_micro_batches(batch: int) -> None:
-    law = StepTime(((1, 0.3), (5, 0.7), (40, 1.9), (257, 20.3)), update_s=0.11)
-    for accumulation in (1, 2, 3, 5, batch, batch + 3):
-        plan = BatchPlan(batch, accumulation)
-        slow_twin = sum(law.micro_batch_s(size) for size in plan.micro_batches() if size) + law.update_s
-        assert law.step_s(plan) == pytest.approx(slow_twin)
 
 
 @pytest.mark.slow

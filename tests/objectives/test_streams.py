@@ -29,7 +29,7 @@ from bsearch.spaces.trial import Measurement, TrialSetup
 from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_jobs import cut_off, cut_off_in_step, trained
+from rank_jobs import SPLITS, cut_off, cut_off_in_step, trained
 from stream_tasks import SAMPLES, Drawing, Jittered, Rows, Streamed, run_of
 from torch.utils.data import DataLoader
 
@@ -355,7 +355,7 @@ def test_a_stream_that_cannot_be_copied_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", ["Rows", "Drawing"])
-@pytest.mark.parametrize(("batch", "accumulation"), [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)])
+@pytest.mark.parametrize(("batch", "accumulation"), SPLITS)
 def test_two_ranks_equal_one_process(
     ranks: RankProcesses, stream: str, batch: int, accumulation: int
 ) -> None:

@@ -24,9 +24,9 @@ from bsearch.search.run.view import RunningTrial, StudyView
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from conftest import BSEARCH, TASKS
+from helpers import SPACE
 from rich.console import Console
 
-SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
 PLAIN = {
     key: value
     for key, value in os.environ.items()

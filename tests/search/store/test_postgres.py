@@ -15,17 +15,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from bsearch.cli import main
 from bsearch.search.run.events import Event
 from bsearch.search.store.tables import Tables
-from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
-from helpers import bsearch, run
+from helpers import SPACE, bsearch, run
 from postgres_server import PASSWORD, PostgresServer, free_port
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 pytestmark = [pytest.mark.postgres, pytest.mark.cluster]
-SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
 # CI has no time for the half minute that a real restart takes.
 AWAY_S = float(os.environ.get("BSEARCH_TEST_AWAY_S", "5"))
 
@@ -65,7 +62,7 @@ def test_a_study_runs_and_is_shown_and_exported(
         ["show", url],
         ["export", url, "--to", "json"],
     ):
-        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        result = bsearch(*arguments)
         assert result.exit_code == 0, result.output
         assert PASSWORD not in result.output
     assert [record.outcome for record in Tables(url, create=False).trials("small")] == ["complete"] * 4
