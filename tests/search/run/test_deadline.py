@@ -488,7 +488,9 @@ def test_until_when_it_searches_is_said(ends_s: float, words: str) -> None:
 @pytest.mark.slow
 def test_a_check_says_how_many_trials_fit(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Points", space=LONG["space"], budget={"hours": 1e-4, "profile_s": 0.5})
-    said = " ".join(bsearch("check", path, "--set", "budget.by=10m").output.split())
+    said = " ".join(
+        bsearch("check", path, "--set", "budget.by=10m", "--set", "budget.hours=null").output.split()
+    )
     assert re.search(r"about \d+ trials fit, \d+ at once; the best model of all is kept", said)
     said = " ".join(bsearch("check", path).output.split())
     assert re.search(r"\b\d{1,3} trials train and evaluate for about", said), said
