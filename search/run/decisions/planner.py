@@ -125,7 +125,7 @@ class Planner:
             if setup.plan.devices != attempt.devices:
                 setup = self.whole(attempt, setup)
                 known_s = self._known_s(setup)
-            elif attempt.setup.plan.devices == attempt.devices and setup.plan != attempt.setup.plan:
+            elif setup.plan != attempt.setup.plan:
                 known_s = self._known_s(setup)
         else:
             setup = self.whole(attempt, setup)

@@ -59,7 +59,7 @@ def test_out_of_memory_with_nothing_smaller_left_is_an_error() -> None:
     assert follows == Done(Outcome("error", "a micro-batch of one sample does not fit: full", "where"))
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["lost", NODE_DIED, LEFT])), max_size=12))
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["lost", NODE_DIED, LEFT])), max_size=12))
 def test_a_worker_that_dies_without_progress_is_the_trials_fault(losses: list[tuple[int, str]]) -> None:
     """The slow twin counts deaths of workers alone since samples were last gained."""
     history, reached, without = History(), 0, 0
@@ -143,3 +143,7 @@ def test_the_next_attempt_trains_the_same_batch_on_all_devices_and_is_timed_by_o
     assert (setup.effective_batch, setup.plan.devices) == (119, 2)
     assert setup.plan.largest_micro_batch < failed if full else setup.plan == whole
     assert following.known_s == (known_train_s(PROFILE, setup) if kind == "timed" else first.known_s)
+    for half in (3, 1, None):  # what ran out of memory was no micro-batch
+        smaller = planner.smaller(following, Outcome("out_of_memory"))
+        assert (smaller and smaller.evaluation_batch) == half
+        following.setup = smaller or setup
