@@ -94,7 +94,7 @@ class RunnerContract(Studies):
                 signal.raise_signal(signal.SIGINT)
 
         changes: dict[str, Any] = {
-            "space": {"effective_batch": 40, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
+            "space": SPACE | {"effective_batch": 40},
             "training": {"evaluations": 10},
             "budget": {"trials": 1},
             "cluster": {"trials_at_once": 1, "checkpoint_every_s": 0},

@@ -574,9 +574,7 @@ def test_a_step_of_one_batch_is_told_with_its_weights(study_file: Callable[..., 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_rules_of_a_study_are_discriminated_or_it_says_why_not(
-    study_file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_rules_of_a_study_are_discriminated_or_it_says_why_not(study_file: Callable[..., Path]) -> None:
     space = {
         "effective_batch": {"low": 8, "high": 400},
         "reference_rate": {"low": 1e-3, "high": 3.0, "at_batch": 64},

@@ -26,7 +26,7 @@ from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
 from bsearch.spaces.study.file import study_from_dict
 from conftest import BSEARCH, TASKS, small_study
-from helpers import bsearch
+from helpers import SPACE, bsearch
 
 FACTS = TrialFacts(effective_batch=8, betas=(0.9, 0.99), samples_budget=100, seed=1, peak_bytes=5)
 
@@ -199,7 +199,7 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
     pytest.importorskip("mlflow")
     path = study_file(
         task=f"{TASKS}:Slow",
-        space={"effective_batch": 40, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
+        space=SPACE | {"effective_batch": 40},
         budget={"trials": 400, "profile_s": 0},
         training={"evaluations": 5},
         tracking=["mlflow"],

@@ -39,7 +39,6 @@ def test_reading_everything_changes_nothing() -> None:
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 CHANGES: dict[str, Callable[[], object]] = {
     "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
-    "torch's default device": lambda: torch.set_default_device("meta"),
     "torch.nn.modules.module._global_forward_hooks": lambda: register_module_forward_hook(print),
     "environment variables HOME, MY_SWITCH": lambda: os.environ.update({"HOME": "/", "MY_SWITCH": "1"}),
     "sys.path": lambda: sys.path.reverse(),
