@@ -53,7 +53,7 @@ def prior_of(way: str, one: Any, best: float, rng: np.random.Generator) -> tuple
         place += {"right": 0.5, "vague": 1.0}[way] * STD * within * rng.standard_normal()
     within *= {"vague": 3.0, "narrow": 1 / 3}.get(way, 1.0)
     place = min(max(place, low), high)
-    ends = place - within, place + within
+    ends = max(place - within, low), min(place + within, high)
     return (math.exp(ends[0]), math.exp(ends[1])) if one.log else ends
 
 

@@ -173,14 +173,12 @@ class Range(Section):
             raise fault(
                 f"expected a range to search with a prior, got one value, {self.low}. Remove the prior."
             )
-        if isinstance(self.prior, tuple):
-            low, high = self.prior
-            if low >= high or (self.log and low <= 0):
-                above = " above 0, since the scale is logarithmic" if self.log else ""
-                raise fault(f"expected a prior of two values{above}, the lower first; got {[low, high]}")
-        best, _ = self._expected(self.prior)
-        if not self.low <= best <= self.high:
-            raise fault(f"expected a prior's best value from {self.low} to {self.high}, got {best:.12g}")
+        low, high = self.prior if isinstance(self.prior, tuple) else (self.prior, self.prior)
+        if not self.low <= low <= high <= self.high or (isinstance(self.prior, tuple) and low == high):
+            got = list(self.prior) if isinstance(self.prior, tuple) else self.prior
+            raise fault(
+                f"expected a prior from {self.low} to {self.high}, of two values the lower first; got {got}"
+            )
 
     @property
     def expected(self) -> tuple[float, float] | None:
@@ -189,13 +187,13 @@ class Range(Section):
         >>> Range(low=1, high=8, log=True, prior=(1, 4)).expected, Range(low=1, high=8, prior=3).expected
         ((2.0, 4), (3, 4.75))
         """
-        return None if self.prior is None else self._expected(self.prior)
-
-    def _expected(self, prior: float | tuple[float, float]) -> tuple[float, float]:
-        if isinstance(prior, tuple):
-            low, high = prior
+        if self.prior is None:
+            return None
+        if isinstance(self.prior, tuple):
+            low, high = self.prior
             return math.sqrt(low * high) if self.log else (low + high) / 2, high
-        return prior, prior * _USUAL_FACTOR if self.log else prior + _USUAL_SHARE * (self.high - self.low)
+        distance = _USUAL_SHARE * (self.high - self.low)
+        return self.prior, self.prior * _USUAL_FACTOR if self.log else self.prior + distance
 
     @property
     def whole(self) -> bool:
@@ -405,9 +403,7 @@ def numbers(domain: Domain) -> Domain:
 
 def log_by_default(domain: Domain) -> Domain:
     if isinstance(domain, Range) and domain.log is None and domain.step is None:
-        scaled = domain.model_copy(update={"log": domain.low > 0})
-        scaled._check_prior()
-        return scaled
+        return domain.model_copy(update={"log": domain.low > 0})
     return domain
 
 

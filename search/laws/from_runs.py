@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...spaces.domain import Choices, Range
@@ -52,7 +52,7 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
                 "at_batch": batch,
             }
             if prior is not None and min(rates) < math.sqrt(prior[0] * prior[1]) < max(rates):
-                space[name]["prior"] = prior
+                space[name]["prior"] = _between(prior, space[name]["low"], space[name]["high"])
         elif name == "rule":
             space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
@@ -94,7 +94,7 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
 
 def _rules(
     records: Sequence[TrialRecord], complete: Sequence[TrialRecord]
-) -> tuple[list[str], int, list[float] | None]:
+) -> tuple[list[str], int, tuple[float, float] | None]:
     """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
     if not complete:
         raise StudyFileError("expected runs that ended with a result, to make a study of them, got none")
@@ -112,10 +112,11 @@ def _rules(
     if at.edge:
         return rules, batch, None
     rate = at.learning_rate
+    within = max(rate.high / rate.value, _LEAST_FACTOR)
     return (
         rules,
         batch,
-        _about(rate.value, max(rate.high / rate.value, _LEAST_FACTOR), log=True),
+        (rate.value / within, rate.value * within),
     )
 
 
@@ -130,7 +131,7 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
         }
     if not isinstance(domain, Range):
         return written.get("value", written.get("choices", written))
-    found = dict(written)
+    found: dict[str, Any] = dict(written)
     values = [value for record in near if isinstance(value := record.parameters.get(name), int | float)]
     if values and name not in ("effective_batch", "epochs"):
         middle = statistics.median(values)
@@ -139,14 +140,14 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
             within = max(*(end / middle for end in ends), *(middle / end for end in ends), _LEAST_FACTOR)
         else:
             within = max(*(abs(end - middle) for end in ends), _LEAST_SHARE * (domain.high - domain.low))
-        found["prior"] = _about(middle, within, log=bool(domain.log))
+        around = (middle / within, middle * within) if domain.log else (middle - within, middle + within)
+        found["prior"] = _between(around, domain.low, domain.high)
     return found
 
 
-def _about(middle: float, within: float, *, log: bool) -> list[float]:
-    """A prior's two ends: a factor or a distance from its middle."""
-    ends = (middle / within, middle * within) if log else (middle - within, middle + within)
-    return [_rounded(end) for end in ends]
+def _between(ends: Iterable[float], low: float, high: float) -> list[float]:
+    """A prior's two ends, those of a range where they lie beyond."""
+    return [min(max(_rounded(end), low), high) for end in ends]
 
 
 def _outward(value: float, sign: int) -> float:
