@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from functools import partial, reduce
@@ -23,9 +23,9 @@ from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_pla
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.loop_task import uses_loop
-from ..data.batches import AHEAD, Loader, in_order
+from ..data.batches import Loader, in_order
 from ..loading import load_task
-from ..machine.accelerator import pins
+from ..loop import Loop
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import HostLoad, OtherPrograms, waited_s
 from ..parallel.rank_main import RankDiedError
@@ -102,73 +102,56 @@ def rounds_in_rank(
     )
 
 
-class _TaskSteps:
-    """A task's steps, as in its trials.
+class _Steps:
+    """A training's steps, as in its trials.
 
     Attributes:
-        fetched_ahead: micro-batches that are fetched beforehand.
-        leaves_out_waits: waits of this thread for a core, which are other programs' doing, are no part of a step's time.
+        engine: of the training.
+        leaves_out_waits: waits of this thread for a core, which are other programs' doing, are no part of a step's time; the
+            body of a loop has a thread of its own.
     """
 
-    def __init__(self, task: Task, setup: TrialSetup) -> None:
-        self._run = run = TrainingRun(task, setup)
-        self.setup, self.ranks, self.fetched_ahead = setup, run.ranks, run.fetched_ahead
-        self.leaves_out_waits = setup.device == "cpu" and trains_alone(setup)
-        run.modes.train(run.model)
-        run.rates.freeze()
-        self._clock, self._losses = StepClock(run, counts_memory=False), LossSum(run.device)
-
-    def loader(self, plans: Iterable[BatchPlan]) -> Loader:
-        return self._run.loader(plans)
+    def __init__(self, training: Task | TrainFunction, setup: TrialSetup) -> None:
+        self._session: LoopSession | None = None
+        self.leaves_out_waits = False
+        self.engine: TrainingRun | Loop
+        if isinstance(training, Task):
+            self.engine = run = TrainingRun(training, setup)
+            self.leaves_out_waits = setup.device == "cpu" and trains_alone(setup)
+            run.modes.train(run.model)
+            run.rates.freeze()
+            self._clock, self._losses = StepClock(run, counts_memory=False), LossSum(run.device)
+        else:
+            self._session = LoopSession(training, setup)
+            self.engine = self._session.loop
 
     def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
         """Take so many steps; returns their seconds together."""
+        if self._session is not None:
+            parts = (self.engine.micro_batches(plan, loader) for _ in range(steps))
+            return sum(self._session.step(each, plan.effective_batch) for each in parts)
+        assert isinstance(self.engine, TrainingRun)
         self._clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
         started = time.perf_counter()
         for _ in range(steps):
-            self._run.train_step(plan, loader, 0.5, self._clock, self._losses)
+            self.engine.train_step(plan, loader, 0.5, self._clock, self._losses)
         self._clock.restart()
         return time.perf_counter() - started
 
     def evaluation_s(self, batch: int) -> float | None:
-        return _evaluation_s(self._run, batch)
+        """Seconds to evaluate one sample in batches of this size, after one batch of warm-up; a loop evaluates by itself."""
+        if not isinstance(run := self.engine, TrainingRun):
+            return None
+        count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.validation))  # type: ignore[arg-type]
+        keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
+        run.evaluate(keys[: run.ranks.count])
+        started = time.perf_counter()
+        run.evaluate(keys)
+        return (time.perf_counter() - started) / count
 
     def close(self) -> None:
-        return
-
-
-class _LoopSteps:
-    """The same of a loop's body; how it evaluates is its own affair."""
-
-    leaves_out_waits = False  # the body has a thread of its own
-
-    def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
-        self._session = LoopSession(function, setup)
-        loop, workers = self._session.loop, setup.training.workers
-        self.setup, self.ranks = setup, loop.ranks
-        pinned = pins(loop.device) and loop.train_fetcher.indexed
-        self.fetched_ahead = 2 * workers if workers else (AHEAD + 1) * pinned
-
-    def loader(self, plans: Iterable[BatchPlan]) -> Loader:
-        return self._session.loop.loader(plans)
-
-    def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
-        sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
-        parts = [(size, partial(loader.take, size)) for size in sizes]
-        return sum(self._session.step(parts, plan.effective_batch) for _ in range(steps))
-
-    def evaluation_s(self, batch: int) -> float | None:
-        return None
-
-    def close(self) -> None:
-        self._session.close()
-
-
-_Steps = _TaskSteps | _LoopSteps
-
-
-def _steps_of(training: Task | TrainFunction, setup: TrialSetup) -> _Steps:
-    return _TaskSteps(training, setup) if isinstance(training, Task) else _LoopSteps(training, setup)
+        if self._session is not None:
+            self._session.close()
 
 
 def _rounds(
@@ -179,12 +162,12 @@ def _rounds(
         raise TaskError(
             f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately"
         )
-    with closing(_steps_of(task, setup)) as run:
+    with closing(_Steps(task, setup)) as run:
         yield from _rounds_of(run, plans, evaluates_each)
 
 
 def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
-    counts, setup = [_FIRST_STEPS] * len(plans), run.setup
+    counts, setup = [_FIRST_STEPS] * len(plans), run.engine.setup
     # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
 
     decided: dict[tuple[int, int], int] = {}
@@ -193,7 +176,7 @@ def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) ->
         # Micro-batches of later rounds are fetched while this one is timed: who asks first decides.
         return decided.setdefault((number, index), _timed_steps(run, plans[index], counts[index]))
 
-    loader = run.loader(
+    loader = run.engine.loader(
         plans[index]
         for number, order in enumerate(orders(len(plans)))
         for index in order
@@ -207,7 +190,7 @@ def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) ->
         for index in order:
             steps[index] = _timed(run, plans[index], loader, timed_steps(number, index))
             if number == 0 and not setup.training.workers:
-                step_s = run.ranks.max_over_ranks(steps[index][0])
+                step_s = run.engine.ranks.max_over_ranks(steps[index][0])
                 counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
             if evaluates_each:
                 evaluations[index] = run.evaluation_s(plans[index].largest_micro_batch)
@@ -220,16 +203,6 @@ def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) ->
         )
 
 
-def _evaluation_s(run: TrainingRun, batch: int) -> float:
-    """Seconds to evaluate one sample in batches of this size, after one batch of warm-up."""
-    count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.validation))  # type: ignore[arg-type]
-    keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
-    run.evaluate(keys[: run.ranks.count])
-    started = time.perf_counter()
-    run.evaluate(keys)
-    return (time.perf_counter() - started) / count
-
-
 def orders(count: int) -> Iterator[list[int]]:
     """Random orders of the plans, the same in every rank; the first ascends by size, as a warm-up."""
     rng = random.Random(0)
@@ -240,12 +213,12 @@ def orders(count: int) -> Iterator[list[int]]:
 
 def _dropped_steps(run: _Steps, plan: BatchPlan) -> int:
     """Number of steps before the timed ones, which use up the batches that were fetched during other plans."""
-    return _DROPPED + -(-run.fetched_ahead // plan.accumulation)
+    return _DROPPED + -(-run.engine.fetched_ahead // plan.accumulation)
 
 
 def _timed_steps(run: _Steps, plan: BatchPlan, steps: int) -> int:
     """Number of timed steps; loaders deliver in bursts, several of which must be covered."""
-    return max(steps, -(-2 * run.fetched_ahead // plan.accumulation))
+    return max(steps, -(-2 * run.engine.fetched_ahead // plan.accumulation))
 
 
 def _timed(run: _Steps, plan: BatchPlan, loader: Loader, steps: int) -> tuple[float, float]:
