@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -83,6 +84,8 @@ class Course:
             counts_memory: a training of enough steps counts the live bytes of the first ones on a CPU.
             points: as in `TimeLeft`.
         """
+        # It holds its course: referred to in a circle, its model would stay in memory until a garbage collection.
+        training = weakref.proxy(training)
         self._training, self._begun = training, self.number
         self.clock = StepClock(training, counts_memory and len(self.plans) >= 4 * COUNTED_STEPS)
         self.facts |= _facts_of(training)

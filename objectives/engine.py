@@ -106,7 +106,7 @@ class Engine(TrainingSamples):
     resident_bytes = 0
     # Samples at which a training of so many is evaluated, where not at equal fractions of it.
     evaluated_at: Callable[[int], Sequence[int]] | None = None
-    step_type: type[Any] = PlannedStep
+    step_type: Any = PlannedStep
 
     def __init__(self, setup: TrialSetup, ranks: Ranks | None = None) -> None:
         self.setup, self.ranks = setup, ranks or Ranks.of(setup.plan.devices)
@@ -217,27 +217,31 @@ class Engine(TrainingSamples):
         self.start()
         loader = self.loader(course.plans[course.number :], course.seen)
         self.resume()
-        with self._evaluation, self._timing:
-            while course.goes_on:
-                plan, fraction = course.plan, course.next_fraction()
-                self.rates.set(fraction)
-                step = self.step_type(
-                    self, self.micro_batches(plan, loader), plan.effective_batch, course.number, fraction
-                )
-                course.advance()
-                if self._is_due(plan.effective_batch):
-                    step.due()
-                self.current = step
-                self._timing.enter_context(course.clock.step(plan.effective_batch))
-                yield step
-                step.finish()
-                self.pause()
-                self._evaluation.close()
-                self.end(step)
-                if step.paused:
-                    self.resume()
-                if course.goes_on:
-                    course.save_between()
+        try:
+            with self._evaluation, self._timing:
+                while course.goes_on:
+                    plan, fraction = course.plan, course.next_fraction()
+                    self.rates.set(fraction)
+                    step = self.step_type(
+                        self, self.micro_batches(plan, loader), plan.effective_batch, course.number, fraction
+                    )
+                    course.advance()
+                    if self._is_due(plan.effective_batch):
+                        step.due()
+                    self.current = step
+                    self._timing.enter_context(course.clock.step(plan.effective_batch))
+                    yield step
+                    step.finish()
+                    self.pause()
+                    self._evaluation.close()
+                    self.end(step)
+                    if step.paused:
+                        self.resume()
+                    if course.goes_on:
+                        course.save_between()
+        finally:
+            # It refers back, and to a loader, whose processes would wait for a garbage collection.
+            self.current = None
 
     def _is_due(self, size: int) -> bool:
         """Whether a step of this size, the last that was counted, is followed by an evaluation."""

@@ -317,9 +317,7 @@ class Loop(Engine):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "ever": sorted(self._ever | (self.current.stepped if self.current else set()))
-        }
+        return super().state_dict() | {"ever": sorted(self._ever | self.current.stepped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

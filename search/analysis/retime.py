@@ -74,10 +74,7 @@ def read_profile(path: Path, *, timed: bool = True) -> KnownDevice:
     try:
         document = TypeAdapter(_Document).validate_json(text.encode(), strict=True)
     except ValidationError as error:
-        faults = [
-            Fault(_dotted(detail["loc"]), _words(detail), str(path))
-            for detail in error.errors(include_url=False)[:10]
-        ]
+        faults = [Fault(_dotted(detail["loc"]), _words(detail), str(path)) for detail in error.errors()[:10]]
         raise StudyFileError(
             [Fault("", "expected what `bsearch profile STUDY --out FILE` writes", str(path)), *faults]
         ) from None

@@ -138,7 +138,7 @@ class DeviceProfile:
         try:
             return TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "it"
             raise ProfilingError(
                 f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}"

@@ -243,9 +243,7 @@ def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
-        invalid = [
-            _fault(details, node, file) for details in error.errors(include_url=False)[: MOST_FAULTS + 1]
-        ]
+        invalid = [_fault(details, node, file) for details in error.errors()[: MOST_FAULTS + 1]]
         faults += [fault for fault in invalid if fault.key not in unclear]
         study = None
     faults += unclear.values()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import shutil
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -198,16 +200,6 @@ def test_a_loss_that_is_not_finite_is_noticed_at_the_next_power_of_two_or_64th_s
     assert not math.isfinite(measurements[0].train_loss or 0.0)
 
 
-def test_a_model_that_comes_in_evaluation_mode_is_trained() -> None:
-    class Evaluates(NeedsTwo):
-        def model(self, setup: TrialSetup) -> nn.Module:
-            return super().model(setup).eval()
-
-    first, second = (trained(task, setup(32)) for task in (NeedsTwo(), Evaluates()))
-    assert [m.train_loss for m in first[0]] == [m.train_loss for m in second[0]]
-    assert all(torch.equal(value, second[1][name]) for name, value in first[1].items())
-
-
 @pytest.mark.parametrize("batch", [1, 7, 300, 599, 600, 1000])
 def test_evaluation_counts_each_sample_once_whatever_its_batches(batch: int) -> None:
     task = Net()
@@ -272,11 +264,24 @@ def test_ranks_begin_with_the_same_weights_and_draw_apart() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_seed_gives_the_same_parameters_bit_for_bit(workers: int) -> None:
-    _, first = trained(Digits(), setup(37, 2, 600))
-    _, again = trained(Digits(), setup(37, 2, 600, training={"workers": workers}))
+    told, first = trained(Digits(), setup(37, 2, 600))
+    same, again = trained(Digits(), setup(37, 2, 600, training={"workers": workers}))
+    assert told[-1].scores == same[-1].scores
     _, other = trained(Digits(), setup(37, 2, 600, training={"seed": 1}))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("taken", [1, 10])
+def test_a_training_that_is_over_or_closed_is_freed_without_a_garbage_collection(taken: int) -> None:
+    run = TrainingRun(Digits(), setup(50, 2, 600))
+    measurements, model = run.measurements(), weakref.ref(run.model)
+    gc.disable()
+    list(itertools.islice(measurements, taken))
+    measurements.close()
+    del run, measurements
+    gc.enable()
+    assert model() is None
 
 
 @pytest.mark.parametrize(("batch", "budget"), [(1, 30), (7, 90), (30, 90), (29, 91), (13, 7 * 13), (30, 45)])
@@ -520,12 +525,3 @@ def test_a_precision_that_a_cpu_lacks_is_refused() -> None:
         StudyFileError, match=r"training\.precision: expected fp32, bf16 or fp16 on a CPU, got tf32"
     ):
         TrainingRun(Net(), setup(8, training={"precision": "tf32"}))
-
-
-@pytest.mark.slow
-def test_evaluation_by_loader_workers_gives_the_same_scores() -> None:
-    scores = []
-    for workers in (0, 2):
-        run = TrainingRun(Net(), setup(8, training={"workers": workers}, evaluation_batch=50))
-        scores.append(run.evaluate())
-    assert scores[0] == scores[1]
