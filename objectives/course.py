@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,15 +19,8 @@ from .state.time_left import TimeLeft
 from .steps.loss_sum import LossSum
 from .steps.step_clock import COUNTED_STEPS, StepClock, Timed
 
-
-class Trained(Timed, Protocol):
-    """A training as its course sees it: what the clock counts, and what a checkpoint holds."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings, and lists and dicts of them; complete on rank 0. All ranks call it."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned on rank 0, with any number of ranks."""
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
 class Course:
@@ -73,7 +66,7 @@ class Course:
 
     def begin(
         self,
-        training: Trained,
+        training: Engine,
         *,
         counts_memory: bool = True,
         points: Callable[[int], Sequence[int]] | None = None,
@@ -171,12 +164,17 @@ class Course:
         self.checkpoint.add(measurement)
         return measurement
 
-    def saves(self) -> bool:
-        """Whether to save at this measurement, as all ranks agree: a checkpoint is due, or this process was asked to leave."""
+    def saves(self, is_finite: bool) -> bool:
+        """Whether to save at this measurement, if it is finite: a checkpoint is due, or this process was asked to leave.
+
+        Scores may differ between ranks, what is done may not: it is what the first says.
+        """
         first = not self.ranks.rank
-        self._leaves = self.ranks.max_over_ranks(float(first and asked_to_leave())) > 0
+        goes_on = self.ranks.max_over_ranks(float(first and is_finite)) > 0 and self.goes_on
+        leaves = self.ranks.max_over_ranks(float(first and asked_to_leave())) > 0
         waited_s = self.ranks.max_over_ranks(self.checkpoint.waited_s() if first else 0.0)
-        return self._leaves or self.checkpoint.due(waited_s)
+        self._leaves = goes_on and leaves
+        return goes_on and (leaves or self.checkpoint.due(waited_s))
 
     def save(self, clock: StepClock) -> None:
         """Write a checkpoint: rank 0 writes it, with the random state of every rank."""

@@ -1,12 +1,11 @@
 """The one loop that steps: the plans, samples, rates, averages, clock, evaluations and checkpoints of a training.
 
-What a step computes is its body's affair: a `Task`'s losses (`training`), a user's own passes and optimizers (`loop`), or a
-script's as it is (`script`).
+What a step computes is its body's affair: a `Task`'s losses (`training`), a user's own passes and optimizers (`loop`), a
+script's as it is (`script`), or a library's trainer's (`adapters`).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -107,6 +106,8 @@ class Engine(TrainingSamples):
     # Samples at which a training of so many is evaluated, where not at equal fractions of it.
     evaluated_at: Callable[[int], Sequence[int]] | None = None
     step_type: Any = PlannedStep
+    # Whether a checkpoint holds all that a training is in the midst of, between two evaluations as well.
+    saves_between = True
 
     def __init__(self, setup: TrialSetup, ranks: Ranks | None = None) -> None:
         self.setup, self.ranks = setup, ranks or Ranks.of(setup.plan.devices)
@@ -237,7 +238,7 @@ class Engine(TrainingSamples):
                     self.end(step)
                     if step.paused:
                         self.resume()
-                    if course.goes_on:
+                    if course.goes_on and (self.saves_between or step.paused):
                         course.save_between()
         finally:
             # It refers back, and to a loader, whose processes would wait for a garbage collection.
@@ -253,11 +254,11 @@ class Engine(TrainingSamples):
 
     def finish(self, step: Any) -> None:
         """What belongs to a step after its body."""
-        self.settle(step.samples)
-
-    def settle(self, samples: int) -> None:
-        """Share the buffers that a step of so many samples has updated, and average the weights."""
         self.buffers.after_step()
+        self.average_weights(step.samples)
+
+    def average_weights(self, samples: int) -> None:
+        """Add the weights as they are after a step of so many samples to their average, if there is one."""
         if self.setup.training.ema is not None:
             self.average.update(self.setup.ema_decay(samples))
 
@@ -297,11 +298,7 @@ class Engine(TrainingSamples):
         self.measured = True
         own = {**self.rates.facts(self.setup.weight_decay), **self.data_facts(course.seen, self._elapsed_s)}
         measurement = course.measurement(scores, {**own, **(facts or {})}, self._elapsed_s)
-        # Scores may differ between ranks, what is done may not.
-        told = scores.values() if measurement.train_loss is None else [measurement.train_loss]
-        is_finite = not self.ranks.rank and all(map(math.isfinite, told))
-        saves = self.ranks.max_over_ranks(float(is_finite)) > 0 and course.goes_on
-        if course.saves() and saves:
+        if course.saves(not measurement.not_finite(self.setup.metric)):
             course.save(course.clock)
         return measurement
 

@@ -183,11 +183,12 @@ class TrainingRun(Engine):
             self.optimizer.step()
         else:
             loss = self._scaled_step(held, size, loss)
+        self.buffers.after_step()
         for parameter in self.parameters:
             parameter.grad = None
         with torch.no_grad():
             self.task.after_step(self.model, self.setup)
-        self.settle(size)
+        self.average_weights(size)
         return loss
 
     def _scaled_step(self, held: HeldStep, size: int, loss: Tensor) -> Tensor:
@@ -417,7 +418,7 @@ class TrainingRun(Engine):
     def train_step(
         self, plan: BatchPlan, loader: Loader, fraction: float, clock: StepClock, loss_sum: LossSum
     ) -> None:
-        """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
+        """One planned step at a fraction of the budget, as a trial takes it, where steps are timed or tried.
 
         Args:
             loss_sum: the step's mean loss is added to it.

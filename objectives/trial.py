@@ -135,6 +135,7 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
             if (
                 asked_to_leave()
                 and not isinstance(task, Task)
+                and newest_loop() is None  # which leaves by itself
                 and measurement.samples_seen < setup.samples_budget
             ):
                 raise Leaving  # a loop saves at its measurements

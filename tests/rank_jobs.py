@@ -17,6 +17,7 @@ from bsearch.objectives.parallel.fsdp2 import own_part, whole
 from bsearch.objectives.profiling import task_profile
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.state import checkpoint, leaving
+from bsearch.objectives.task import Loss
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import attempt_in_rank
 from bsearch.spaces.laws.device import ProfileRequest
@@ -239,6 +240,18 @@ class Clipped(Net):
         model.steps += 1
         for parameter in model.parameters():
             parameter.clamp_(-0.3, 0.3)
+
+
+class Centered(Clipped):
+    """Its passes move a buffer, which differs between devices until it is shared, and which its step reads."""
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        model.steps += batch[1].sum().long()
+        return super().loss(model, batch, setup)
+
+    def after_step(self, model: nn.Module, setup: TrialSetup) -> None:
+        for parameter in model.parameters():
+            parameter.add_(model.steps / 1000)
 
 
 def cut_off(

@@ -25,9 +25,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from bsearch.objectives import course
 from bsearch.objectives.adapters.loop_task import TrainingParts, _collector
 from bsearch.objectives.data.batches import SampleKeys, SampleStream
 from bsearch.objectives.profiling.task_profile import profile_task
+from bsearch.objectives.state import checkpoint
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest
@@ -710,22 +712,32 @@ class TrainerContract:
         del attempt
         assert not [one for one in gc.get_objects() if type(one) is Remembering]
 
-    def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(self, tmp_path: Path) -> None:
+    # Whether what it holds is all that is between two evaluations.
+    leaves_between = True
+
+    @pytest.mark.parametrize("asked", [8, 11])
+    def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int
+    ) -> None:
+        """Also from between two evaluations, which come after six, eleven and sixteen steps of 21."""
         made = setup(50, 2, budget=1010, training={"evaluations": 4}, parameters={"drop": 0.3})
         whole = self.trained("train", made)
-        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
-        with closing(start_attempt(f"{self.tasks}:train", kept)) as attempt:  # type: ignore[type-var]
-            first = [next(attempt), next(attempt)]
+        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt")
+        for module in checkpoint, course:
+            monkeypatch.setattr(module, "asked_to_leave", lambda: len(LOG.steps) >= asked)
+        *first, _ = self.reports("train", kept)
+        monkeypatch.undo()
         again = self.trained("train", replace(kept, attempt=1))
-        assert len(LOG.steps) == 10  # of 21; the second measurement came after eleven
-        assert again[:2] == first
+        left = asked if self.leaves_between else 11
+        assert len(LOG.steps) == 21 - left
+        assert again[: len(first)] == first
         for one, other in zip(again, whole, strict=True):
             assert (one.samples_seen, one.train_loss, one.scores["accuracy"]) == (
                 other.samples_seen,
                 other.train_loss,
                 other.scores["accuracy"],
             )
-        assert again[-1].facts["resumed_at"] == 550
+        assert again[-1].facts["resumed_at"] == 50 * left
 
     def test_what_a_callback_alone_remembers_is_refused_before_the_first_trial(self) -> None:
         request = ProfileRequest(setup(1, budget=1), Memory(), highest=100)

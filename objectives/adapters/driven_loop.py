@@ -104,7 +104,6 @@ class DrivenLoop(Engine):
         self._tokens = 0  # of the steps so far
         self._fetched_tokens: dict[int, int] = {}  # by step, of those that are not over
         self._micro_batches: Generator[Any] | None = None
-        self._steps = self.steps()
         self.measuring = False  # from the step after which to measure until `resume_clock`
 
     def _check_supported(self) -> None:
@@ -278,6 +277,7 @@ class DrivenLoop(Engine):
         if not self.number:
             # Dropout depends on the seed alone, not on random numbers drawn while creating the model and reading the data.
             seed_everything(setup.seed)
+        self._steps = self.steps()
         self.course.begin(self, counts_memory=not setup.training.compile)
         self.resume_clock()
 
@@ -311,7 +311,8 @@ class DrivenLoop(Engine):
         try:
             yield
         finally:
-            self._steps.close()
+            if hasattr(self, "_steps"):
+                self._steps.close()
             if self._micro_batches is not None:
                 self._micro_batches.close()  # ends loader processes now rather than at garbage collection
 
@@ -328,6 +329,8 @@ class DrivenLoop(Engine):
         self._tokens += self._fetched_tokens.pop(self.number, 0)
         self.measuring = self._step.evaluates
         if self.measuring:
+            # As of this step, which is not one of those after which they are read.
+            self.diverged = self.diverged or not math.isfinite(float(self.course.losses))
             self._generators = RandomState.now(self.device)
         return self.measuring
 

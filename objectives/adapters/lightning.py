@@ -127,6 +127,7 @@ def train_with(
     loss = coupled_loss(embed, batch_loss, couples_samples=couples_samples)
     manual = not module.automatic_optimization
     driven = DrivenLoop(setup, "lightning.Trainer", couples_samples, loss, takes_steps=manual)
+    driven.saves_between = False  # what it averages over an interval, it keeps to itself
     faults = study_faults("train_with", arguments, _STUDY_KEYS)
     if setup.training.compile:
         faults.append(

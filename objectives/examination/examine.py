@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,32 +56,6 @@ from .step import (
     state_findings,
     state_message,
 )
-
-
-class Parts(Protocol):
-    """What is examined of a loop: a model, its data, and a function that back-propagates a step's micro-batches."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]: ...
-
-    @property
-    def data(self) -> Fetcher: ...
-
-    @property
-    def weights(self) -> np.ndarray | None: ...
-
-    @property
-    def couples_samples(self) -> bool: ...
-
-    @property
-    def schedules(self) -> bool: ...
-
-    @property
-    def accumulate(self) -> Callable[[Sequence[tuple[int, Any]]], Tensor] | None: ...
-
 
 # Samples of the step that is compared, and of one whose blocks are recomputed.
 _SAMPLES, _RECOMPUTED = 24, 2
@@ -156,7 +130,7 @@ def examined(
 
 def examined_loop(
     where: str,
-    parts: Parts,
+    parts: Any,
     setup: TrialSetup,
     remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES,
     *,
@@ -166,14 +140,14 @@ def examined_loop(
 
     Args:
         where: the loop, for messages.
+        parts: its model, its data, and what back-propagates a step's micro-batches: `TrainingParts`, or an `ExaminedLoop`.
         remedies, takes_steps: as for `_compared_step`.
     """
     place, where, started = where, f"{where}, on training data", time.perf_counter()
-    stream = SampleStream(len(parts.data.dataset), setup.seed, parts.weights)  # type: ignore[arg-type]
+    stream = SampleStream(len(parts.data.dataset), setup.seed, parts.weights)
     device = next(parts.model.parameters()).device
 
-    back_propagate = parts.accumulate
-    assert back_propagate is not None
+    back_propagate: Callable[[Sequence[tuple[int, Any]]], Tensor] = parts.accumulate
 
     step = partial(_first_samples, back_propagate, parts.data, stream, device)
     found = partial(_census, place, parts.model, parts.optimizers, step, schedules=parts.schedules)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ..parallel.data_parallel import Ranks
 
 # Files of another format are ignored.
-_FORMAT = 4
+_FORMAT = 5
 # What a file begins with, before the digest of the rest; without one it begins as torch writes it.
-_MAGIC, _ZIP = b"bsearch checkpoint\n", b"PK\x03\x04"
+_MAGIC = b"bsearch checkpoint\n"
 
 # Between evaluations, this many times as long is trained as the last save took.
 _SAVING = 10
@@ -254,8 +254,6 @@ def _checked(content: bytes) -> memoryview:
         ValueError: it is not as it was written, which torch does not notice.
     """
     view, start = memoryview(content), len(_MAGIC) + hashlib.sha256().digest_size
-    if content.startswith(_ZIP):
-        return view  # written before there were digests
     if not content.startswith(_MAGIC) or hashlib.sha256(view[start:]).digest() != view[len(_MAGIC) : start]:
         raise ValueError("damaged")
     return view[start:]

@@ -10,9 +10,8 @@ Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Mem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from ...spaces.trial import TrialSetup
 from ..data.batches import RandomState
 from ..model.batch_norm import once_per_step
 from ..model.buffers import KeptBuffers
-from ..parallel.data_parallel import Ranks
 from ..profiling.memory.live_bytes import LiveBytes
 from ..task import name_of
 from .two_passes import fresh, held
@@ -37,26 +35,8 @@ if TYPE_CHECKING:
     Embeds: TypeAlias = "Task | CoupledLoss"
 
 
-class CachedTraining(Protocol):
-    """A training with such a loss, ours or a library's loop."""
-
-    setup: TrialSetup
-    ranks: Ranks
-    device: torch.device
-    model: nn.Module
-    loss: Any
-    scaler: torch.amp.GradScaler
-    resident_bytes: int
-
-    @property
-    def task(self) -> Embeds: ...
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]: ...
-
-    def autocast(self) -> AbstractContextManager[Any]: ...
-
-    def on_device(self, batch: Any) -> Any: ...
+# A training with such a loss: a `TrainingRun`, or `CoupledSteps` of a library's loop.
+CachedTraining: TypeAlias = Any
 
 
 class EmbeddingsOf(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...spaces.domain import Choices, Range
@@ -51,8 +51,9 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
                 "high": _outward(max(rates), 1),
                 "at_batch": batch,
             }
-            if prior is not None and min(rates) < math.sqrt(prior[0] * prior[1]) < max(rates):
-                space[name]["prior"] = _between(prior, space[name]["low"], space[name]["high"])
+            middle = 0.0 if prior is None else math.sqrt(prior[0] * prior[1])
+            if prior is not None and min(rates) < middle < max(rates):
+                space[name]["prior"] = _prior(middle, prior, space[name]["low"], space[name]["high"])
         elif name == "rule":
             space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
@@ -141,13 +142,14 @@ def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
         else:
             within = max(*(abs(end - middle) for end in ends), _LEAST_SHARE * (domain.high - domain.low))
         around = (middle / within, middle * within) if domain.log else (middle - within, middle + within)
-        found["prior"] = _between(around, domain.low, domain.high)
+        found["prior"] = _prior(middle, around, domain.low, domain.high)
     return found
 
 
-def _between(ends: Iterable[float], low: float, high: float) -> list[float]:
-    """A prior's two ends, those of a range where they lie beyond."""
-    return [min(max(_rounded(end), low), high) for end in ends]
+def _prior(middle: float, ends: tuple[float, float], low: float, high: float) -> float | list[float]:
+    """Two ends around the middle, where both lie in a range, else the middle alone."""
+    written = [_rounded(end) for end in ends]
+    return written if low <= written[0] < written[1] <= high else min(max(_rounded(middle), low), high)
 
 
 def _outward(value: float, sign: int) -> float:

@@ -31,7 +31,7 @@ from pydantic import (
 
 from ...spaces.deadline import Deadline
 from ...spaces.errors import BsearchError, LeftOutWarning, StorageError, cut
-from ...spaces.laws.device import HEADROOM, DeviceProfile
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.step_time import StepTime
 from ...spaces.names import Direction
 from ...spaces.record import TrialFacts, TrialRecord
@@ -63,7 +63,6 @@ _SETUP = (*TrialSetup.__slots__, "learning_rate", "betas", "eps", "weight_decay"
 # Keys of a study that are gone, by section, with the values that this version works by.
 _AS_HERE: dict[str, dict[str, Any]] = {
     "training": {"pin_memory": True, "channels_last": False},
-    "memory": {"headroom": HEADROOM},
 }
 # Keys of a study that results are read by; of the others a value that cannot be read is left out.
 _READ_BY = frozenset({"study", "task", "space", "training", "devices", "objectives"})
@@ -170,7 +169,19 @@ def _works_as_here(document: Mapping[Any, Any]) -> dict[Any, Any]:
             kept[name] = {
                 key: value for key, value in section.items() if key not in gone or value != gone[key]
             }
+    if isinstance(
+        memory := kept.get("memory"), dict
+    ):  # a share that plans kept free, which changes no result
+        kept["memory"] = {key: value for key, value in memory.items() if key != "headroom"}
+    if isinstance(space := kept.get("space"), dict):
+        kept["space"] = {name: _with_prior(domain) for name, domain in space.items()}
     return kept
+
+
+def _with_prior(domain: Any) -> Any:
+    """A domain whose prior is one value, where it was that and a width."""
+    prior = domain.get("prior") if isinstance(domain, dict) else None
+    return {**domain, "prior": prior.get("best")} if isinstance(prior, dict) else domain
 
 
 def _document(column: str, text: Any) -> Any:
@@ -498,7 +509,7 @@ class StudyRow:
     @cached_property
     def identity(self) -> Mapping[str, Any]:
         """What must not change between runs."""
-        return self._value("identity", _Identity)  # type: ignore[no-any-return]
+        return _works_as_here(self._value("identity", _Identity))
 
     @cached_property
     def spec(self) -> Mapping[str, Any]:

@@ -97,6 +97,13 @@ def test_with_fsdp2_it_is_refused_by_name() -> None:
 
 
 @pytest.mark.slow
+def test_what_it_reads_of_a_buffer_that_passes_move_is_the_same_on_all_devices(ranks: RankProcesses) -> None:
+    made = setup(plan=BatchPlan(41, 2, 2), budget=300, training={"ema": 0.9})
+    ((_, *every),) = ranks.run(averaged, f"{JOBS}:Centered", made.to_dict())
+    assert all(map(torch.equal, *every))
+
+
+@pytest.mark.slow
 def test_two_devices_do_the_same_as_one(ranks: RankProcesses) -> None:
     made = setup(41, budget=300, training={"ema": 0.9}, reference_batch=16)
     alone = TrainingRun(Clipped(), made)

@@ -332,29 +332,6 @@ def test_a_damaged_checkpoint_costs_the_work_and_not_the_trial(tmp_path: Path, d
     assert whole(made)[0] == uninterrupted[0]
 
 
-def test_a_checkpoint_without_a_digest_is_read(tmp_path: Path) -> None:
-    """As earlier versions wrote it."""
-    made = noisy(tmp_path)
-    trained_until(made, 2)
-    file = Path(str(made.checkpoint))
-    content = file.read_bytes()
-    file.write_bytes(content[content.index(b"PK\x03\x04") :])
-    assert Checkpoint.of(made).load() is not None
-
-
-def test_a_checkpoint_of_a_version_that_measured_noise_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, save = noisy(tmp_path), Checkpoint.save
-    uninterrupted = whole(replace(made, checkpoint=None))
-    monkeypatch.setattr(Checkpoint, "save", lambda self, state: save(self, {**state, "noise": [[2.0, 0.5]]}))
-    trained_until(made, 2)
-    assert Checkpoint.of(made).load()["noise"]
-    again = list(TrainingRun(Noisy(), replace(made, attempt=1)).measurements())
-    assert again[-1].facts["resumed_at"] == again[1].samples_seen
-    assert reported(again) == uninterrupted[0]
-
-
 def test_a_place_that_cannot_be_written_costs_no_trial_and_leaves_nothing(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

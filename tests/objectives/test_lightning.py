@@ -28,6 +28,7 @@ class TestLightning(TrainerContract):
     tasks = "lightning_tasks"
     example = "lightning"
     kept_model: ClassVar = {"model.ckpt"}
+    leaves_between = False
     weighted_tasks: ClassVar = ["weighted"]
     sampling_tasks: ClassVar = ["sampled_loader", "sampled_data_module", "sampled_module"]
 

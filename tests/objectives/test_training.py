@@ -481,13 +481,6 @@ def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
         profile_of("Points", setup(metric="f1"))
 
 
-def test_more_accumulation_needs_less_memory() -> None:
-    # 12 steps each.
-    peaks = [list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)]
-    assert peaks == sorted(peaks, reverse=True)
-    assert peaks[0] > 1.5 * peaks[2]
-
-
 def test_living_bytes_are_counted_once_and_forgotten() -> None:
     kept = torch.zeros(1000)
     counter = LiveBytes()
