@@ -151,26 +151,32 @@ class Course:
             **shortened,
             **({"steps": self.number} if shortened else {}),
         }
+        loss = float(self.losses) / self._count if self._count else None
         measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=elapsed_s,
             accuracy=scores.get("accuracy"),
             scores=scores,
-            train_loss=float(self.losses) / self._count if self._count else None,
+            train_loss=loss,
             facts={**self.facts, **self.checkpoint.facts()},
         )
+        # A library's loop may not say its loss.
+        told = (
+            scores.get(self.setup.metric, 0.0) if measurement.train_loss is None else measurement.train_loss
+        )
+        self._is_finite = math.isfinite(told)
         self._has_ended = not math.isfinite(measurement.train_loss or 0.0)
         self._begin_losses()
         self.checkpoint.add(measurement)
         return measurement
 
-    def saves(self, is_finite: bool) -> bool:
+    def saves(self) -> bool:
         """Whether to save at this measurement, if it is finite: a checkpoint is due, or this process was asked to leave.
 
         Scores may differ between ranks, what is done may not: it is what the first says.
         """
         first = not self.ranks.rank
-        goes_on = self.ranks.max_over_ranks(float(first and is_finite)) > 0 and self.goes_on
+        goes_on = self.ranks.max_over_ranks(float(first and self._is_finite)) > 0 and self.goes_on
         leaves = self.ranks.max_over_ranks(float(first and asked_to_leave())) > 0
         waited_s = self.ranks.max_over_ranks(self.checkpoint.waited_s() if first else 0.0)
         self._leaves = goes_on and leaves

@@ -97,10 +97,7 @@ class Engine(TrainingSamples):
     optimizers: Mapping[str, Optimizer]
     others: Mapping[str, Any]
     rates: Any
-    constants: Constants
-    average: WeightAverage
     buffers: SharedBuffers
-    modes: TrainingModes
     # Bytes of the data that live on the device.
     resident_bytes = 0
     # Samples at which a training of so many is evaluated, where not at equal fractions of it.
@@ -296,9 +293,9 @@ class Engine(TrainingSamples):
         course = self.course
         course.time_left.evaluated(time.monotonic() - self._evaluating_since, course.seen)
         self.measured = True
-        own = {**self.rates.facts(self.setup.weight_decay), **self.data_facts(course.seen, self._elapsed_s)}
-        measurement = course.measurement(scores, {**own, **(facts or {})}, self._elapsed_s)
-        if course.saves(not measurement.not_finite(self.setup.metric)):
+        own = self.rates.facts(self.setup.weight_decay) | self.data_facts(course.seen, self._elapsed_s)
+        measurement = course.measurement(scores, own | dict(facts or {}), self._elapsed_s)
+        if course.saves():
             course.save(course.clock)
         return measurement
 

@@ -51,9 +51,9 @@ def study_of_runs(spec: StudySpec, records: Sequence[TrialRecord], task: str, so
                 "high": _outward(max(rates), 1),
                 "at_batch": batch,
             }
-            middle = 0.0 if prior is None else math.sqrt(prior[0] * prior[1])
-            if prior is not None and min(rates) < middle < max(rates):
-                space[name]["prior"] = _prior(middle, prior, space[name]["low"], space[name]["high"])
+            if prior is not None and min(rates) < (middle := prior[0]) < max(rates):
+                ends = middle / prior[1], middle * prior[1]
+                space[name]["prior"] = _prior(middle, ends, space[name]["low"], space[name]["high"])
         elif name == "rule":
             space[name] = rules if len(rules) > 1 else rules[0]
         elif name != "devices" and (name in spec.searched() or name in spec.space.model_fields_set):
@@ -113,12 +113,7 @@ def _rules(
     if at.edge:
         return rules, batch, None
     rate = at.learning_rate
-    within = max(rate.high / rate.value, _LEAST_FACTOR)
-    return (
-        rules,
-        batch,
-        (rate.value / within, rate.value * within),
-    )
+    return rules, batch, (rate.value, max(rate.high / rate.value, _LEAST_FACTOR))
 
 
 def _domain(name: str, domain: Any, near: Sequence[TrialRecord]) -> Any:
