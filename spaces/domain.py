@@ -139,9 +139,9 @@ class Range(Section):
     )
     prior: Annotated[Number | tuple[Number, Number] | None, BeforeValidator(_prior)] = Field(
         None,
-        description="Where the best value is expected: a value, or two that it lies between nine times in ten, such as "
-        f"`[1e-4, 1e-3]`; of one value within a factor of {_USUAL_FACTOR:g} on a logarithmic scale, else a quarter of the "
-        "range. The search begins near it and weighs it less with every trial. For sampler front.",
+        description="Where the best value is expected: an interval such as `[1e-4, 1e-3]` that contains it nine times in ten, "
+        f"or one value, for a factor of {_USUAL_FACTOR:g} around it on a logarithmic scale, else a quarter of the range. The "
+        "search begins there and relies on it less with every trial. For sampler front.",
     )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
     when: When = Field({}, description=_WHEN)

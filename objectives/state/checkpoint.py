@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Files of another format are ignored.
 _FORMAT = 5
-# What a file begins with, before the digest of the rest; without one it begins as torch writes it.
+# What a file begins with, before the digest of the rest.
 _MAGIC = b"bsearch checkpoint\n"
 
 # Between evaluations, this many times as long is trained as the last save took.

@@ -96,7 +96,7 @@ def run_document(record: TrialRecord, spec: StudySpec) -> dict[str, Any]:
 def _rules(
     records: Sequence[TrialRecord], complete: Sequence[TrialRecord]
 ) -> tuple[list[str], int, tuple[float, float] | None]:
-    """The rules that the runs support, the nearest first, the batch in their middle, and the best rate there."""
+    """The rules that the runs support, the nearest first, the middle batch, and the best rate there with its uncertainty."""
     if not complete:
         raise StudyFileError("expected runs that ended with a result, to make a study of them, got none")
     batch = round(

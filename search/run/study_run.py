@@ -43,7 +43,7 @@ from .view import StudyView, study_view
 
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
-# What so many further trials would add is told at a study's end.
+# The further trials whose expected gain is told at a study's end.
 WORTH_OF = 10
 # So many suggestions in a row that do not fit before a deadline end the search.
 _ASKED_AGAIN = 3

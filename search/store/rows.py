@@ -169,9 +169,8 @@ def _works_as_here(document: Mapping[Any, Any]) -> dict[Any, Any]:
             kept[name] = {
                 key: value for key, value in section.items() if key not in gone or value != gone[key]
             }
-    if isinstance(
-        memory := kept.get("memory"), dict
-    ):  # a share that plans kept free, which changes no result
+    # A share that plans kept free, which changes no result.
+    if isinstance(memory := kept.get("memory"), dict):
         kept["memory"] = {key: value for key, value in memory.items() if key != "headroom"}
     if isinstance(space := kept.get("space"), dict):
         kept["space"] = {name: _with_prior(domain) for name, domain in space.items()}

@@ -42,8 +42,8 @@ class Memory(Section):
 
     limit: Annotated[StrictInt | StrictFloat | StrictStr | None, BeforeValidator(_memory_limit)] = Field(
         None,
-        description="Memory that one device may use, of which every plan keeps a twentieth free: bytes such as 10GiB, a share "
-        "of the device such as 90%, or device for all of it; default: all of a GPU, no limit on a CPU.",
+        description="Memory limit of one device, of which every plan keeps 5% free: bytes such as 10GiB, a share of the device "
+        "such as 90%, or device for all of it; default: all of a GPU, no limit on a CPU.",
     )
     activation_checkpointing: Annotated[
         tuple[ActivationCheckpointing, ...], BeforeValidator(_checkpointing)

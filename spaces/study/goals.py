@@ -108,8 +108,8 @@ class Metric(Section):
     )
     floor: Number | None = Field(
         None,
-        description="Values that are worse, so those above it where the metric is minimized, are worth nothing: the front, "
-        "the search and early stopping look only at what reaches it, once a trial does. It may be changed between runs.",
+        description="Values worse than it (above it, where the metric is minimized) are worth nothing: the front, the search "
+        "and early stopping look only at what reaches it, once a trial does. It may be changed between runs.",
     )
 
     @model_validator(mode="before")
