@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -23,9 +24,9 @@ from bsearch import Study
 from bsearch import run as run_study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
+from bsearch.objectives.profiling.held import Held
+from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.profiling.task_profile import profile_task
-from bsearch.objectives.steps.loss_sum import LossSum
-from bsearch.objectives.steps.step_clock import StepClock
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
@@ -145,34 +146,27 @@ def costs(folder: str) -> None:
 
 
 def step_s(reference: str, setup: TrialSetup) -> float:
-    run = TrainingRun(load_task(reference), setup)  # type: ignore[arg-type]
-    run.modes.train(run.model)
-    run.rates.freeze()
-    loader, clock, total = (
-        run.loader([setup.plan] * 5),
-        StepClock(run, counts_memory=False),
-        LossSum(torch.device("cpu")),
-    )
     took = []
-    for _ in range(5):
-        started = time.perf_counter()
-        run.train_step(setup.plan, loader, 0.5, clock, total)
-        took.append(time.perf_counter() - started)
+    with closing(Held(load_task(reference), setup)) as held:
+        loader = held.engine.loader([setup.plan] * 5)
+        for _ in range(5):
+            started = time.perf_counter()
+            held.step(held.engine.micro_batches(setup.plan, loader), setup.plan.effective_batch)
+            took.append(time.perf_counter() - started)
     return median(took[1:])
 
 
 def measured_peak(reference: str, setup: TrialSetup) -> int:
     """Live bytes of two real steps, counted."""
-    run = TrainingRun(load_task(reference), setup)  # type: ignore[arg-type]
-    run.modes.train(run.model)
-    loader, clock, total = (
-        run.loader([setup.plan] * 2),
-        StepClock(run, counts_memory=True),
-        LossSum(torch.device("cpu")),
-    )
-    for _ in range(2):
-        run.train_step(setup.plan, loader, 0.5, clock, total)
-    return int(clock.peak_bytes)
+    peaks = []
+    with closing(Held(load_task(reference), setup)) as held:
+        engine, loader = held.engine, held.engine.loader([setup.plan] * 2)
+        for _ in range(2):
+            counter = LiveBytes()
+            counting = counter.counting(engine.model, engine.optimizer, engine.averages)
+            held.step(engine.micro_batches(setup.plan, loader), setup.plan.effective_batch, [counting])
+            peaks.append(counter.peak_bytes)
+    return max(peaks)
 
 
 NAIVE = """class Naive(CLIP):

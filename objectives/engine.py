@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,12 @@ from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import load_model_state, load_optimizer_state, model_state, optimizer_state
 from .steps.constants import Constants
 from .steps.rates import Rates, Stepped
+
+
+class Server(Protocol):
+    """Asks a training for steps in the place of a trial's, to time, trace or examine them: see `profiling.held`."""
+
+    def serve(self, engine: Engine) -> Iterator[Any]: ...
 
 
 class PlannedStep:
@@ -205,18 +212,28 @@ class Engine(TrainingSamples):
         """Be ready to step."""
         self.modes.train(self.model)
 
-    def steps(self) -> Generator[Any]:
-        """Every step of the budget that is left, to be taken by a body.
+    def steps(self) -> Iterator[Any]:
+        """Every step of the budget that is left, to be taken by a body; or those that a probe asks for.
 
         Raises:
             Leaving: this process was asked to leave.
         """
+        if (server := _server.get()) is not None:
+            return server.serve(self)
+        self.begin()
+        return self._planned()
+
+    def hooked(self) -> AbstractContextManager[Any]:
+        """Context of all steps."""
+        return nullcontext()
+
+    def _planned(self) -> Generator[Any]:
         course = self.course
         self.start()
         loader = self.loader(course.plans[course.number :], course.seen)
         self.resume()
         try:
-            with self._evaluation, self._timing:
+            with self.hooked(), self._evaluation, self._timing:
                 while course.goes_on:
                     plan, fraction = course.plan, course.next_fraction()
                     self.rates.set(fraction)
@@ -328,3 +345,22 @@ class Engine(TrainingSamples):
             self.average.load(state["average"])
         if self.live is not None:
             self.live.set_state(state["stream"])
+
+
+# What asks this thread's training for steps, in the place of a trial.
+_server: ContextVar[Server | None] = ContextVar("server", default=None)
+
+
+@contextmanager
+def served(server: Server | None) -> Iterator[None]:
+    """Context in which a training gets its steps from a probe; with None, those of its trial."""
+    token = _server.set(server)
+    try:
+        yield
+    finally:
+        _server.reset(token)
+
+
+def is_servedd() -> bool:
+    """Whether a probe asks this thread's training for single steps."""
+    return _server.get() is not None

@@ -16,11 +16,10 @@ The loop has the steps of any integer batch, the rates of the schedule, checkpoi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +37,6 @@ from .model.modes import untouched
 from .state.checkpoint import save_state
 from .steps.two_passes import fresh, held
 from .task import Data, check_kind, check_no_scheduler, check_optimizer, checked_data, closure_error
-
-
-class Server(Protocol):
-    """What takes the place of a trial where a loop is profiled: it serves the body steps of its own."""
-
-    def serve(self, loop: Loop) -> Iterator[Step]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +196,8 @@ class Loop(Engine):
     # The steps
 
     def __iter__(self) -> Iterator[Step]:
-        session = _session.get()
-        return session.serve(self) if session is not None else self._trained()
-
-    def _trained(self) -> Iterator[Step]:
         """Every step that is left, and the models at their end."""
-        self.begin()
-        with self.hooked():
-            yield from self.steps()
+        yield from self.steps()
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(
                 f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did"
@@ -324,35 +311,7 @@ class Loop(Engine):
         self._ever = set(state["ever"])
 
 
-_session: ContextVar[Server | None] = ContextVar("session", default=None)
-
-
-@contextmanager
-def serving(session: Server) -> Iterator[None]:
-    """Context of a training function whose loop gets its steps from a session."""
-    token = _session.set(session)
-    try:
-        yield
-    finally:
-        _session.reset(token)
-
-
 _newest: Loop | None = None
-
-
-@contextmanager
-def unserved() -> Iterator[None]:
-    """Context in which this thread's loops train as in a trial."""
-    token = _session.set(None)
-    try:
-        yield
-    finally:
-        _session.reset(token)
-
-
-def being_served() -> bool:
-    """Whether a profile asks this thread's loop for single steps."""
-    return _session.get() is not None
 
 
 def newest_loop() -> Loop | None:

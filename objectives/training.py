@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..spaces.errors import TaskError
-from ..spaces.plan import BatchPlan
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
-from .data.batches import Fetcher, Loader, SampleKeys, batches, in_order
+from .data.batches import Fetcher, SampleKeys, batches, in_order
 from .engine import Engine, PlannedStep
 from .evaluation import Evaluation
 from .machine.accelerator import is_gpu, total_bytes
@@ -33,9 +32,7 @@ from .parallel.fsdp2 import device_mesh, own_part, shard_parameters, takes_unuse
 from .profiling.memory.live_bytes import LiveBytes
 from .state.checkpoint import save_state
 from .steps.gradient_cache import EmbeddingsOf, GradientCache
-from .steps.loss_sum import LossSum
 from .steps.rescale import rescale_gradients
-from .steps.step_clock import StepClock
 from .steps.two_passes import HeldStep
 from .task import Task, acts_after_steps, checked_data, checked_loss, checked_optimizer, embeds, name_of
 
@@ -365,9 +362,9 @@ class TrainingRun(Engine):
 
         Where an earlier attempt left a checkpoint, its measurements are yielded again and training resumes from it.
         """
-        self.begin()
+        steps = self.steps()
         yield from self.reported
-        for step in self.steps():
+        for step in steps:
             self.course.add(self.step(step.micro_batches, step.samples))
             if step.evaluates:
                 yield self._measured()
@@ -414,18 +411,6 @@ class TrainingRun(Engine):
         super().load_state_dict(state)
         self.scaler.load_state_dict(state["scaler"])
         self.skipped_steps = state["skipped_steps"]
-
-    def train_step(
-        self, plan: BatchPlan, loader: Loader, fraction: float, clock: StepClock, loss_sum: LossSum
-    ) -> None:
-        """One planned step at a fraction of the budget, as a trial takes it, where steps are timed or tried.
-
-        Args:
-            loss_sum: the step's mean loss is added to it.
-        """
-        with clock.step(plan.effective_batch):
-            self.rates.set(fraction)
-            loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def _evaluation_batches(self, fetcher: Fetcher, keys: Sequence[SampleKeys]) -> Iterator[Any]:
         """Batches for evaluation; processes that load them cost a moment to start, so only several batches are worth them."""

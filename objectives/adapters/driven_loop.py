@@ -277,9 +277,11 @@ class DrivenLoop(Engine):
         if not self.number:
             # Dropout depends on the seed alone, not on random numbers drawn while creating the model and reading the data.
             seed_everything(setup.seed)
-        self._steps = self.steps()
-        self.course.begin(self, counts_memory=not setup.training.compile)
+        self._steps: Any = self.steps()
         self.resume_clock()
+
+    def begin(self) -> None:
+        self.course.begin(self, counts_memory=not self.setup.training.compile)
 
     def _check_own_parameters(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         own = {id(parameter) for parameter in model.parameters()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,15 +13,13 @@ import numpy as np
 from ...spaces.errors import BsearchError, TaskError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import BESIDE_RATE
-from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..loading import contained, described, user_code_location
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, group_settings, has_adams_betas, main_first, shown_kind
-from ..steps.loss_sum import LossSum
-from ..steps.step_clock import StepClock
-from ..task import Task
-from ..training import TrainingRun
+from ..task import Task, TrainFunction
+from .held import Held
+from .memory.live_bytes import LiveBytes
 
 
 class ParameterNotFound(KeyError):
@@ -85,41 +83,41 @@ def on_cpu(setup: TrialSetup) -> TrialSetup:
 
 
 def smallest_workable(
-    task: Task, setup: TrialSetup, look: Callable[[TrainingRun], None] = lambda run: None
-) -> tuple[int, TrainingRun]:
+    training: Task | TrainFunction, setup: TrialSetup, look: Callable[[Any], object] = lambda engine: None
+) -> tuple[int, Any]:
     """The smallest micro-batch: 1, or 2 where the model rejects a single sample (batch statistics need two values).
 
     Args:
-        look: called with the new model, before its first step.
+        look: called with the engine of the new model, before its first step.
+
+    Returns:
+        The size, and the engine after a step at a learning rate of zero.
     """
     first_error: Exception | None = None
     for samples in (1, 2):
-        run = TrainingRun(task, setup)
-        if samples > run.data.training_set:
-            break
-        run.modes.train(run.model)
-        look(run)
-        try:
-            loss = LossSum(run.device)
-            # The trial's own step, so that the bytes of its first steps are counted.
-            run.train_step(
-                BatchPlan(samples),
-                run.loader([BatchPlan(samples)]),
-                0.5,
-                StepClock(run, counts_memory=True),
-                loss,
+        plan = replace(setup.plan, effective_batch=samples)
+        with closing(Held(training, replace(setup, plan=plan))) as held:
+            engine = held.engine
+            if samples > engine.data.training_set:
+                break
+            look(engine)
+            # In a trial the bytes of the first steps are counted.
+            counted = LiveBytes(setup.memory_limit_bytes).counting(
+                engine.model, engine.optimizer, engine.averages
             )
-        except (ValueError, RuntimeError) as error:
-            first_error = first_error or error
-            continue
-        if not math.isfinite(float(loss)):
+            contexts = [counted] if engine.device.type == "cpu" else []
+            try:
+                held.step(engine.micro_batches(plan, engine.loader([plan])), samples, contexts)
+            except (ValueError, RuntimeError) as error:
+                first_error = first_error or error
+                continue
+            if math.isfinite(loss := float(engine.course.losses)):
+                return samples, engine
             # A single sample may make the loss undefined, such as a contrastive one or a variance: try more.
             first_error = first_error or TaskError(
-                f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
+                f"{type(training).__name__}.loss: expected a finite loss from the new model's first batch, got {loss}. "
                 "Check the data's values and the loss."
             )
-            continue
-        return samples, run
     assert first_error is not None
     raise first_error
 

@@ -27,9 +27,8 @@ from ..task import TrainFunction, embeds
 from ..trial import start_attempt
 from .costs import with_other_costs
 from .first_step import ReadParameters, smallest_workable, user_code_errors, with_facts_of
-from .loop_session import LoopMemory, LoopSession, examined_session
-from .memory.limit import verified, with_memory
-from .memory.tracing import does_not_fit, memory_law
+from .loop_probes import examined_session
+from .memory.limit import with_memory
 from .step_time import with_step_times
 
 _UNKNOWN_MEMORY = "Its memory is not known before the first trial: "
@@ -43,6 +42,10 @@ def profile_of_loop(
         raise StudyFileError(faults)
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
+    # What is checkpointed is the loop's own affair.
+    request = replace(
+        request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)})
+    )
     if uses_loop(function):
         return _profile_of_kit(function, reference, request, unknown)
     if not uses_adapter(function):
@@ -72,10 +75,6 @@ def profile_of_loop(
             raise TaskError("\n".join(examination.refusal_lines))
     profile = replace(profile, examination=examination)
     unknown = replace(unknown, examination=examination, training_set=size)
-    # What is checkpointed is the loop's own affair.
-    request = replace(
-        request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)})
-    )
     try:
         smallest, run = smallest_workable(task, setup)
     except Exception as error:
@@ -130,7 +129,8 @@ def _profile_of_kit(
     setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
         started = time.process_time()
-        smallest, profile = _smallest_of_loop(function, setup, profile)
+        smallest, loop = smallest_workable(function, setup)
+        profile = with_facts_of(profile, loop, smallest)
         first_s = time.process_time() - started
         setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         examination = examined_session(function, setup)
@@ -149,7 +149,7 @@ def _profile_of_kit(
     profile = replace(profile, examination=examination, unused_parameters=unused)
     request = replace(request, setup=setup, others=())
     with user_code_errors(reference, "tracing its memory"):
-        profile = _with_loop_memory(function, setup, profile, request)
+        profile = with_memory(function, profile, request)
     with user_code_errors(reference, "timing its steps"):
         return with_step_times(reference, profile, request)
 
@@ -176,55 +176,6 @@ def _kit_parameters() -> Sequence[nn.Parameter]:
 def _driven_parameters() -> Sequence[nn.Parameter]:
     driven = DrivenLoop.newest()
     return [] if driven is None else list(driven.model.parameters())
-
-
-def _smallest_of_loop(
-    function: TrainFunction, setup: TrialSetup, profile: DeviceProfile
-) -> tuple[int, DeviceProfile]:
-    """The fewest samples that a part works with, 1 or 2, and the profile with what is known of the loop's models."""
-    first_error: Exception | None = None
-    for samples in (1, 2):
-        session = LoopSession(function, replace(setup, plan=BatchPlan(samples)))
-        try:
-            loop = session.loop
-            session.step([(samples, loop.train_fetcher.fetch(loop.stream.take(0, samples)))], samples)
-            return samples, with_facts_of(profile, loop, samples)
-        except (ValueError, RuntimeError) as error:
-            first_error = first_error or error
-        finally:
-            session.close()
-    assert first_error is not None
-    raise first_error
-
-
-def _with_loop_memory(
-    function: TrainFunction, setup: TrialSetup, profile: DeviceProfile, request: ProfileRequest
-) -> DeviceProfile:
-    """The profile with the memory law of a `Loop`, if the study or the device sets a limit.
-
-    Raises:
-        StudyFileError: not even the smallest part fits.
-    """
-    limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
-    profile = replace(profile, limit_bytes=limit)
-    if limit is None and not request.traces:
-        return profile
-    usable = min(profile.usable_bytes(devices) for devices in request.devices)
-    smallest = profile.smallest_micro_batch
-    highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
-    probe = LoopMemory(function, setup)
-    try:
-        law = memory_law(probe, usable, smallest, highest)
-        largest = None if law is None else law.largest_micro_batch(usable)
-        if law is None or largest is None:
-            peak = None if law is None else probe.train_peak(smallest)
-            raise StudyFileError(Fault("memory.limit", does_not_fit(peak, usable, smallest)))
-        if limit is not None:
-            law, largest = verified(law, probe, limit, usable, largest)
-        law = replace(law, source=probe.source, note=law.note or probe.note)
-        return replace(profile, memory=law, largest_micro_batch=largest)
-    finally:
-        probe.close()
 
 
 def _first_measurement(reference: str, setup: TrialSetup) -> None:

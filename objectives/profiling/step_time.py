@@ -23,20 +23,20 @@ from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_pla
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.loop_task import uses_loop
-from ..data.batches import Loader, in_order
+from ..data.batches import in_order
+from ..engine import Engine
 from ..loading import load_task
-from ..loop import Loop
+from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import HostLoad, OtherPrograms, waited_s
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
-from ..steps.loss_sum import LossSum
-from ..steps.step_clock import StepClock, trains_alone
-from ..task import Task, TrainFunction
+from ..steps.step_clock import trains_alone
+from ..task import Task
 from ..training import TrainingRun
 from .exchange import exchange_over
 from .fit import FEWEST_ROUNDS, fit_step_time, leave_one_out, with_uncertainty
-from .loop_session import LoopSession
+from .held import Held, Steps, step_of
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
@@ -102,105 +102,101 @@ def rounds_in_rank(
     )
 
 
-class _Steps:
-    """A training's steps, as in its trials.
-
-    Attributes:
-        engine: of the training.
-        leaves_out_waits: waits of this thread for a core, which are other programs' doing, are no part of a step's time; the
-            body of a loop has a thread of its own.
-    """
-
-    def __init__(self, training: Task | TrainFunction, setup: TrialSetup) -> None:
-        self._session: LoopSession | None = None
-        self.leaves_out_waits = False
-        self.engine: TrainingRun | Loop
-        if isinstance(training, Task):
-            self.engine = run = TrainingRun(training, setup)
-            self.leaves_out_waits = setup.device == "cpu" and trains_alone(setup)
-            run.modes.train(run.model)
-            run.rates.freeze()
-            self._clock, self._losses = StepClock(run, counts_memory=False), LossSum(run.device)
-        else:
-            self._session = LoopSession(training, setup)
-            self.engine = self._session.loop
-
-    def take(self, plan: BatchPlan, loader: Loader, steps: int) -> float:
-        """Take so many steps; returns their seconds together."""
-        if self._session is not None:
-            parts = (self.engine.micro_batches(plan, loader) for _ in range(steps))
-            return sum(self._session.step(each, plan.effective_batch) for each in parts)
-        assert isinstance(self.engine, TrainingRun)
-        self._clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
-        started = time.perf_counter()
-        for _ in range(steps):
-            self.engine.train_step(plan, loader, 0.5, self._clock, self._losses)
-        self._clock.restart()
-        return time.perf_counter() - started
-
-    def evaluation_s(self, batch: int) -> float | None:
-        """Seconds to evaluate one sample in batches of this size, after one batch of warm-up; a loop evaluates by itself."""
-        if not isinstance(run := self.engine, TrainingRun):
-            return None
-        count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.validation))  # type: ignore[arg-type]
-        keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
-        run.evaluate(keys[: run.ranks.count])
-        started = time.perf_counter()
-        run.evaluate(keys)
-        return (time.perf_counter() - started) / count
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-
 def _rounds(
     reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool
 ) -> Iterator[Round]:
-    task, setup = load_task(reference), replace(setup, plan=plans[0])
-    if not isinstance(task, Task) and not uses_loop(task):
+    training, setup = load_task(reference), replace(setup, plan=plans[0])
+    if not isinstance(training, Task) and not uses_loop(training):
         raise TaskError(
             f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately"
         )
-    with closing(_Steps(task, setup)) as run:
-        yield from _rounds_of(run, plans, evaluates_each)
+    with closing(Held(training, setup)) as held:
+        timing = _Timing(held.engine, plans, evaluates_each)
+        while True:
+            yield held.run(timing.round)
 
 
-def _rounds_of(run: _Steps, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
-    counts, setup = [_FIRST_STEPS] * len(plans), run.engine.setup
-    # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
+class _Timing:
+    """Times plans of a training, round after round."""
 
-    decided: dict[tuple[int, int], int] = {}
+    def __init__(self, engine: Engine, plans: Sequence[BatchPlan], evaluates_each: bool) -> None:
+        self._engine, self._plans, self._evaluates_each = engine, plans, evaluates_each
+        setup = engine.setup
+        # Waits of the training's thread for a core, which are other programs' doing, are no part of a step's time.
+        self._leaves_out_waits = setup.device == "cpu" and trains_alone(setup)
+        self._counts, self._number = [_FIRST_STEPS] * len(plans), 0
+        # Loader processes fetch some micro-batches ahead, so steps are counted beforehand: who asks first decides.
+        self._decided: dict[tuple[int, int], int] = {}
+        self._orders = orders(len(plans))
+        self._loader = engine.loader(
+            plans[index]
+            for number, order in enumerate(orders(len(plans)))
+            for index in order
+            for _ in range(self._dropped_steps(index) + self._timed_steps(number, index))
+        )
 
-    def timed_steps(number: int, index: int) -> int:
-        # Micro-batches of later rounds are fetched while this one is timed: who asks first decides.
-        return decided.setdefault((number, index), _timed_steps(run, plans[index], counts[index]))
+    def _dropped_steps(self, index: int) -> int:
+        """Number of steps before the timed ones, which use up the batches that were fetched during other plans."""
+        return _DROPPED + -(-self._engine.fetched_ahead // self._plans[index].accumulation)
 
-    loader = run.engine.loader(
-        plans[index]
-        for number, order in enumerate(orders(len(plans)))
-        for index in order
-        for _ in range(_dropped_steps(run, plans[index]) + timed_steps(number, index))
-    )
-    waits = run.leaves_out_waits
-    for number, order in enumerate(orders(len(plans))):
-        before = HostLoad.now(waits=waits)
+    def _timed_steps(self, number: int, index: int) -> int:
+        """Number of timed steps in a round; loaders deliver in bursts, several of which must be covered."""
+        covering = -(-2 * self._engine.fetched_ahead // self._plans[index].accumulation)
+        return self._decided.setdefault((number, index), max(self._counts[index], covering))
+
+    def round(self, engine: Any) -> Steps:
+        """The next `Round`."""
+        setup, number, order = engine.setup, self._number, next(self._orders)
+        before = HostLoad.now(waits=self._leaves_out_waits)
         steps: dict[int, tuple[float, float]] = {}
         evaluations: dict[int, float | None] = {}
         for index in order:
-            steps[index] = _timed(run, plans[index], loader, timed_steps(number, index))
+            steps[index] = yield from self._timed(index)
             if number == 0 and not setup.training.workers:
-                step_s = run.engine.ranks.max_over_ranks(steps[index][0])
-                counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
-            if evaluates_each:
-                evaluations[index] = run.evaluation_s(plans[index].largest_micro_batch)
-        if not evaluates_each and number < _EVALUATION_ROUNDS:
-            evaluations[0] = run.evaluation_s(setup.evaluation_batch or _EVALUATION_SAMPLES)
-        yield Round(
-            tuple(steps[index] for index in range(len(plans))),
+                step_s = engine.ranks.max_over_ranks(steps[index][0])
+                self._counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
+            if self._evaluates_each:
+                evaluations[index] = evaluation_s(engine, self._plans[index].largest_micro_batch)
+        if not self._evaluates_each and number < _EVALUATION_ROUNDS:
+            evaluations[0] = evaluation_s(engine, setup.evaluation_batch or _EVALUATION_SAMPLES)
+        self._number += 1
+        return Round(
+            tuple(steps[index] for index in range(len(self._plans))),
             tuple(took_s for index in sorted(evaluations) if (took_s := evaluations[index]) is not None),
-            HostLoad.now(waits=waits) - before,
+            HostLoad.now(waits=self._leaves_out_waits) - before,
         )
+
+    def _timed(self, index: int) -> Steps:
+        """Seconds of a step, and seconds of it spent waiting for input."""
+        steps = self._timed_steps(self._number, index)
+        yield from self._taken(index, self._dropped_steps(index))
+        for_input_s, waited_before = self._loader.waited_s, waited_s() or 0.0
+        elapsed_s = yield from self._taken(index, steps)
+        if self._leaves_out_waits:
+            elapsed_s -= min((waited_s() or 0.0) - waited_before, _MOST_LEFT_OUT * elapsed_s)
+        return elapsed_s / steps, (self._loader.waited_s - for_input_s) / steps
+
+    def _taken(self, index: int, steps: int) -> Steps:
+        """Take so many steps; returns their seconds together: a GPU runs asynchronously."""
+        engine, plan = self._engine, self._plans[index]
+        accelerator.synchronize(engine.device)
+        started = time.perf_counter()
+        for _ in range(steps):
+            yield from step_of(engine, engine.micro_batches(plan, self._loader), plan.effective_batch)
+        accelerator.synchronize(engine.device)
+        return time.perf_counter() - started
+
+
+def evaluation_s(run: Engine, batch: int) -> float | None:
+    """Seconds to evaluate one sample in batches of this size, after one batch of warm-up; a loop evaluates by itself."""
+    if not isinstance(run, TrainingRun):
+        return None
+    count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.validation))  # type: ignore[arg-type]
+    keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
+    run.evaluate(keys[: run.ranks.count])
+    started = time.perf_counter()
+    run.evaluate(keys)
+    return (time.perf_counter() - started) / count
 
 
 def orders(count: int) -> Iterator[list[int]]:
@@ -209,26 +205,6 @@ def orders(count: int) -> Iterator[list[int]]:
     yield list(range(count))
     while True:
         yield rng.sample(range(count), count)
-
-
-def _dropped_steps(run: _Steps, plan: BatchPlan) -> int:
-    """Number of steps before the timed ones, which use up the batches that were fetched during other plans."""
-    return _DROPPED + -(-run.engine.fetched_ahead // plan.accumulation)
-
-
-def _timed_steps(run: _Steps, plan: BatchPlan, steps: int) -> int:
-    """Number of timed steps; loaders deliver in bursts, several of which must be covered."""
-    return max(steps, -(-2 * run.engine.fetched_ahead // plan.accumulation))
-
-
-def _timed(run: _Steps, plan: BatchPlan, loader: Loader, steps: int) -> tuple[float, float]:
-    """Seconds of a step, and seconds of it spent waiting for input."""
-    run.take(plan, loader, _dropped_steps(run, plan))
-    for_input_s, waited_before = loader.waited_s, waited_s() or 0.0
-    elapsed_s = run.take(plan, loader, steps)
-    if run.leaves_out_waits:
-        elapsed_s -= min((waited_s() or 0.0) - waited_before, _MOST_LEFT_OUT * elapsed_s)
-    return elapsed_s / steps, (loader.waited_s - for_input_s) / steps
 
 
 def measured_step_time(

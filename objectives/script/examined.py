@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
+from ..engine import served
 from ..examination.causes import Cause, parts_cause
-from ..loop import unserved
 from ..machine.torch_settings import seed_everything
 
 if TYPE_CHECKING:
-    from ..profiling.loop_session import ExaminedLoop
+    from ..profiling.loop_probes import ExaminedLoop
 
 # Steps of a short training, and passes in it.
 _STEPS, _PASSES = 6, 3
@@ -78,7 +78,7 @@ def trained_in_parts(parts: ExaminedLoop) -> Iterator[Finding]:
     scores = list[float]()
     for plan in BatchPlan(2 * size, 2), BatchPlan(size):
         seed_everything(short.seed)
-        with unserved():
+        with served(None):
             *_, last = parts.function(replace(short, plan=plan))
         scores.append(last.value(short.metric))
     if abs(scores[0] - scores[1]) > _APART * max(map(abs, scores)):

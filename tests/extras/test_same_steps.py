@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.language import CausalLM
-from bsearch.objectives.steps.loss_sum import LossSum
-from bsearch.objectives.steps.step_clock import StepClock
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.report.frameworks import FRAMEWORKS, ChosenSettings
 from bsearch.spaces.learning_rate import OptimizerSettings
@@ -64,17 +62,8 @@ def settings_of(
 
 def losses(settings: ChosenSettings) -> list[float]:
     """The mean loss of each of the trial's steps."""
-    task, setup = CausalLM(), settings.setup
-    run = TrainingRun(task, setup)
-    plans = [one.plan for one in setup.steps() for _ in range(one.count)]
-    clock, loader, found, seen = StepClock(run, counts_memory=False), run.loader(plans), [], 0
-    for plan in plans:
-        total = LossSum(torch.device("cpu"))
-        middle = (seen + plan.effective_batch / 2) / setup.samples_budget
-        run.train_step(plan, loader, middle, clock, total)
-        seen += plan.effective_batch
-        found.append(float(total))
-    return found
+    run = TrainingRun(CausalLM(), settings.setup)
+    return [float(run.step(step.micro_batches, step.samples)) for step in run.steps()]
 
 
 def told(folder: Path) -> list[float]:

@@ -17,7 +17,7 @@ from bsearch.objectives.loading import load_task
 from bsearch.objectives.loop import Loop, newest_loop
 from bsearch.objectives.optimizers import named_optimizer
 from bsearch.objectives.parallel.rank_processes import RankProcesses
-from bsearch.objectives.profiling.loop_session import LoopMemory
+from bsearch.objectives.profiling.loop_probes import LoopMemory
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import leaving
 from bsearch.objectives.task import Data

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.loop import newest_loop
-from bsearch.objectives.profiling.loop_session import examined_session
+from bsearch.objectives.profiling.loop_probes import examined_session
 from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.metric import metric_pattern, value_of
 from bsearch.objectives.script.script import run_script as run_script_as_seen

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.profiling.loop_session import examined_session
+from bsearch.objectives.profiling.loop_probes import examined_session
 from bsearch.objectives.script.look import looked_at
 from bsearch.objectives.script.script import run_script
 from bsearch.search.preview.script import found_in

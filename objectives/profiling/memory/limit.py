@@ -6,8 +6,10 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from torch import nn
 
@@ -20,14 +22,17 @@ from ...adapters.loop_task import LoopTask
 from ...data.batches import in_order
 from ...machine import accelerator
 from ...machine.device_memory import is_out_of_memory, release_memory
-from ...task import Task, embeds
+from ...task import Task, TrainFunction, embeds
+from ..loop_probes import LoopMemory
 from .tracing import MemoryProbe, Probe, cached_law, does_not_fit, evaluation_batch, memory_law
 
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
 
 
-def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+def with_memory(
+    training: Task | TrainFunction, profile: DeviceProfile, request: ProfileRequest
+) -> DeviceProfile:
     """The profile with its memory law and the batches that follow from it, if the study or the device sets a limit.
 
     Raises:
@@ -36,13 +41,15 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
     if limit is None and not request.traces:
         profile = replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0])
-        least, *more = (replace(profile, embedding=embedding) for embedding in _embeddings(task))
+        least, *more = (replace(profile, embedding=embedding) for embedding in _embeddings(training))
         # Without a limit whole batches fit, unless the user says otherwise.
         return replace(
             least, alternatives=tuple(more) if request.memory.largest_micro_batch is not None else ()
         )
     profile = replace(profile, limit_bytes=limit)
-    return with_each_kind(task, profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
+    return with_each_kind(
+        training, profile, request, lambda *each: _with_memory_law(training, request, limit, *each)
+    )
 
 
 def _kind_of(profile: DeviceProfile) -> str:
@@ -50,13 +57,13 @@ def _kind_of(profile: DeviceProfile) -> str:
     return profile.recomputed if profile.embedding else f"{profile.recomputed} activation checkpointing"
 
 
-def _embeddings(task: Task) -> tuple[Embedding, ...]:
-    """The ways to compute the task's loss, from the least recomputation to the most."""
-    return ("whole", "cached") if embeds(task) else ("",)
+def _embeddings(training: Task | TrainFunction) -> tuple[Embedding, ...]:
+    """The ways to compute the loss, from the least recomputation to the most."""
+    return ("whole", "cached") if isinstance(training, Task) and embeds(training) else ("",)
 
 
 def with_each_kind(
-    task: Task,
+    training: Task | TrainFunction,
     profile: DeviceProfile,
     request: ProfileRequest,
     with_law: Callable[[DeviceProfile, DeviceProfile | None], DeviceProfile],
@@ -71,7 +78,7 @@ def with_each_kind(
     """
     found: list[DeviceProfile] = []
     does_not_fit: StudyFileError | None = None
-    for mode, embedding in product(request.memory.activation_checkpointing, _embeddings(task)):
+    for mode, embedding in product(request.memory.activation_checkpointing, _embeddings(training)):
         kind = replace(profile, activation_checkpointing=mode, embedding=embedding)
         try:
             found.append(with_law(kind, found[0] if found else None))
@@ -103,7 +110,7 @@ def with_each_kind(
 
 
 def _with_memory_law(
-    task: Task,
+    training: Task | TrainFunction,
     request: ProfileRequest,
     limit: int | None,
     profile: DeviceProfile,
@@ -123,44 +130,60 @@ def _with_memory_law(
     smallest = profile.smallest_micro_batch
     highest = max(request.largest_share(profile.training_set, min(request.devices)), smallest)
     setup = smallest_setup(request.setup, profile)
-    probe = MemoryProbe(task, setup, usable, ranks=request.parameter_shards, embedding=profile.embedding)
     if profile.embedding == "cached":
         highest = max(highest // 2, smallest)
-    law = memory_law(probe, usable, smallest, highest)
-    if law is None:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, smallest)))
-    largest = law.largest_micro_batch(usable) or smallest
-    if probe.ranks > 1:
-        law = replace(law, note=law.note or f"of one of {probe.ranks} devices; not confirmed on real tensors")
-    elif limit is not None:
-        try:
-            law, largest = verified(law, probe, limit, usable, largest)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            fault = Fault("memory.limit", does_not_fit(probe.train_peak(smallest), usable, smallest))
-            raise StudyFileError(fault) from None
-    if law.largest_micro_batch(least) is None:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(probe.train_peak(smallest), least, smallest)))
-    if profile.embedding == "cached":
-        law, largest_batch = cached_law(probe, law, least, 2 * smallest, request.highest)
-        profile = replace(profile, largest_batch=largest_batch)
-    profile = replace(profile, largest_micro_batch=largest)
-    peaks: dict[int, int] = {}
-    if first is not None and first.memory is not None:
-        peaks = dict(first.memory.evaluation_points)
-        profile = replace(profile, evaluation_batch=first.evaluation_batch)
-    elif not isinstance(task, LoopTask):  # which evaluates in its own way
-        most, peaks = evaluation_batch(probe, least, law, largest)
-        # Inexact scores may depend on the evaluation batch, so it is not chosen by timing.
-        by_time = probe.ranks == 1 and not request.setup.training.accept_inexact
-        fastest = fastest_evaluation_batch(probe, most, largest) if by_time else min(most, EVALUATION_BATCH)
-        profile = replace(profile, evaluation_batch=fastest)
-    points = tuple(sorted(peaks.items()))
-    return replace(
-        profile,
-        memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note),
-    )
+    with closing(_probe_of(training, setup, usable, request.parameter_shards, profile.embedding)) as probe:
+        law = memory_law(probe, usable, smallest, highest)
+        if law is None:
+            raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, smallest)))
+        largest = law.largest_micro_batch(usable) or smallest
+        if probe.ranks > 1:
+            law = replace(
+                law, note=law.note or f"of one of {probe.ranks} devices; not confirmed on real tensors"
+            )
+        elif limit is not None:
+            try:
+                law, largest = verified(law, probe, limit, usable, largest)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                fault = Fault("memory.limit", does_not_fit(probe.train_peak(smallest), usable, smallest))
+                raise StudyFileError(fault) from None
+        if law.largest_micro_batch(least) is None:
+            raise StudyFileError(
+                Fault("memory.limit", does_not_fit(probe.train_peak(smallest), least, smallest))
+            )
+        if profile.embedding == "cached":
+            law, largest_batch = cached_law(probe, law, least, 2 * smallest, request.highest)
+            profile = replace(profile, largest_batch=largest_batch)
+        profile = replace(profile, largest_micro_batch=largest)
+        peaks: dict[int, int] = {}
+        if first is not None and first.memory is not None:
+            peaks = dict(first.memory.evaluation_points)
+            profile = replace(profile, evaluation_batch=first.evaluation_batch)
+        elif isinstance(training, Task) and not isinstance(
+            training, LoopTask
+        ):  # which evaluate in their own way
+            most, peaks = evaluation_batch(probe, least, law, largest)
+            # Inexact scores may depend on the evaluation batch, so it is not chosen by timing.
+            by_time = probe.ranks == 1 and not request.setup.training.accept_inexact
+            fastest = (
+                fastest_evaluation_batch(probe, most, largest) if by_time else min(most, EVALUATION_BATCH)
+            )
+            profile = replace(profile, evaluation_batch=fastest)
+        points = tuple(sorted(peaks.items()))
+        return replace(
+            profile,
+            memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note),
+        )
+
+
+def _probe_of(
+    training: Task | TrainFunction, setup: TrialSetup, usable: float, ranks: int, embedding: Embedding
+) -> Any:
+    if not isinstance(training, Task):
+        return LoopMemory(training, setup)
+    return MemoryProbe(training, setup, usable, ranks=ranks, embedding=embedding)
 
 
 def with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileRequest) -> ProfileRequest:

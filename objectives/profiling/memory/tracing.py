@@ -103,6 +103,9 @@ class Probe:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """End what it holds."""
+
 
 class MemoryProbe(Probe):
     """Peaks of one task with one set of parameters, at any micro-batch.

@@ -1,16 +1,11 @@
-"""A user's loop that is made of `Loop`, asked for single steps: to time them, to trace their memory, to examine them.
-
-The user's function runs in a thread of its own. Where a trial would give its body the planned steps, a session gives it those
-that are asked for, one at a time; both threads take turns.
-"""
+"""What is traced and examined of a user's loop that is made of `Loop`, as it runs: its models cannot be copied."""
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,8 +18,6 @@ from torch.overrides import _get_current_function_mode_stack
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
-from ..adapters.as_generator import Report, as_generator
-from ..adapters.loop_task import NoTrainingError
 from ..data.batches import Fetcher
 from ..examination.causes import parts_cause
 from ..examination.examine import examined_loop, found_in_memory
@@ -32,90 +25,18 @@ from ..examination.fixed_noise import seed_draws
 from ..examination.plans import plan_finding
 from ..examination.step import differing, restored
 from ..loading import line_of
-from ..loop import Loop, Step, serving
+from ..loop import Loop
 from ..machine import accelerator
 from ..machine.device_memory import release_memory
 from ..model.weight_average import WeightAverage
 from ..script.examined import script_cause, trained_in_parts
 from ..task import TrainFunction
+from .held import Held
 from .memory.live_bytes import LiveBytes
 from .memory.tracing import Peak, Probe, batch_factory
 
 # Steps of two micro-batches: the second step has the optimizers' states, the second micro-batch the gradients of the first.
 _STEPS, _MICRO_BATCHES = 2, 2
-
-
-class LoopSession:
-    """One call of a training function, held before its first step; close it at the end.
-
-    Raises:
-        NoTrainingError: the function yields or ends before it iterates a `Loop`.
-    """
-
-    def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
-        self.function, self.setup = function, setup
-        self._request: _Request
-        self._report: Report[Any]
-        self._stack = ExitStack()
-        self._answers = as_generator(self._train)
-        self.loop: Loop = next(self._answers)
-
-    def _train(self, report: Report[Any]) -> None:
-        self._report = report
-        try:
-            with serving(self):
-                for _ in self.function(self.setup):
-                    break
-            raise NoTrainingError(
-                f"{self.function.__name__}: expected to iterate its Loop, got an end or a measurement first"
-            )
-        finally:
-            self._stack.close()
-
-    def serve(self, loop: Loop) -> Iterator[Step]:
-        loop.start()
-        loop.rates.freeze()
-        loop.rates.set(0.5)
-        with loop.hooked():
-            self._report(loop)
-            while True:
-                request, self._stack = self._request, ExitStack()
-                for context in request.contexts:
-                    self._stack.enter_context(context)
-                loop.current = step = Step(loop, request.micro_batches, request.samples, 0, 0.5)
-                started = time.perf_counter()
-                try:
-                    yield step
-                except GeneratorExit:  # the body has failed; modes are those of its thread
-                    self._stack.close()
-                    raise
-                step.finish()
-                accelerator.synchronize(loop.device)
-                took_s = time.perf_counter() - started
-                self._stack.close()
-                loop.end(step)
-                self._report(took_s)
-
-    def step(
-        self,
-        micro_batches: Sequence[tuple[int, Any]],
-        samples: int,
-        contexts: Sequence[AbstractContextManager[Any]] = (),
-    ) -> float:
-        """Run the body for one step of (samples, batch), inside these contexts; returns its seconds."""
-        self._request = _Request(micro_batches, samples, contexts)
-        took_s: float = next(self._answers)
-        return took_s
-
-    def close(self) -> None:
-        self._answers.close()  # type: ignore[attr-defined]  # a generator
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    micro_batches: Sequence[tuple[int, Any]]
-    samples: int
-    contexts: Sequence[AbstractContextManager[Any]]
 
 
 class LoopMemory(Probe):
@@ -124,19 +45,19 @@ class LoopMemory(Probe):
     def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
         super().__init__()
         self.function, self.setup = function, setup
-        self._session = LoopSession(function, setup)
-        self._like = batch_factory(self._session.loop, "train")
+        self._held = Held(function, setup)
+        self._like = batch_factory(self._held.engine, "train")
         if setup.device == "gpu":
             self.note = "measured: a loop of your own is not traced on a GPU"
 
     def _restart(self) -> None:
-        self._session.close()
+        self._held.close()
         release_memory(self.setup.device)
-        self._session = LoopSession(self.function, self.setup)
+        self._held = Held(self.function, self.setup)
 
     def traced(self, kind: str, size: int) -> Peak:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        loop, counter = self._session.loop, LiveBytes()
+        loop, counter = self._held.engine, LiveBytes()
         try:
             with _fake_models(loop, fake):
                 self._run(size, lambda: self._like(size, fake.from_tensor), counter, [fake])
@@ -149,19 +70,19 @@ class LoopMemory(Probe):
         self, size: int, batch: Callable[[], Any], counter: LiveBytes | None, contexts: Sequence[Any] = ()
     ) -> None:
         """Steps of micro-batches of this size, counted."""
-        loop = self._session.loop
+        loop = self._held.engine
         parts = _MICRO_BATCHES if loop.splits else 1
         for _ in range(_STEPS):
             counting = (
                 [] if counter is None else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
             )
-            self._session.step([(size, batch)] * parts, parts * size, [*contexts, *counting])
+            self._held.step([(size, batch)] * parts, parts * size, [*contexts, *counting])
             if counter is not None:
                 for optimizer in loop.optimizers.values():
                     counter.register_states(optimizer)
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
-        loop = self._session.loop
+        loop = self._held.engine
         keys = loop.longest(size)
         on_gpu = self.setup.device == "gpu"
         counter = None if on_gpu else LiveBytes(limit_bytes)
@@ -179,7 +100,7 @@ class LoopMemory(Probe):
         return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
     def close(self) -> None:
-        self._session.close()
+        self._held.close()
 
 
 @contextmanager
@@ -231,32 +152,33 @@ class ExaminedLoop:
 
     @property
     def couples_samples(self) -> bool:
-        return not self.session.loop.splits
+        return not self.loop.splits
 
     def _begin(self) -> None:
-        self.session = LoopSession(self.function, self.setup)
-        self.session.loop.listeners = (self._listen,)
+        self.held = Held(self.function, self.setup)
+        self.loop: Loop = self.held.engine
+        self.loop.listeners = (self._listen,)
         self._sums: dict[int, Tensor] = {}
 
     @property
     def model(self) -> nn.Module:
-        return self.session.loop.model
+        return self.loop.model
 
     @property
     def schedules(self) -> bool:
-        return self.session.loop.schedules
+        return self.loop.schedules
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return list(self.session.loop.optimizers.values())
+        return list(self.loop.optimizers.values())
 
     @property
     def data(self) -> Fetcher:
-        return self.session.loop.train_fetcher
+        return self.loop.train_fetcher
 
     @property
     def weights(self) -> np.ndarray | None:
-        return self.session.loop.data.weights  # type: ignore[return-value]  # checked_data makes them an array
+        return self.loop.data.weights  # type: ignore[return-value]  # checked_data makes them an array
 
     def _listen(self, name: str, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
@@ -268,7 +190,7 @@ class ExaminedLoop:
 
     def first_batch(self, samples: int) -> tuple[int, Any]:
         """A micro-batch of the first samples."""
-        loop = self.session.loop
+        loop = self.loop
         samples = min(samples, loop.data.training_set)
         return samples, loop.train_fetcher.fetch(loop.stream.take(0, samples))
 
@@ -294,7 +216,7 @@ class ExaminedLoop:
 
     def _take(self, micro_batches: Sequence[tuple[int, Any]], *, clear: bool = True) -> None:
         self._sums.clear()
-        loop = self.session.loop
+        loop = self.loop
         for optimizer in loop.optimizers.values():
             optimizer.state.clear()  # may be of another precision
         loop.average = WeightAverage(loop.parameters)
@@ -303,7 +225,7 @@ class ExaminedLoop:
         # Fixed draws are a mode of this thread.
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         try:
-            self.session.step(micro_batches, sum(size for size, _ in micro_batches), modes)
+            self.held.step(micro_batches, sum(size for size, _ in micro_batches), modes)
         except Exception:
             self._begin()  # the function has ended with its error
             raise
@@ -332,7 +254,7 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
         )
         return replace(examination, findings=(*examination.findings, *stale, *of_plan, *counted))
     finally:
-        parts.session.close()
+        parts.held.close()
 
 
 # Relative difference of gradients that is none of rounding.
@@ -363,6 +285,6 @@ def _of_the_plan(parts: ExaminedLoop, where: str) -> Iterator[Finding]:
         other.model.load_state_dict(parts.model.state_dict())
         of_plan = other.stepped_with(batches)
     finally:
-        other.session.close()
+        other.held.close()
     if (off := differing(of_plan, split)) > _ANOTHER:
         yield plan_finding(where, off, "2 micro-batches rather than 1")
