@@ -7,7 +7,7 @@ script's as it is (`script`), or a library's trainer's (`adapters`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .course import Course
@@ -46,7 +47,8 @@ class PlannedStep:
     """One optimizer step of a training.
 
     Attributes:
-        micro_batches: this device's, as pairs of samples and a batch or a function that returns it.
+        micro_batches: this device's, as pairs of samples and a function that fetches the batch: call each once, in order, and
+            move the batch by `Engine.on_device`. A probe may give batches themselves; a library that fetches its own has none.
         samples: of the whole step, on all devices.
         number: from 0.
         fraction: of the budget that is trained on, at the middle of the step.
@@ -67,8 +69,15 @@ class PlannedStep:
         self._due = self.paused = self._finished = False
 
     @property
+    def sizes(self) -> list[int]:
+        """Samples of its micro-batches."""
+        return [samples for samples, _ in self.micro_batches]
+
+    @property
     def evaluates(self) -> bool:
-        """Whether to evaluate now and yield a measurement; asked after the last optimizer step, where its time ends."""
+        """Whether to evaluate now and yield a measurement; to be asked once a step, after its last optimizer step, where its
+        time ends.
+        """
         if not self.paused and (self._due or self._engine.has_diverged()):
             self.due()
             self.finish()
@@ -92,6 +101,9 @@ class PlannedStep:
 class Engine(TrainingSamples):
     """An attempt's training: its steps, measured and saved. On several devices, one rank's part.
 
+    A road sets what is declared below, in this order: `name` and `options`; its data by `open_data`; `model`, `optimizers` and
+    `others`; then it calls `_know_modes` and `_step_with`, and sets `buffers`. CONTRIBUTING has an example.
+
     Attributes:
         optimizers: by name.
         others: what else a checkpoint holds, by name.
@@ -112,9 +124,15 @@ class Engine(TrainingSamples):
     step_type: Any = PlannedStep
     # Whether a checkpoint holds all that a training is in the midst of, between two evaluations as well.
     saves_between = True
+    # What its body does of a study's options. Any other that is asked for is refused: by default, all of them.
+    options: Collection[str] = ()
+    # In messages.
+    name = "this training loop"
 
     def __init__(self, setup: TrialSetup, ranks: Ranks | None = None) -> None:
-        self.setup, self.ranks = setup, ranks or Ranks.of(setup.plan.devices)
+        self.setup = setup
+        self._check_supported()
+        self.ranks = ranks or Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
         self.device, self.schedule = device_of(setup.device), schedule_of(setup)
         configure_torch(setup)
@@ -124,6 +142,30 @@ class Engine(TrainingSamples):
         self.measured = True
         self._timing, self._evaluation = ExitStack(), ExitStack()
         self._elapsed_s = self._evaluating_since = 0.0
+
+    def _check_supported(self) -> None:
+        """Check that its body does what the study asks for.
+
+        Raises:
+            TaskError: it does not.
+        """
+        setup, training = self.setup, self.setup.training
+        asked = {
+            f"training.precision: {training.precision}": training.precision in ("bf16", "fp16"),
+            "training.compile": training.compile,
+            "training.sync_batch_norm": training.sync_batch_norm,
+            "training.clip_norm": training.clip_norm is not None,
+            "training.ema": training.ema is not None,
+            "devices.per_trial": setup.plan.devices > 1,
+            "space.train_s": setup.is_timed_by_clock,
+        }
+        if refused := ", ".join(
+            option for option, given in asked.items() if given and option not in self.options
+        ):
+            raise TaskError(
+                f"{self.name}: expected options that it supports ({', '.join(self.options) or 'none'}), got {refused}. Leave "
+                "that out of the study and do it in your code, or train a Task."
+            )
 
     def _know_modes(self, model: nn.Module) -> None:
         """Note the modes of a model as it was given, and correct its BatchNorm for a step's passes."""
@@ -228,7 +270,7 @@ class Engine(TrainingSamples):
         return nullcontext()
 
     def _planned(self) -> Generator[Any]:
-        course = self.course
+        course, planned = self.course, 0
         self.start()
         loader = self.loader(course.plans[course.number :], course.seen)
         self.resume()
@@ -250,6 +292,9 @@ class Engine(TrainingSamples):
                     self.pause()
                     self._evaluation.close()
                     self.end(step)
+                    planned += sum(step.sizes)
+                    if loader is not None:
+                        self._check_taken(step, loader, planned)
                     if step.paused:
                         self.resume()
                     if course.goes_on and (self.saves_between or step.paused):
@@ -258,13 +303,32 @@ class Engine(TrainingSamples):
             # It refers back, and to a loader, whose processes would wait for a garbage collection.
             self.current = None
 
+    def _check_taken(self, step: PlannedStep, loader: Loader, planned: int) -> None:
+        """Check that the body has taken the step's samples, each once, and measured where it was to.
+
+        Args:
+            planned: samples of this device so far.
+
+        Raises:
+            TaskError: it has.
+        """
+        if not self.measured:
+            raise TaskError(
+                f"{self.name}: expected to yield a measurement where step.evaluates is true, got none in step {step.number}"
+            )
+        if loader.taken != planned:
+            raise TaskError(
+                f"{self.name}: expected every micro-batch of a step to be taken once, got {loader.taken} samples of {planned} "
+                f"after step {step.number}"
+            )
+
     def _is_due(self, size: int) -> bool:
         """Whether a step of this size, the last that was counted, is followed by an evaluation."""
         return self.course.is_due
 
     def has_diverged(self) -> bool:
-        """Whether the losses, where they are known, are no longer finite."""
-        return False
+        """Whether the losses that the body has told the course are no longer finite."""
+        return self.course.has_diverged()
 
     def finish(self, step: Any) -> None:
         """What belongs to a step after its body."""

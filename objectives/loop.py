@@ -15,7 +15,7 @@ The loop has the steps of any integer batch, the rates of the schedule, checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +76,6 @@ class Step(PlannedStep):
                     self._engine.on_device(fresh(batch, self._engine.device)), samples, samples / self.samples
                 )
 
-    @property
-    def sizes(self) -> list[int]:
-        """Samples of its parts."""
-        return [samples for samples, _ in self.micro_batches]
-
     def _check_open(self, what: str) -> None:
         if self.paused:
             raise TaskError(
@@ -127,6 +122,13 @@ class Loop(Engine):
     """
 
     step_type = Step
+    name = "Loop"
+    options: Collection[str] = (
+        "training.precision: bf16",
+        "training.clip_norm",
+        "training.ema",
+        "devices.per_trial",
+    )
 
     def __init__(
         self,
@@ -136,9 +138,8 @@ class Loop(Engine):
         optimizers: Mapping[str, Optimizer],
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.setup, self.models = setup, dict(models)
-        self._check_supported()
         super().__init__(setup)
+        self.models = dict(models)
         self.optimizers, self.others = dict(optimizers), dict(state or {})
         self.model: nn.Module = moved(nn.ModuleDict(self.models), self.device)
         self._check_optimizers()
@@ -150,16 +151,6 @@ class Loop(Engine):
         self._ever: set[str] = set()
         global _newest
         _newest = self
-
-    def _check_supported(self) -> None:
-        training = self.setup.training
-        if training.precision == "fp16":
-            raise TaskError(
-                "training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16"
-            )
-        for key in ("compile", "sync_batch_norm"):
-            if getattr(training, key):
-                raise TaskError(f"training.{key}: expected false with a Loop: do it in your code; got true")
 
     def _check_optimizers(self) -> None:
         where = "Loop: optimizers"
@@ -229,10 +220,6 @@ class Loop(Engine):
             raise TaskError(
                 "training.precision: expected `with loop.autocast():` around the forward passes, as bf16 needs; got none in "
                 "the first step"
-            )
-        if not self.measured:
-            raise TaskError(
-                f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
             )
 
     def autocast(self) -> AbstractContextManager[Any]:

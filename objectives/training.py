@@ -57,8 +57,18 @@ class TrainingRun(Engine):
         TaskError: the task's data, model or optimizer break their contract.
     """
 
+    options = (
+        "training.precision: bf16",
+        "training.precision: fp16",
+        "training.compile",
+        "training.sync_batch_norm",
+        "training.clip_norm",
+        "training.ema",
+        "devices.per_trial",
+    )
+
     def __init__(self, task: Task, setup: TrialSetup, ranks: Ranks | None = None) -> None:
-        self.task = task
+        self.task, self.name = task, name_of(task)
         if setup.sharding == "fsdp2" and acts_after_steps(task):
             raise TaskError(
                 f"{name_of(task)}.after_step: expected ddp with it, since with fsdp2 each device holds a share of each "
@@ -368,9 +378,6 @@ class TrainingRun(Engine):
             self.course.add(self.step(step.micro_batches, step.samples))
             if step.evaluates:
                 yield self._measured()
-
-    def has_diverged(self) -> bool:
-        return self.course.has_diverged()
 
     def finish(self, step: PlannedStep) -> None:
         """Nothing: `step` has done it."""

@@ -14,7 +14,7 @@ from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
 from ..spaces.record import name_fault, type_fault
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .adapters.loop_task import uses_loop
-from .loading import contained, described, load_task, user_code_location
+from .loading import contained, described, error_line, load_task, user_code_location
 from .loop import forget_loop, newest_loop
 from .machine.accelerator import device_of
 from .machine.device_memory import (
@@ -266,4 +266,4 @@ def _late(last: Measurement | None, setup: TrialSetup) -> str:
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:
     """`micro_batch` is the size that did not fit, or None if evaluation ran out of memory."""
     failed = None if isinstance(error, EvaluationMemoryError) else setup.plan.largest_micro_batch
-    return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=failed)
+    return Outcome("out_of_memory", error_line(error), micro_batch=failed)

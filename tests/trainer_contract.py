@@ -836,9 +836,9 @@ class TrainerContract:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"plan": plan_batch(50, devices=2)}, "expected one device for each trial, got 2"),
-            ({"training": {"precision": "fp16"}}, "training.precision: expected fp32 or bf16"),
-            ({"training": {"sync_batch_norm": True}}, "training.sync_batch_norm: expected false"),
+            ({"plan": plan_batch(50, devices=2)}, "got devices.per_trial"),
+            ({"training": {"precision": "fp16"}}, "got training.precision: fp16"),
+            ({"training": {"sync_batch_norm": True}}, "got training.sync_batch_norm"),
             (
                 {"training": {"samples": 599}},
                 "training.samples: expected the length of the training set, 600, got 599",

@@ -86,9 +86,8 @@ class DrivenLoop(Engine):
         *,
         takes_steps: bool = False,
     ) -> None:
-        self.setup, self.where, self.couples_samples = setup, where, couples_samples
-        self.coupled_loss, self.takes_steps = coupled_loss, takes_steps
-        self._check_supported()
+        self.name = self.where = where
+        self.couples_samples, self.coupled_loss, self.takes_steps = couples_samples, coupled_loss, takes_steps
         super().__init__(setup, Ranks())
         # A library's loop is told its number of steps, so a deadline does not shorten it.
         self.course = course = Course(replace(setup, ends_by=None), self.ranks)
@@ -106,26 +105,10 @@ class DrivenLoop(Engine):
         self._micro_batches: Generator[Any] | None = None
         self.measuring = False  # from the step after which to measure until `resume_clock`
 
-    def _check_supported(self) -> None:
-        training = self.setup.training
-        if self.setup.plan.devices > 1:
-            raise TaskError(
-                f"{self.where}: expected one device for each trial, got {self.setup.plan.devices}. "
-                "Write devices: {per_trial: 1}, or train on several with a Task."
-            )
-        if training.precision == "fp16" and self.setup.device == "cpu":
-            raise TaskError(
-                f"training.precision: expected fp32 or bf16, because {self.where} supports fp16 on GPUs only; got fp16"
-            )
-        if training.ema is not None:
-            raise TaskError(
-                f"training.ema: expected null, because {self.where} evaluates and saves its own model; got {training.ema:g}. "
-                "Remove it, or train a Task."
-            )
-        if training.sync_batch_norm:
-            raise TaskError(
-                f"training.sync_batch_norm: expected false, because {self.where} does not support it; got true"
-            )
+    @property
+    def options(self) -> tuple[str, ...]:  # type: ignore[override]
+        on_gpu = ("training.precision: fp16",) if self.setup.device == "gpu" else ()
+        return *on_gpu, "training.precision: bf16", "training.compile", "training.clip_norm"
 
     def _check_whole_steps(self) -> None:
         reason = "couples_samples", "the loss compares the samples of a batch"

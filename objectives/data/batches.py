@@ -417,6 +417,7 @@ class Loader:
 
     Attributes:
         waited_s: seconds in which batches were waited for.
+        taken: samples so far.
     """
 
     def __init__(
@@ -424,7 +425,7 @@ class Loader:
     ) -> None:
         self._sizes: deque[int] = deque()
         self._batches = load(self._noted(keys))
-        self.waited_s = 0.0
+        self.waited_s, self.taken = 0.0, 0
 
     def _noted(self, keys: Iterable[SampleKeys]) -> Iterator[SampleKeys]:
         for of_one in keys:
@@ -442,6 +443,7 @@ class Loader:
         self.waited_s += time.perf_counter() - started
         if (got := self._sizes.popleft()) != samples:
             raise RuntimeError(f"expected a micro-batch of {samples} samples, as planned; got one of {got}")
+        self.taken += samples
         return batch
 
 

@@ -140,6 +140,8 @@ class ScriptLoop(Loop):
     """A loop whose rates are the script's, and that is measured after every pass over the data."""
 
     schedules = False
+    name = "a script"
+    options = "training.clip_norm", "training.ema"
 
     def __init__(self, setup: TrialSetup, data: Data, made: Made) -> None:
         models = {f"model{number or ''}": model for number, model in enumerate(made.models())}
@@ -152,15 +154,6 @@ class ScriptLoop(Loop):
 
     def _make_rates(self, where: str) -> Stepped:
         return _ScriptRates(list(self.optimizers.values()))
-
-    def _check_supported(self) -> None:
-        super()._check_supported()
-        if self.setup.training.precision == "bf16":
-            raise TaskError(
-                "training.precision: expected fp32 with a script, whose own precision it is; got bf16"
-            )
-        if self.setup.plan.devices > 1:
-            raise TaskError(f"devices.per_trial: expected 1 with a script, got {self.setup.plan.devices}")
 
     def _check_settings(self, where: str, optimizer: Optimizer) -> None:
         rates = list(map(rate_of, optimizer.param_groups))

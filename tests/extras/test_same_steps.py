@@ -63,7 +63,12 @@ def settings_of(
 def losses(settings: ChosenSettings) -> list[float]:
     """The mean loss of each of the trial's steps."""
     run = TrainingRun(CausalLM(), settings.setup)
-    return [float(run.step(step.micro_batches, step.samples)) for step in run.steps()]
+    found = []
+    for step in run.steps():
+        found.append(float(run.step(step.micro_batches, step.samples)))
+        if step.evaluates:
+            run.measurement({})
+    return found
 
 
 def told(folder: Path) -> list[float]:

@@ -331,7 +331,7 @@ def foreign(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
         (body(never_steps), "expected an optimizer step in every step, got none in step 0"),
         (body(early), "expected step.evaluates after the last optimizer step"),
         (body(foreign), "expected steps of the optimizers it was given"),
-        (body(usual, forgets=True), "expected `yield loop.measure"),
+        (body(usual, forgets=True), "expected to yield a measurement where step.evaluates is true"),
         (
             body(usual, optimizers={"other": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}),
             "some that no model holds",
@@ -366,7 +366,7 @@ def test_an_optimizer_that_never_steps_is_told() -> None:
     ("training", "message"),
     [
         ({"precision": "bf16"}, "loop.autocast"),
-        ({"precision": "fp16"}, "got fp16"),
+        ({"precision": "fp16"}, "got training.precision: fp16"),
         ({"compile": True}, "compile"),
     ],
 )
