@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bsearch.objectives.trial import start_attempt
+from bsearch.objectives.attempts import start_attempt
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.training import Training

@@ -23,7 +23,7 @@ import yaml
 from bsearch import Study
 from bsearch import run as run_study
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
+from bsearch.objectives.parallel.rank_processes import over_ranks
 from bsearch.objectives.profiling.held import Held
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.profiling.task_profile import profile_task
@@ -94,7 +94,7 @@ def gradients(folder: str) -> None:
                 if devices == 1:
                     (split,) = gradient(reference, values)
                 else:
-                    (split,) = rank_processes(2, "cpu", 1).run(gradient, reference, values)
+                    (split,) = over_ranks(2, "cpu", 1, gradient, reference, values)
                 off = (
                     float(torch.cat([(a - b).flatten() for a, b in zip(split, whole, strict=True)]).norm())
                     / scale
@@ -103,7 +103,6 @@ def gradients(folder: str) -> None:
                     " + ".join(map(str, plan.micro_batches(device))) for device in range(devices)
                 )
                 print(f"{name:8} {shares:32} {off:.1e}")
-    close_ranks()
 
 
 def costs(folder: str) -> None:

@@ -21,9 +21,9 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.profiling.fit import with_uncertainty
 from bsearch.objectives.profiling.step_time import Round, disturbed, fitted, measured_step_time, timed_rounds
-from bsearch.objectives.trial import start_attempt
 from bsearch.search.run.opening import step_time_summary
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime, timing_plans

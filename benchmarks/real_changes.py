@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from bsearch.objectives.trial import start_attempt
+from bsearch.objectives.attempts import start_attempt
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.training import Training

@@ -29,8 +29,8 @@ from bsearch import Data, Loop, Task
 from bsearch.benchmarks.verify.claims import of_repeats
 from bsearch.benchmarks.verify.stages.tasks import setup_of
 from bsearch.objectives.adapters import huggingface, lightning
+from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.digits import Digits, digit_images
-from bsearch.objectives.trial import start_attempt
 from bsearch.objectives.vision import small_cnn
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import Outcome, TrialSetup

@@ -48,10 +48,10 @@ import optuna
 import ray
 import sqlalchemy as sa
 import yaml
+from bsearch.cluster import worker as ray_worker
 from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives import trial
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.machine.process_state import Changes
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.decisions.ending import Stage
@@ -309,8 +309,7 @@ class Host:
         load_task(task)  # before threads do so concurrently
         # Only the main thread may set a handler. No trial here is asked to leave.
         signal.signal = signal.siginterrupt = lambda *_: None  # type: ignore[assignment]
-        # Trials in threads share what a process of its own would keep for each, and change nothing of it.
-        trial.kept_process, trial.same_folder = lambda: nullcontext(Changes()), nullcontext
+        ray_worker.start_attempt = trial.attempt  # in this process
         gc.collect()
         gc.freeze()  # a worker collects garbage after each trial; here it would wait for the imports of the others
 

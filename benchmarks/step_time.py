@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.profiling.step_time import measured_step_time, timed_rounds
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.step_time import timing_plans
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan

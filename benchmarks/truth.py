@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.task_code import task_code_hash
-from bsearch.objectives.trial import start_attempt
 from bsearch.search.analysis.confirm import next_repeat
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study

@@ -29,7 +29,6 @@ from ..objectives.machine.environment import working_folder
 from ..search.run.decisions.ending import Stage
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
-from .last_words import last_words
 from .tune_internals import end_at_once, forget_ended, keep_processes, unstage
 
 if TYPE_CHECKING:
@@ -55,14 +54,11 @@ class StudySearcher(_NotSaved, Searcher):
     Args:
         runner: says what room the cluster has.
         most: trials that run side by side, where there is room for more.
-        folder: where the workers of this machine write how they died.
     """
 
-    def __init__(
-        self, study: StudyRun, runner: TuneRunner, most: int | None = None, folder: Path = Path()
-    ) -> None:
+    def __init__(self, study: StudyRun, runner: TuneRunner, most: int | None = None) -> None:
         super().__init__(metric=None, mode=None)
-        self._study, self._most, self._folder = study, most, folder
+        self._study, self._most = study, most
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)
         self._runner = runner
         self._numbers: dict[str, int] = {}
@@ -110,7 +106,6 @@ class StudySearcher(_NotSaved, Searcher):
             "task": self._study.spec.task,
             "setups": {kind: json.dumps(own_setup.to_dict()) for kind, own_setup in setups.items()},
             "shares": split,
-            "last_words": str(self._folder),
             "folder": working_folder(),
         }
 
@@ -172,7 +167,7 @@ class StudySearcher(_NotSaved, Searcher):
     ) -> None:
         number = self._numbers.pop(trial_id, None)
         self._splits.pop(trial_id, None)
-        process = self.processes.pop(trial_id, None)
+        self.processes.pop(trial_id, None)
         if number is None:
             return
         reported = self._outcomes.pop(trial_id, None) or (result or {}).get("outcome")
@@ -180,9 +175,7 @@ class StudySearcher(_NotSaved, Searcher):
             outcome = Outcome.from_dict(json.loads(reported))
             self._guarded(lambda: self._study.end(number, outcome))
         elif error and not self._stopped:
-            died = self.died.pop(trial_id, "") or (
-                last_words(self._folder, process[1]) if process else "its worker died"
-            )
+            died = self.died.pop(trial_id, "") or "its worker died"
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
         elif self.leaving:
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", LEFT), silently=True))

@@ -539,9 +539,11 @@ def has_changed(spec: StudySpec) -> bool:
 def _runner(spec: StudySpec, out: Path, *, serial: bool, say: Callable[[str], None]) -> Iterator[Runner]:
     """What runs attempts: this process, or Ray, which starts here."""
     if serial:
+        from ..objectives.parallel.meeting import warm
         from ..search.run.serial import SerialRunner
 
         runner = SerialRunner(spec.devices)
+        warm(spec.task, runner.cores)
         if runner.notice:
             say(runner.notice)
         yield runner

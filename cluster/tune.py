@@ -377,7 +377,7 @@ class TuneRunner:
         """Run attempts until there are none, or Ray dies; returns which of its processes did."""
         report_no_callbacks()
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
-            searcher = StudySearcher(study, self, self._cluster.trials_at_once, Path(folder))
+            searcher = StudySearcher(study, self, self._cluster.trials_at_once)
             tuner = tune.Tuner(
                 trainable(self._bundle),
                 tune_config=tune.TuneConfig(

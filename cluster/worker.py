@@ -1,7 +1,4 @@
-"""What Ray runs on a worker: attempts, one after another in the same process, and the profile of its device.
-
-The driver imports this module too, so torch is imported only where a worker needs it.
-"""
+"""What Ray runs on a worker: attempts, one after another, and the profile of its device, in processes of their own."""
 
 from __future__ import annotations
 
@@ -21,19 +18,20 @@ from typing import Any
 import ray
 from ray import tune
 
+from ..objectives.attempts import leave, profiled, start_attempt
 from ..objectives.machine.environment import enter_folder
 from ..objectives.machine.gpus import usable_gpus
 from ..objectives.machine.nvidia import nvidia_smi
+from ..objectives.parallel.rank_processes import spread_ranks
 from ..objectives.state.leaving import LEAVE_SIGNAL
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .last_words import leave_last_words
 from .machines import machines_of
 
 
 class AttemptTrainable(tune.Trainable):
-    """Runs one attempt after another in the same process; each `step` is one report of the attempt."""
+    """Runs one attempt after another; each `step` is one report of the attempt."""
 
     def setup(self, config: dict[str, Any]) -> None:
         # Ray runs an actor's methods in the main thread, where signals are handled.
@@ -47,8 +45,6 @@ class AttemptTrainable(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self._needs_new_process = False
-        leave_last_words(Path(config["last_words"]))
         setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
         kind, setup = next(iter(setups.items()))
         self._placed: dict[str, Any] | None = {"placed": ""}
@@ -58,7 +54,7 @@ class AttemptTrainable(tune.Trainable):
             smallest = min(setups.values(), key=lambda candidate: candidate.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
-        self._shares, self._device = tuple(config["shares"]), setup.device
+        self._shares, self._lost = tuple(config["shares"]), False
         # Tune would have the task in a folder of the trial's own.
         self._attempt: Iterator[Measurement | Outcome] | None = _started(
             config["task"], setup, self._shares, config["folder"]
@@ -66,8 +62,8 @@ class AttemptTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
-        if self._needs_new_process:
-            raise RuntimeError("this process cannot run another attempt: the next gets a fresh one")
+        if self._lost:
+            raise RuntimeError("the placement group is incomplete: the next attempt gets another")
         if self._placed is not None:
             placed, self._placed = self._placed, None
             return placed
@@ -75,17 +71,9 @@ class AttemptTrainable(tune.Trainable):
         # Serialised, because Tune flattens dicts and drops empty ones.
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
-        # After running out of memory a process keeps fragments and half-freed graphs; where a machine of several was lost, the
-        # placement group is incomplete; after some errors a process can train nothing; and what its code has left behind would
-        # change the next training. Its outcome is reported first; failing at the next step then makes Tune replace the process
-        # instead of reusing it.
-        self._needs_new_process = (
-            report.spoils
-            or report.kind == "out_of_memory"
-            or (report.kind == "interrupted" and len(self._shares) > 1)
-            or (report.kind in ("error", "interrupted") and bool(_process_fault(self._device)))
-        )
-        return {"outcome": json.dumps(report.to_dict()), "done": not self._needs_new_process}
+        # Where a machine of several was lost, failing at the next step makes Tune replace this worker and its placement group.
+        self._lost = report.kind == "interrupted" and len(self._shares) > 1
+        return {"outcome": json.dumps(report.to_dict()), "done": not self._lost}
 
     def cleanup(self) -> None:
         if self._attempt is not None:
@@ -143,8 +131,6 @@ def attempt_here(
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    from ..objectives.trial import leave
-
     leave()
 
 
@@ -162,12 +148,6 @@ def ask_to_leave(processes: Sequence[int]) -> list[int]:
     return missed
 
 
-def _process_fault(device: str) -> str:
-    from ..objectives.machine.device_memory import process_fault
-
-    return process_fault(device)
-
-
 def _started(
     reference: str, setup: TrialSetup, shares: tuple[int, ...], folder: str
 ) -> Iterator[Measurement | Outcome]:
@@ -177,14 +157,6 @@ def _started(
         shares: its ranks on each machine of this worker's placement group.
         folder: the driver's working directory, where the task's relative paths start on every machine that has it.
     """
-    from ..objectives.machine.process_state import left_behind
-    from ..objectives.parallel.rank_processes import spread_ranks
-    from ..objectives.trial import PROCESS_FAILED, start_attempt
-
-    if left := left_behind():
-        return iter(
-            [Outcome("interrupted", f"{PROCESS_FAILED}: an earlier training left behind {left}", spoils=True)]
-        )
     enter_folder(folder)
     spread_ranks(machines_of(shares))
     return start_attempt(reference, setup)
@@ -194,13 +166,10 @@ def profile_here(
     reference: str, request: dict[str, Any], shares: tuple[int, ...], folder: str
 ) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
-    from ..objectives.parallel.rank_processes import spread_ranks
-    from ..objectives.profiling.task_profile import profile_task
-
     try:
         enter_folder(folder)
         spread_ranks(machines_of(shares))
-        return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
+        return profiled(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:
         return {"faults": [(fault.key, fault.message) for fault in error.faults]}
     except BsearchError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,6 @@ def _refereed(
     Each part of a search has a Ray of its own, whose processes begin where that side's code is.
     """
     from ..cluster.study import has_changed, run_study_here
-    from ..objectives.loading import modules_apart
     from ..search.compare.referee import refereed
     from ..search.report.terminal.live import LiveView
 
@@ -159,9 +159,7 @@ def _refereed(
         def trained(spec: StudySpec) -> StoredStudy:
             out = specs[1].folder / "results" / spec.study
             apart = (
-                revision.entered
-                if revision and spec.folder.is_relative_to(revision.folder)
-                else modules_apart
+                revision.entered if revision and spec.folder.is_relative_to(revision.folder) else nullcontext
             )
             with apart():
                 how = {"serial": serial, "new": has_changed(spec), "same_experiment": False}

@@ -425,6 +425,6 @@ def served(server: Server | None) -> Iterator[None]:
         _server.reset(token)
 
 
-def is_servedd() -> bool:
+def is_served() -> bool:
     """Whether a probe asks this thread's training for single steps."""
     return _server.get() is not None

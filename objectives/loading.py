@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import cache_from_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +17,9 @@ from ..spaces.boundary.given import number_of
 from ..spaces.errors import TaskError, near_miss
 from ..spaces.schedule import Schedule, is_own
 from ..spaces.trial import TrialSetup
-from .machine.process_state import is_users
 from .task import Task, TrainFunction
-from .task_code import check_task_file, import_root, schedule_reference, sources_of, task_sources
-from .task_modules import module_name
+from .task_code import check_task_file, import_root, schedule_reference, sources_of
+from .task_modules import is_users, module_name
 
 
 def load_task(reference: str) -> Task | TrainFunction:
@@ -82,21 +79,6 @@ def load_anew(reference: str) -> Task | TrainFunction:
         for package, own, value in held:
             setattr(package, own, value)
     return load_task(reference)
-
-
-@contextmanager
-def modules_apart() -> Iterator[None]:
-    """Context whose imports of users' modules are undone: another study's may have the same names."""
-    known, places = set(sys.modules), sys.path[:]
-    try:
-        yield
-    finally:
-        sys.path[:] = places
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__dict__", {}).get("__file__")
-            if name not in known and file and is_users(str(file), name):
-                del sys.modules[name]
-        importlib.invalidate_caches()
 
 
 # Fractions of the budget, in equal steps, at which a user's schedule is checked before it is used.
@@ -185,31 +167,13 @@ def _module(place: str, where: str) -> ModuleType:
         raise TaskError(f"{where}: importing it failed{at}: {_words(error)}{advice}") from error
 
 
-# When each task file's module was loaded: its sources, and what they were.
-_loaded: dict[str, dict[Path, tuple[int, int]]] = {}
-
-
 def _module_of_file(path: Path) -> ModuleType:
-    """The module of a file as it is now: what it imports from beside it is loaded anew where one of them has changed."""
     check_task_file(path)
     path = path.resolve()
-    name = _name_of(path)
-    stamps = _loaded.get(name, {})
-    if any(_stamp(source) != stamp for source, stamp in stamps.items()):
-        _forget(stamps)
-    # What lies beside a file can be imported, as when it is run as a script: by later trials and the processes that they start
-    # too, though what a profile or a trial changes in this process, this among it, is set back after it.
+    # What lies beside a file can be imported, as when it is run as a script: by the processes that it starts too.
     if (root := str(import_root(path))) not in sys.path:
         sys.path.insert(0, root)
-    if name not in sys.modules:
-        stamps = {source: _stamp(source) for source in task_sources(path)}
-        try:
-            importlib.import_module(name)
-        except BaseException:
-            _forget(stamps)  # those that it imported may be mended too
-            raise
-        _loaded[name] = stamps
-    return sys.modules[name]
+    return importlib.import_module(_name_of(path))
 
 
 def _name_of(path: Path) -> str:
@@ -224,27 +188,6 @@ def _name_of(path: Path) -> str:
     return (
         ".".join(parts).removesuffix(".__init__") if all(map(str.isidentifier, parts)) else module_name(path)
     )
-
-
-def _stamp(file: Path) -> tuple[int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
-
-
-def _forget(sources: Iterable[Path]) -> None:
-    importlib.invalidate_caches()
-    files = {str(source) for source in sources}
-    for file in files:
-        # Bytecode may be of another text of the same second and length; there is none in a read-only folder, or where Python
-        # keeps none.
-        with suppress(OSError, NotImplementedError):
-            os.unlink(cache_from_source(file))
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) in files:
-            del sys.modules[name]
 
 
 def user_code_location(error: BaseException) -> str:

@@ -101,6 +101,25 @@ def task_packages(reference: str) -> dict[str, str]:
     return found
 
 
+def task_libraries(reference: str) -> list[str]:
+    """What a task's own modules import from installed packages, as dotted names of modules or of what is in them.
+
+    Raises:
+        TaskError: the file cannot be found.
+    """
+    names = {
+        name for path in sources_of(reference) for level, name in _imported(path.read_bytes()) if not level
+    }
+    return sorted(name for name in names if _is_installed(name.partition(".")[0]))
+
+
+def _is_installed(name: str) -> bool:
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(name)
+        return spec is not None and bool(_INSTALLED.intersection(Path(spec.origin or "").parts))
+    return False
+
+
 def sources_of(reference: str) -> tuple[Path, ...]:
     """The files of a task's own modules; a TaskError if its own cannot be found."""
     return task_sources(_source(reference, reference.rpartition(":")[0]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -76,3 +77,16 @@ def _read(spelled: str) -> str | None:
 
 
 sys.meta_path.append(_Finder())
+
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def is_users(file: str, module: str) -> bool:
+    """Whether code of this file and module is the user's.
+
+    >>> is_users("/home/ann/tasks.py", "tasks"), is_users("<frozen importlib._bootstrap>", "importlib._bootstrap")
+    (True, False)
+    """
+    ours = module.partition(".")[0] == __name__.partition(".")[0] and not module.startswith(f"{__name__}.")
+    return not (ours or file.startswith(("<", *_LIBRARIES)) or "site-packages" in file)

@@ -55,7 +55,6 @@ class TrialFacts:
         resumed_at: samples seen at the checkpoint it resumed from.
         checkpoint: why its checkpoint could not be read, or the last one not be written.
         blew_up: it ended at a finite loss that is no result; told from the other trials whenever they are read, and not stored.
-        process_changes: what its code changed in its process beside training, such as torch's default dtype.
         curve: (fraction, accuracy) of a trial of `Search`.
         extra: other metrics by name, and anything else that the training code reported.
     """
@@ -115,7 +114,6 @@ class TrialFacts:
     checkpoint: str | None = None
     message: str | None = None
     blew_up: bool | None = None
-    process_changes: str | None = None
     curve: tuple[tuple[float, float], ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 

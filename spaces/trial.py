@@ -367,16 +367,12 @@ class Outcome:
     Args:
         message: for users.
         micro_batch: the size that ran out of memory.
-        changes: what its code has changed in its process beside training, in words.
-        spoils: not all of that could be set back, so that the process should train nothing else.
     """
 
     kind: OutcomeKind
     message: str = ""
     traceback: str = ""
     micro_batch: int | None = None
-    changes: str = ""
-    spoils: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", cut(self.message))

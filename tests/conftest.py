@@ -164,12 +164,3 @@ def ranks() -> Iterator[RankProcesses]:
     started = RankProcesses(2, "cpu", 1)
     yield started
     started.close()
-
-
-@pytest.fixture(scope="module")
-def ended_ranks() -> Iterator[None]:
-    """Ends the ranks that a module's studies have left for the next trial."""
-    from bsearch.objectives.parallel.rank_processes import close_ranks
-
-    yield
-    close_ranks()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.machine import accelerator
-from bsearch.objectives.trial import leave, start_attempt
+from bsearch.objectives.state.leaving import ask_to_leave, stay
+from bsearch.objectives.trial import attempt
 from bsearch.spaces.trial import Measurement, Outcome
 from helpers import setup
 
@@ -18,7 +19,7 @@ CONVNET, COPIED, LOOP = (f"fake_gpu.tasks:{name}" for name in ("ConvNet", "Copie
 
 def curve(reference: str, **options: Any) -> list[Any]:
     """The losses and scores of an attempt, and how it ended where it did not complete."""
-    *measured, outcome = start_attempt(reference, setup(**options))
+    *measured, outcome = attempt(reference, setup(**options))
     numbers = [
         [one.train_loss, sorted(one.scores.items())] for one in measured if isinstance(one, Measurement)
     ]
@@ -59,15 +60,16 @@ def resumed(reference: str) -> dict[str, Any]:
     whole = curve(reference, **options)
     with tempfile.TemporaryDirectory() as folder:
         options |= {"checkpoint": f"{folder}/trial.pt", "checkpoint_every_s": 0.0}
-        attempt = start_attempt(reference, setup(**options))
-        first = next(attempt)
-        leave()
-        outcome = list(attempt)[-1]
+        reports = attempt(reference, setup(**options))
+        first = next(reports)
+        ask_to_leave()
+        *_, outcome = reports
+        stay()
         assert isinstance(first, Measurement)
         assert isinstance(outcome, Outcome)
         accelerator.set_random_state(torch.Generator().manual_seed(99).get_state())  # as in another process
         torch.manual_seed(99)
-        again = list(start_attempt(reference, setup(**options)))
+        again = list(attempt(reference, setup(**options)))
     numbers = [[one.train_loss, sorted(one.scores.items())] for one in again if isinstance(one, Measurement)]
     resumed_at = [one.facts.get("resumed_at") for one in again if isinstance(one, Measurement)]
     return {"left": outcome.kind, "whole": whole, "again": numbers, "resumed_at": resumed_at}

@@ -14,14 +14,11 @@ from bsearch.objectives.data.batches import in_order
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.parallel.fsdp2 import own_part, whole
-from bsearch.objectives.profiling import task_profile
 from bsearch.objectives.profiling.memory.live_bytes import LiveBytes
 from bsearch.objectives.state import checkpoint, leaving
 from bsearch.objectives.task import Loss
 from bsearch.objectives.training import TrainingRun
-from bsearch.objectives.trial import attempt_in_rank
-from bsearch.spaces.laws.device import ProfileRequest
-from bsearch.spaces.study.devices import Memory
+from bsearch.objectives.trial import attempt
 from bsearch.spaces.trial import TrialSetup
 from helpers import Net
 from torch import nn
@@ -212,15 +209,6 @@ def who(times: int) -> Iterator[int]:
         yield os.getpid()
 
 
-def profiled(name: str) -> int:
-    """The number of devices that a profile was made for, by one way of profiling or the other."""
-    from helpers import setup
-
-    request = ProfileRequest(setup(), Memory(), highest=4, devices=(2,), timing_s=0.1)
-    made = getattr(task_profile, name)("bsearch.objectives.digits:Digits", request)
-    return int(made.step_times[0].devices)
-
-
 def averaged(reference: str, setup: dict[str, Any]) -> Iterator[list[Any]]:
     """The validation loss at every evaluation, and every rank's average of the weights at the end."""
     run = run_of(reference, setup)
@@ -321,7 +309,7 @@ def left_while_saving_takes_long(reference: str, setup: dict[str, Any]) -> Itera
     if dist.get_rank() == 0:
         leaving.ask_to_leave()
     try:
-        yield from attempt_in_rank(reference, setup)
+        yield from attempt(reference, TrialSetup.from_dict(setup))
     finally:
         checkpoint.Checkpoint.save = save  # type: ignore[method-assign]
 

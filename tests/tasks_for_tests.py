@@ -77,6 +77,11 @@ class Raises(Points):
         return Score(0, 1)
 
 
+class RunsOut(Points):
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
+        raise MemoryError
+
+
 class IsEndedBy(Points):
     """Its process is ended in the midst of it, by code of the file that a parameter names."""
 

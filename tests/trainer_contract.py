@@ -25,12 +25,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives import course
+from bsearch.objectives import course, trial
 from bsearch.objectives.adapters.loop_task import TrainingParts, _collector
 from bsearch.objectives.data.batches import SampleKeys, SampleStream
 from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import checkpoint
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
@@ -325,7 +324,7 @@ class TrainerContract:
 
     def reports(self, task: str, made: TrialSetup) -> list[Any]:
         LOG.__init__()  # type: ignore[misc]
-        return list(start_attempt(f"{self.tasks}:{task}", made))
+        return list(trial.attempt(f"{self.tasks}:{task}", made))
 
     def trained(self, task: str, made: TrialSetup) -> list[Measurement]:
         *measurements, outcome = self.reports(task, made)
@@ -706,7 +705,7 @@ class TrainerContract:
     def test_a_trial_that_is_stopped_ends_there_and_gives_its_memory_back(self) -> None:
         LOG.__init__()  # type: ignore[misc]
         made = setup(50, budget=1000, training={"evaluations": 4})
-        with closing(start_attempt(f"{self.tasks}:train", made)) as attempt:  # type: ignore[type-var]
+        with closing(trial.attempt(f"{self.tasks}:train", made)) as attempt:  # type: ignore[type-var]
             next(attempt)
         assert len(LOG.steps) == 5
         del attempt
@@ -759,7 +758,7 @@ class TrainerContract:
         made = setup(50, 2, budget=600, rate=0.01, training={"evaluations": 4})
         whole = self.trained("wrapped", made)
         kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
-        with closing(start_attempt(f"{self.tasks}:wrapped", kept)) as attempt:  # type: ignore[type-var]
+        with closing(trial.attempt(f"{self.tasks}:wrapped", kept)) as attempt:  # type: ignore[type-var]
             next(attempt), next(attempt)
         again = self.trained("wrapped", replace(kept, attempt=1))
         assert again[-1].facts["resumed_at"] and len(LOG.steps) < 12
@@ -794,14 +793,14 @@ class TrainerContract:
         # Trials meet the same virtual device.
         for size in (1, largest):
             made = setup(2 * size, 2, budget=8 * size, memory_limit_bytes=limit, training={"evaluations": 1})
-            *measurements, outcome = start_attempt(reference, made)
+            *measurements, outcome = trial.attempt(reference, made)
             assert outcome == Outcome("complete"), outcome
             assert measurements[-1].facts["peak_bytes"] == pytest.approx(law.peak_bytes(size), rel=0.02)
         too_large = round(largest * 1.1)
         made = setup(
             2 * too_large, 2, budget=8 * too_large, memory_limit_bytes=limit, training={"evaluations": 1}
         )
-        *_, outcome = start_attempt(reference, made)
+        *_, outcome = trial.attempt(reference, made)
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", too_large)
 
     def test_a_model_that_cannot_be_traced_is_counted(self) -> None:
@@ -858,8 +857,8 @@ def predicted_and_measured(reference: str, made: TrialSetup, sizes: tuple[int, i
     assert profile.memory is not None and profile.memory.source == "traced", profile.note or profile.memory
     for size in sizes:
         training = made.training.model_copy(update={"evaluations": 1})
-        trial = replace(made, plan=BatchPlan(2 * size, 2), samples_budget=16 * size, training=training)
-        *measurements, outcome = start_attempt(reference, trial)
+        split = replace(made, plan=BatchPlan(2 * size, 2), samples_budget=16 * size, training=training)
+        *measurements, outcome = trial.attempt(reference, split)
         assert outcome == Outcome("complete"), outcome
         assert measurements[-1].facts["peak_bytes"] == pytest.approx(
             profile.memory.peak_bytes(size), rel=0.02

@@ -27,7 +27,6 @@ from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..loading import error_line
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.activation_checkpointing import checkpoint_activations
-from ..model.own_weights import sums
 from ..task import Task, embeds
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
@@ -55,6 +54,7 @@ from .step import (
     restored,
     state_findings,
     state_message,
+    sums,
 )
 
 # Samples of the step that is compared, and of one whose blocks are recomputed.

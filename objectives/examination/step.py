@@ -434,6 +434,13 @@ def _seeded(batch: Callable[[], Any], seed: int, buffers: KeptBuffers | None = N
     return fetched
 
 
+def sums(tensor: Tensor) -> tuple[float, float]:
+    """What tells a tensor's values from others: an optimizer may move them without their version."""
+    with torch.no_grad():
+        values = tensor.detach().to(torch.float64) if tensor.device.type != "mps" else tensor.detach().float()
+        return float(values.sum()), float(values.square().sum())
+
+
 def relative_difference(gradient: Tensor, other: Tensor) -> float:
     """Relative to the second's norm; 0 where both vanish."""
     return differing([gradient], [other])

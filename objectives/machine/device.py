@@ -7,7 +7,6 @@ import subprocess
 
 from ...spaces.errors import ProfilingError
 from ...spaces.readable import readable_bytes
-from . import accelerator
 from .host import host_bytes
 from .nvidia import gpu_processes
 
@@ -18,6 +17,8 @@ _CONTEXT_BYTES = 512 << 20
 def device_name(kind: str) -> str:
     """The device's model name."""
     if kind == "gpu":
+        from . import accelerator  # torch, for which a driver on a CPU has no use
+
         return accelerator.device_name()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -35,6 +36,8 @@ def bytes_here(kind: str, share: float) -> int:
     """
     if kind == "cpu":
         return host_bytes()
+    from . import accelerator
+
     free, total = accelerator.memory_info()
     if not total:
         raise ProfilingError(
@@ -79,6 +82,8 @@ def _processes() -> dict[int, int]:
 
     In a container, the driver may list the host's process numbers, in which this process has another one.
     """
+    from . import accelerator
+
     try:
         return dict(gpu_processes(uuid)) if (uuid := accelerator.device_uuid()) else {}
     except (OSError, subprocess.SubprocessError):

@@ -12,7 +12,6 @@ import torch
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.trial import TrialSetup
 from ..data.batches import mixed
-from .process_state import BENCHMARK, PRECISIONS, THREADS, adopt
 
 # From malloc.h: the number of blocks allocated with mmap, and the free memory at the top of the heap that triggers a trim.
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
@@ -35,7 +34,6 @@ def configure_torch(setup: TrialSetup) -> None:
     torch.backends.cudnn.benchmark = False  # trials of one seed would differ by it
     # By default convolutions round their factors and matrix products do not: fp32 would mean two things.
     allow_tf32(precision != "fp32")
-    adopt(PRECISIONS, THREADS, BENCHMARK)
 
 
 def allow_tf32(allowed: bool) -> None:

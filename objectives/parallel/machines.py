@@ -17,7 +17,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from typing import Any, Protocol
 
-from .rank_main import Meeting, RankDiedError, death, start_ranks
+from .meeting import Meeting, Output, RankDiedError, death, start_ranks
 
 # A machine that answers nothing for about this long is lost: a cable that was pulled says nothing.
 SILENT_S = 20
@@ -137,7 +137,10 @@ def host_ranks(meeting: Meeting, first: int, end: int, port: int, key: bytes) ->
         return connection  # type: ignore[no-any-return]
 
     host = connected("host", first)
-    processes = start_ranks(meeting, [(rank, connected("rank", rank)) for rank in range(first, end)])
+    processes = start_ranks(
+        meeting, [(rank, connected("rank", rank)) for rank in range(first, end)], output := Output()
+    )
+    output.close()
     ranks: dict[Any, tuple[int, Any]] = {
         child.sentinel: (rank, child) for rank, child in enumerate(processes, first)
     }

@@ -1,8 +1,10 @@
-"""What runs in a rank's process: it joins the other ranks, then does one job after another, in lockstep with them."""
+"""What runs in a rank's process: it joins the other ranks, if there are any, and does one job in lockstep with them."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -11,12 +13,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from collections.abc import Callable, Iterator
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,81 +27,11 @@ from ...spaces.trial import Outcome, OutcomeKind
 from ..loading import contained, described
 from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory
-from ..machine.environment import environment
 from ..state.leaving import LEAVE_SIGNAL, ask_to_leave, stay
+from .meeting import LOOPBACK, Meeting, RankDiedError
 
-LOOPBACK = "127.0.0.1"
-# What every rank needs besides this module.
-_PRELOADED = (f"{__package__.rpartition('.')[0]}.trial", "torch.nn.parallel")
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the ranks of one trial find one another.
-
-    Args:
-        count: how many there are.
-        kind: `gpu` gives each rank its own GPU and uses its backend, such as nccl; `cpu` uses gloo.
-        cpus: threads of each rank.
-        address: of the machine of rank 0, as the others reach it; the loopback interface if all ranks are on one machine.
-        port: of their store there.
-    """
-
-    count: int
-    kind: Literal["cpu", "gpu"]
-    cpus: int
-    address: str
-    port: int
-
-
-def start_ranks(meeting: Meeting, pipes: Sequence[tuple[int, Connection]]) -> list[BaseProcess]:
-    """Start ranks on this machine, each on a device of its own; the pipes' ends here are theirs from now on.
-
-    Args:
-        pipes: the number of each rank, and what it gets its jobs from.
-    """
-    # Ranks are forked from a server process that has imported torch, once, and holds no context on any GPU.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, *_PRELOADED])
-    threads = str(meeting.cpus)
-    processes: list[BaseProcess] = []
-    # Read when torch is imported. The log level hides DDP's warning that it found no unused parameters.
-    with environment(
-        {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    ):
-        for device, (rank, pipe) in enumerate(pipes):
-            # Not a daemon: daemons may not have children, such as loader workers.
-            process = context.Process(
-                target=_rank_main, args=(pipe, rank, device, meeting), name=f"rank-{rank}"
-            )
-            process.start()
-            pipe.close()
-            processes.append(process)
-    return processes
-
-
-def death(process: BaseProcess) -> str:
-    """How a process that is dead ended."""
-    code = process.exitcode
-    return (
-        f"was killed by {signal.Signals(-code).name}"
-        if code is not None and code < 0
-        else f"exited with code {code}"
-    )
-
-
-class RankDiedError(Exception):
-    """A rank's process died or did not respond.
-
-    Attributes:
-        machine: the machine is lost, rather than the process alone.
-    """
-
-    def __init__(self, message: str, *, machine: bool = False) -> None:
-        super().__init__(message)
-        self.machine = machine
-
-
+# Of fcntl, on Linux: the signal that tells of a change of a descriptor.
+_F_SETSIG = 10
 # Outcomes that all ranks come to at the same step.
 _TOGETHER: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
 
@@ -110,13 +41,19 @@ def is_failure(report: Any) -> bool:
     return isinstance(report, Outcome) and report.kind not in _TOGETHER
 
 
-def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> None:
+def rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> None:
     # Ctrl-C goes to the whole process group, but a rank ends when its parent says so or dies.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
     signal.signal(LEAVE_SIGNAL, lambda number, frame: ask_to_leave())
+    faulthandler.enable(all_threads=False)
+    atexit._clear()  # those of the server, which has not ended
+    torch.set_num_threads(meeting.cpus)
     _exit_with_parent()
     try:
-        _meet(rank, device, meeting)
+        if meeting.count > 1:
+            _meet(rank, device, meeting)
     except Exception as error:
         with contextlib.suppress(EOFError, OSError):
             pipe.recv()  # "start"
@@ -134,9 +71,17 @@ def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> No
         while True:
             _, job, arguments = pipe.recv()
             stay()
-            _run_job(pipe, job, arguments)
+            _run_job(pipe, rank, meeting.count, job, arguments)
             gc.collect()  # a DistributedDataParallel that outlives its job aborts the process when the group is destroyed
-    dist.destroy_process_group()
+    if meeting.count > 1:
+        dist.destroy_process_group()
+    # Those of the user's code, such as a tracker's: multiprocessing runs none.
+    atexit._run_exitfuncs()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End what the user's code is doing, by its own way."""
+    raise SystemExit
 
 
 def _meet(rank: int, device: int, meeting: Meeting) -> None:
@@ -160,8 +105,14 @@ def _meet(rank: int, device: int, meeting: Meeting) -> None:
     )
 
 
-def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:
-    reports = job(*arguments)
+def _run_job(
+    pipe: Connection, rank: int, count: int, job: Callable[..., Iterator[Any]] | str, arguments: Any
+) -> None:
+    if isinstance(job, str):
+        module, _, name = job.partition(":")
+        job = getattr(importlib.import_module(module), name)
+    assert callable(job)
+    reports, own = job(*arguments), os.getpid()
     while True:
         if pipe.recv() == "stop":
             reports.close()  # type: ignore[attr-defined]  # a generator
@@ -170,17 +121,19 @@ def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any
         try:
             with contained():
                 report = next(reports)
+            if os.getpid() != own:
+                os._exit(0)  # the user's code has forked, and the copy has come here
         except StopIteration:
             pipe.send(("ended", None))
             return
         except Exception as error:
             pipe.send(("raised", _picklable(error)))
             return
-        if is_failure(report):
+        if count > 1 and is_failure(report):
             pipe.send(("failed", report))
             reports.close()  # type: ignore[attr-defined]
             return
-        pipe.send(("report", report if dist.get_rank() == 0 else None))
+        pipe.send(("report", report if rank == 0 else None))
 
 
 def _picklable(error: Exception) -> Exception:
@@ -197,6 +150,14 @@ def _exit_with_parent() -> None:
     """End this process when its parent is gone, which may be killed without notice."""
     parent = parent_process()
     assert parent is not None
+    if sys.platform == "linux":
+        # By the kernel, where an extension keeps the interpreter from running the thread below.
+        import fcntl
+
+        sentinel = int(parent.sentinel)
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
 
     def watch() -> None:
         # The sentinel is a pipe, which a child of the parent's may keep open; a process that is not waited for keeps its id.

@@ -1,8 +1,9 @@
-"""The processes that run a trial's ranks: started once and kept, since starting them takes longer than a short trial."""
+"""The processes of a trial, one for each of its devices, as the process that started them sees them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,20 +14,20 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any, Literal
 
-import torch.distributed as dist
-
-from ..state.leaving import LEAVE_SIGNAL
+from ..state.leaving import LEAVE_SIGNAL, Leaving, asked_to_leave
 from .machines import SILENT_S, Machines, RemoteRanks
-from .rank_main import LOOPBACK, Meeting, RankDiedError, death, start_ranks
+from .meeting import LOOPBACK, Meeting, Output, RankDiedError, death, place_in, start_ranks
 
 # How long the other ranks may take to notice that one has failed.
 _GRACE_S = 2.0
+# How long a training on one device may take to clean up where it is stopped.
+_CLEANS_UP_S = 30.0
 # How long ranks may take to start: the first of a process import torch.
 _START_S = 300.0
 
 
 class RankProcesses:
-    """Processes that run the same job in parallel, one per device; alive until closed or until one of them fails.
+    """New processes that run the same job in parallel, one per device; alive until closed or until one of them fails.
 
     Args:
         devices: ranks to start.
@@ -41,22 +42,27 @@ class RankProcesses:
     def __init__(
         self, devices: int, kind: Literal["cpu", "gpu"], cpus: int, machines: Machines | None = None
     ) -> None:
-        self.key = (devices, kind, cpus, machines)
+        for earlier in [ranks for ranks in _running if ranks._deadline]:
+            earlier.ended()
+        self._deadline: float = 0.0
         self.shares = _first_of((devices,) if machines is None else machines.shares, devices)
         if machines is None or len(self.shares) == 1:
             machines, address = None, LOOPBACK
         else:
             address = machines.address
         # The ranks' rendezvous: a free port that we already hold, and no file to leave behind.
-        self._store = _opened_store(address)
-        meeting = Meeting(devices, kind, cpus, address, self._store.port)
+        self._store = _opened_store(address) if devices > 1 else None
+        meeting = Meeting(devices, kind, cpus, address, self._store.port if self._store else 0)
         self._remote = None if machines is None else RemoteRanks(machines, self.shares, meeting)
         ends = [Pipe() for _ in range(self.shares[0])]
         self._pipes: list[Connection] = [own for own, _ in ends]
+        self._output = Output()
         self._processes: list[BaseProcess] = start_ranks(
-            meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)]
+            meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)], self._output
         )
+        self._output.close()
         self.alive, self._busy = True, False
+        _running.append(self)
         try:
             if self._remote is not None:
                 self._pipes += self._remote.connected(_START_S)
@@ -67,8 +73,8 @@ class RankProcesses:
             self.close()
             raise
 
-    def run(self, job: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
-        """Run a generator function in every rank, in lockstep; yields what rank 0 yields.
+    def run(self, job: Callable[..., Iterator[Any]] | str, *arguments: Any) -> Iterator[Any]:
+        """Run a generator function, or the one named by `module:name`, in every rank, in lockstep; yields what rank 0 yields.
 
         Closing the iterator ends the job in every rank. If a rank reports a failure (`is_failure`), that is yielded last and
         the processes are killed, because the others may wait for that rank forever.
@@ -86,7 +92,7 @@ class RankProcesses:
                     rank: value for rank, (kind, value) in messages.items() if kind in ("failed", "raised")
                 }
                 if failures:
-                    # Other ranks may be blocked in a collective operation: these processes cannot be reused.
+                    # Other ranks may be blocked in a collective operation.
                     self.close()
                     done = True
                     first = failures[min(failures)]
@@ -102,6 +108,9 @@ class RankProcesses:
         except GeneratorExit:
             done = self._stopped()
             raise
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
         finally:
             self._busy = False
             if not done:
@@ -112,10 +121,12 @@ class RankProcesses:
         if not self.alive:
             return
         self.alive = False
+        _running.remove(self)
         if self._remote is not None:
             self._remote.close()
         for process in self._processes:
-            process.kill()
+            with suppress(ProcessLookupError):  # each is a group, with what its code has started
+                os.killpg(process.pid or 0, signal.SIGKILL)
         for process in self._processes:
             process.join()
         for pipe in self._pipes:
@@ -128,21 +139,33 @@ class RankProcesses:
                 os.kill(self._processes[0].pid or 0, LEAVE_SIGNAL)
 
     def shutdown(self) -> None:
-        """Let idle processes exit on their own, so that they clean up; kill those that do not."""
+        """Let idle processes exit on their own, so that they clean up. Before others start, `ended` waits for that."""
         for pipe in self._pipes:
             pipe.close()
-        deadline = time.monotonic() + _GRACE_S
+        self._deadline = time.monotonic() + _GRACE_S
+
+    def ended(self) -> None:
+        """Wait for processes that were shut down, and kill those that have not ended in time."""
         for process in self._processes:
-            process.join(max(deadline - time.monotonic(), 0.0))
+            process.join(max(self._deadline - time.monotonic(), 0.0))
         self.close()
 
     def _stopped(self) -> bool:
         """Stop the job between two reports; False if a rank did not confirm in time."""
         try:
             self._send("stop")
-            return all(kind == "ended" for _, (kind, _) in self._round(timeout_s=_GRACE_S))
+            within_s = _GRACE_S if len(self._pipes) > 1 else _CLEANS_UP_S
+            return all(kind == "ended" for _, (kind, _) in self._round(timeout_s=within_s))
         except RankDiedError:
             return False
+
+    def _interrupt(self) -> None:
+        """Let the user's code clean up where it is."""
+        for process in self._processes:
+            process.terminate()
+        until = time.monotonic() + _GRACE_S
+        for process in self._processes:
+            process.join(max(until - time.monotonic(), 0.0))
 
     def _send(self, message: Any) -> None:
         for pipe in self._pipes:
@@ -162,13 +185,17 @@ class RankProcesses:
         failed = False
         while waiting:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            ready = wait(list(waiting.values()), left)
+            # A process that user code has started may keep a dead rank's pipe open.
+            ends = {rank: child.sentinel for rank, child in enumerate(self._processes) if rank in waiting}
+            ready = wait([*waiting.values(), *ends.values()], left)
             if not ready:
                 if failed:
                     return
                 raise RankDiedError(f"rank {min(waiting)} of {len(self._pipes)} did not answer in time")
             for rank, pipe in list(waiting.items()):
                 if pipe not in ready:
+                    if ends.get(rank) in ready and not pipe.poll():
+                        raise self._death(rank)
                     continue
                 try:
                     reply = pipe.recv()
@@ -188,10 +215,12 @@ class RankProcesses:
             return self._remote.lost(rank)
         process = self._processes[rank]
         process.join(_GRACE_S)
-        return RankDiedError(f"rank {rank} of {len(self._pipes)} {death(process)}")
+        who = f"rank {rank} of {len(self._pipes)}" if len(self._pipes) > 1 else "its process"
+        words = self._output.words(_GRACE_S)
+        return RankDiedError(f"{who} {death(process)}{place_in(words)}", words=words)
 
 
-_reusable: list[RankProcesses] = []
+_running: list[RankProcesses] = []
 _machines: Machines | None = None
 
 
@@ -201,40 +230,47 @@ def spread_ranks(machines: Machines | None) -> None:
     _machines = machines
 
 
-def ranks_here(devices: int) -> int:
-    """How many of a trial's ranks would be on this machine."""
-    return _first_of((devices,) if _machines is None else _machines.shares, devices)[0]
+def shares_of(devices: int) -> tuple[int, ...]:
+    """How many of a trial's ranks each of its machines has, this one first."""
+    return _first_of((devices,) if _machines is None else _machines.shares, devices)
 
 
-def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> RankProcesses:
-    """Ranks to run a job on: those of the last job if they are alive and match, else new ones.
+def over_ranks(
+    devices: int,
+    kind: Literal["cpu", "gpu"],
+    cpus: int,
+    job: Callable[..., Iterator[Any]] | str,
+    *arguments: Any,
+) -> Iterator[Any]:
+    """Run a job as `RankProcesses.run`, in processes that end with it.
 
     Raises:
-        RankDiedError: one did not start.
+        RankDiedError: one did not start, or died.
+        BsearchError: a rank raised one.
+        Leaving: this process was asked to leave while they started.
     """
-    for ranks in list(_reusable):
-        if ranks.alive and ranks.key == (devices, kind, cpus, _machines):
-            return ranks
+    ranks = RankProcesses(devices, kind, cpus, _machines)
+    try:
+        if asked_to_leave():
+            raise Leaving
+        yield from ranks.run(job, *arguments)
+    finally:
         ranks.shutdown()
-        _reusable.remove(ranks)
-    _reusable.append(RankProcesses(devices, kind, cpus, _machines))
-    return _reusable[-1]
 
 
 def ask_ranks_to_leave() -> None:
-    """Ask the training of this process's ranks to write a checkpoint and end; may be called in a signal handler."""
-    for ranks in _reusable:
+    """Ask the trainings of this process's ranks to write a checkpoint and end; may be called in a signal handler."""
+    for ranks in _running:
         ranks.ask_to_leave()
 
 
-def close_ranks() -> None:
-    """End the ranks that are kept for the next trial."""
-    while _reusable:
-        _reusable.pop().shutdown()
+def _end_ranks() -> None:
+    while _running:
+        _running[-1].close()
 
 
-# Runs before multiprocessing joins its children at exit, which would wait for idle ranks forever.
-Finalize(None, close_ranks, exitpriority=10)
+# Runs before multiprocessing joins its children at exit, which would wait for them forever.
+Finalize(None, _end_ranks, exitpriority=10)
 
 
 def _first_of(shares: Sequence[int], ranks: int) -> tuple[int, ...]:
@@ -256,6 +292,8 @@ def _opened_store(address: str) -> Any:
     A store that binds by itself listens on every address of the machine. Anyone who reaches it could pose as a rank, and
     ranks exchange pickles.
     """
+    import torch.distributed as dist  # what only looks on has no use for torch
+
     with socket.create_server((address, 0)) as server:
         port = server.getsockname()[1]
         return dist.TCPStore(  # type: ignore[attr-defined]

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.step_time import Exchange
 from ..machine import accelerator
-from ..parallel.rank_main import RankDiedError
-from ..parallel.rank_processes import rank_processes
+from ..parallel.meeting import RankDiedError
+from ..parallel.rank_processes import over_ranks, shares_of
 
 # The first sums open connections.
 _DROPPED, _ROUNDS = 3, 15
@@ -29,15 +29,15 @@ def exchange_over(
     Raises:
         ProfilingError: a rank died.
     """
+    if len(shares := shares_of(devices)) == 1:
+        return None
     try:
-        ranks = rank_processes(devices, kind, cpus)
-        if len(ranks.shares) == 1:
-            return None
-        with closing(ranks.run(exchange_in_rank, kind, gradient_bytes, ranks.shares)) as reports:  # type: ignore[type-var]
+        ranks = over_ranks(devices, kind, cpus, exchange_in_rank, kind, gradient_bytes, shares)
+        with closing(ranks) as reports:  # type: ignore[type-var]
             over_all_s, within_s = next(reports)
     except RankDiedError as error:
         raise ProfilingError(f"timing sums over {devices} devices: {error}") from None
-    return Exchange(len(ranks.shares), gradient_bytes, over_all_s, within_s)
+    return Exchange(len(shares), gradient_bytes, over_all_s, within_s)
 
 
 def exchange_in_rank(

@@ -24,7 +24,7 @@ from ..loop import newest_loop
 from ..machine.device_memory import release_memory
 from ..script.examined import in_script_words
 from ..task import TrainFunction, embeds
-from ..trial import start_attempt
+from ..trial import attempt
 from .costs import with_other_costs
 from .first_step import ReadParameters, smallest_workable, user_code_errors, with_facts_of
 from .loop_probes import examined_session
@@ -151,7 +151,7 @@ def _profile_of_kit(
     with user_code_errors(reference, "tracing its memory"):
         profile = with_memory(function, profile, request)
     with user_code_errors(reference, "timing its steps"):
-        return with_step_times(reference, profile, request)
+        return with_step_times(reference, profile, request, [1])
 
 
 def _with_life(
@@ -186,8 +186,8 @@ def _first_measurement(reference: str, setup: TrialSetup) -> None:
     """
     size = min(setup.effective_batch, setup.training.samples or setup.effective_batch)
     setup = replace(setup, plan=BatchPlan(size), samples_budget=2 * size)
-    with closing(start_attempt(reference, setup)) as attempt:  # type: ignore[type-var]  # a generator
-        report = next(attempt)
+    with closing(attempt(reference, setup)) as reports:  # type: ignore[type-var]  # a generator
+        report = next(reports)
     if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
         name = reference.rpartition(":")[2]
         raise TaskError(

@@ -29,8 +29,8 @@ from ..loading import load_task
 from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..machine.processor import HostLoad, OtherPrograms, waited_s
-from ..parallel.rank_main import RankDiedError
-from ..parallel.rank_processes import rank_processes
+from ..parallel.meeting import RankDiedError
+from ..parallel.rank_processes import over_ranks
 from ..steps.step_clock import trains_alone
 from ..task import Task
 from ..training import TrainingRun
@@ -86,8 +86,17 @@ def timed_rounds(
         return
     values = [astuple(plan) for plan in plans]
     try:
-        ranks = rank_processes(devices, setup.device, setup.cpus)
-        with closing(ranks.run(rounds_in_rank, reference, setup.to_dict(), values, evaluates_each)) as rounds:  # type: ignore[type-var]
+        ranks = over_ranks(
+            devices,
+            setup.device,
+            setup.cpus,
+            rounds_in_rank,
+            reference,
+            setup.to_dict(),
+            values,
+            evaluates_each,
+        )
+        with closing(ranks) as rounds:  # type: ignore[type-var]
             yield from rounds
     except RankDiedError as error:
         raise ProfilingError(f"timing steps on {devices} devices: {error}") from None
@@ -315,8 +324,10 @@ def disturbed(law: StepTime, others: float, stolen: float) -> StepTime:
     return replace(law, others=others, stolen=stolen, interval=interval)
 
 
-def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
-    """The profile with a step-time law for each number of devices, if the study allots time for it.
+def with_step_times(
+    reference: str, profile: DeviceProfile, request: ProfileRequest, among: Sequence[int]
+) -> DeviceProfile:
+    """The profile with a step-time law for each number of devices among these, if the study allots time for it.
 
     Raises:
         ProfilingError: a rank died.
@@ -328,8 +339,8 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
     )
     if not request.timing_s or refused:
         return profile  # no need to time what the driver will refuse anyway
-    laws = []
-    for devices in request.devices:
+    laws = [*profile.step_times]
+    for devices in sorted({*request.devices} & {*among}):
         smallest = profile.smallest_micro_batch
         share = request.largest_share(profile.training_set, devices)
         cap = profile.cap_on(devices, None) or share
@@ -362,7 +373,9 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
             )
         laws.append(law)
     profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
-    others = tuple(with_step_times(reference, alternative, request) for alternative in profile.alternatives)
+    others = tuple(
+        with_step_times(reference, alternative, request, among) for alternative in profile.alternatives
+    )
     return replace(profile, alternatives=others)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +23,9 @@ from ..examination.life import life_of_task, with_life
 from ..examination.plans import with_plans
 from ..examination.scores import first_scores
 from ..loading import load_anew, load_task, schedule_of
-from ..machine import accelerator
 from ..machine.device import bytes_here, device_name, neighbours_here
 from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
-from ..machine.process_state import kept_process
 from ..optimizers import takes_shards
-from ..parallel.rank_processes import close_ranks, ranks_here
 from ..task import Task
 from ..training import TrainingRun
 from .costs import with_other_costs
@@ -41,9 +39,13 @@ from .step_time import with_step_times
 _DIGESTED = 16
 
 
-@kept_process()
+def profile_in_rank(reference: str, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What `profiled` runs in a process of its own."""
+    yield profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
+
+
 def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
-    """Run the training code on its smallest micro-batch, probe its memory where a limit applies, and time its steps.
+    """Run the training code on its smallest micro-batch, probe its memory where a limit applies, and time steps on one device.
 
     Raises:
         TaskError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
@@ -65,10 +67,6 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         profile = replace(profile, neighbours=neighbours_here())
     if not isinstance(training, Task):
         return profile_of_loop(training, reference, request, profile)
-    if kind == "gpu" and accelerator.device_count() < (here := ranks_here(max(request.devices))):
-        raise ProfilingError(
-            f"devices.per_trial: expected {here} GPUs here, got {accelerator.device_count()}"
-        )
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
@@ -109,7 +107,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
     )
     with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
-        return with_step_times(reference, profile, request)
+        return with_step_times(reference, profile, request, [1])
 
 
 def _with_facts(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
@@ -187,11 +185,3 @@ def _limit_named(setup: TrialSetup, request: ProfileRequest) -> Iterator[None]:
             raise
         usable = (setup.memory_limit_bytes or 0) * (1 - HEADROOM)
         raise StudyFileError(Fault("memory.limit", does_not_fit(None, usable, 1))) from None
-
-
-def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:
-    """`profile_task` for a separate process: ends its ranks, which would otherwise keep the process alive."""
-    try:
-        return profile_task(reference, request)
-    finally:
-        close_ranks()

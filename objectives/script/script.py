@@ -26,7 +26,7 @@ from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
 from ..adapters.as_generator import Report, as_generator
 from ..data.sample_weights import loader_order
-from ..engine import is_servedd
+from ..engine import is_served
 from ..loop import Loop, Part, Step
 from ..state.checkpoint import Checkpoint
 from ..steps.rates import Stepped
@@ -275,7 +275,7 @@ class _Run:
             )
 
     def _run_script(self) -> None:
-        values = values_of(self._told, self.setup, endless=is_servedd())
+        values = values_of(self._told, self.setup, endless=is_served())
         folder = Path(self.setup.folder or ".")
         try:
             with (
@@ -400,7 +400,7 @@ class _Run:
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
             self._steps, self._parts = iter(loop), iter(())
-            if not is_servedd() and (state := Checkpoint.of(self.setup).load()) is not None:
+            if not is_served() and (state := Checkpoint.of(self.setup).load()) is not None:
                 self._resumes_at = loop.passes(state["samples_seen"])
         elif loader.dataset is not self._loop.data.train:
             raise TaskError(
@@ -447,7 +447,7 @@ class _Run:
                 raise StopIteration
             self._step, self._begun = next(self._steps, None), self._begun + 1
             if self._step is None:
-                if self._begins_pass and self._told.epochs and not is_servedd():
+                if self._begins_pass and self._told.epochs and not is_served():
                     raise TaskError(
                         f"{self._where}: expected {self._told.epochs} to set the number of epochs; it was set to "
                         f"{math.ceil(self.setup.epochs)}, but the script started another epoch. Set epochs= to what does."
@@ -482,7 +482,7 @@ class _Run:
         script has made it without len(loader), or of as many steps as there are.
         """
         times = 1
-        if scheduler is not None and self._step is not None and not is_servedd():
+        if scheduler is not None and self._step is not None and not is_served():
             self._calls[id(scheduler)] += 1
             if 2 * self._calls[id(scheduler)] > self._begun and self._counts_batches(scheduler):
                 seen = self._loop.course.seen  # type: ignore[union-attr]  # it is within a step
@@ -536,7 +536,7 @@ class _Run:
 
     def stepped(self) -> None:
         self.has_gradients, self._has_stepped, self._waits = False, True, False
-        if self._step is None or is_servedd() or self._rates_now() == self._rates:
+        if self._step is None or is_served() or self._rates_now() == self._rates:
             return
         self._own_rates = True
         if len(self._step.sizes) > 1 and not self.setup.training.accept_inexact:

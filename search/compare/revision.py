@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...objectives.loading import modules_apart
 from ...objectives.machine.environment import environment, same_folder, working_folder
 from ...objectives.task_code import sources_of
 from ...spaces.errors import StudyFileError
@@ -99,15 +98,19 @@ class Revision:
         """
         variable = "PYTHONPATH"
         places = map(self._there, os.environ.get(variable, "").split(os.pathsep))
-        with modules_apart(), environment({variable: os.pathsep.join(places)}), same_folder():
-            sys.path[:] = map(self._there, sys.path)
+        modules = sys.path[:]
+        with environment({variable: os.pathsep.join(places)}), same_folder():
+            sys.path[:] = map(self._there, modules)
             try:
                 os.chdir(self._there(working_folder()))
             except OSError:
                 raise StudyFileError(
                     f"--against: expected a current folder that the revision has, got {working_folder()}"
                 ) from None
-            yield
+            else:
+                yield
+            finally:
+                sys.path[:] = modules
 
     def _there(self, place: str) -> str:
         """A place in the revision; the same where it is not in the repository, or Python's own."""

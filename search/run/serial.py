@@ -1,22 +1,18 @@
-"""The Runner in this process: one trial after the other, without Ray; for small studies, checks and tests."""
+"""The Runner of one trial after the other, without Ray; for small studies, checks and tests."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from multiprocessing import get_context
 from typing import Literal
 
+from ...objectives.attempts import leave, profiled, start_attempt
 from ...objectives.machine.device import device_name
-from ...objectives.machine.device_memory import process_fault
 from ...objectives.machine.gpus import UsableGpus, usable_gpus
 from ...objectives.machine.host import cores_here
-from ...objectives.profiling.task_profile import profile_in_subprocess, profile_task
 from ...objectives.state.leaving import stay
-from ...objectives.trial import leave, start_attempt
-from ...spaces.errors import ClusterError, Fault, StudyFileError
+from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialSetup
@@ -25,7 +21,7 @@ from .study_run import StudyRun
 
 
 class SerialRunner:
-    """Runs each attempt where the driver runs."""
+    """Runs each attempt in a process that the driver starts."""
 
     slots = 1
     kinds = ("",)
@@ -51,17 +47,13 @@ class SerialRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to close: it runs in this process."""
+        """Nothing to close."""
 
     def device_id(self, kind: str = "") -> str:
         return device_name(self.device)
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
-        if self.device == "cpu":
-            return profile_task(reference, request)
-        # A separate process: running out of memory there does not affect this one.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            return process.submit(profile_in_subprocess, reference, request).result()
+        return profiled(reference, request)
 
     def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
         return start_attempt(reference, setup)
@@ -90,11 +82,6 @@ class SerialRunner:
             if study.ending.stage is Stage.STOPPED and outcome.kind == "stopped":
                 return  # interrupted; `StudyRun.sweep` queues it again
             study.end(setup.number, outcome)
-            if fault := process_fault(self.device):
-                raise ClusterError(
-                    f"this process cannot train any more: {fault}. What has finished is kept: run the study again, and it "
-                    "goes on in a new one. Without --serial, Ray replaces such processes by itself."
-                )
 
 
 def _interruptible(

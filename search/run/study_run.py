@@ -115,7 +115,6 @@ class StudyRun:
         self.own_seeds = False  # each new trial has one; otherwise they share the study's
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
-        self._said_of_changes: set[str] = set()
         self.ending = Ending()
         self.failure = ""
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
@@ -282,9 +281,6 @@ class StudyRun:
             silently: the next attempt needs no words, since whoever calls has said why.
         """
         attempt = self.running.end(number, counts=outcome.kind in COUNTED)
-        if outcome.changes and outcome.changes not in self._said_of_changes:
-            self._said_of_changes.add(outcome.changes)
-            self._say(f"trial {number} {outcome.changes}")
         self._pay(attempt)
         smaller = self._planner.smaller(attempt, outcome) if outcome.kind == "out_of_memory" else None
         if outcome.kind == "stopped" and self._early_stopping.pauses:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from bsearch.objectives import trial
 from bsearch.objectives.machine.device_memory import is_out_of_memory, memory_is_short
-from bsearch.objectives.trial import start_attempt
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.trial import Measurement
@@ -85,7 +85,7 @@ def test_other_errors_of_a_gpu_are_not_of_memory(text: str) -> None:
 def outcome_of(reference: str = FAULTY, **options: Any) -> list[Any]:
     """How an attempt ended: the outcome's kind, message and failed micro-batch; or `raised` and the error."""
     try:
-        *_, outcome = start_attempt(reference, setup(**{"device": "gpu", "number": 1, **options}))
+        *_, outcome = trial.attempt(reference, setup(**{"device": "gpu", "number": 1, **options}))
     except Exception as error:
         return ["raised", f"{type(error).__name__}: {str(error).splitlines()[0]}", None]
     return [outcome.kind, outcome.message, outcome.micro_batch]  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def trials() -> dict[str, Any]:
 def evaluation() -> list[Any]:
     """Memory ends in the first evaluation: not the training's micro-batch is to blame."""
     card = fake.card()
-    attempt = start_attempt(CONVNET, setup(device="gpu", batch=10, budget=800, parameters={"width": 256}))
+    attempt = trial.attempt(CONVNET, setup(device="gpu", batch=10, budget=800, parameters={"width": 256}))
     first = next(attempt)
     assert isinstance(first, Measurement)
     card.limit_bytes = card.allocator.live_bytes + 1 * MIB

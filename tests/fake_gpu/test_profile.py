@@ -11,12 +11,12 @@ import torch
 from bsearch.benchmarks.verify.claims import Fact
 from bsearch.benchmarks.verify.machine import facts
 from bsearch.benchmarks.verify.stage import Stage
+from bsearch.objectives import trial
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.machine import device
 from bsearch.objectives.machine.device import usable_bytes
 from bsearch.objectives.profiling.memory.tracing import MemoryProbe
 from bsearch.objectives.profiling.task_profile import profile_task
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
@@ -207,7 +207,7 @@ def test_the_time_of_a_loop_of_ones_own_is_that_of_all_its_steps(monkeypatch: py
         return honest(module, inputs)
 
     monkeypatch.setattr(torch.nn.Flatten, "forward", slow)
-    *_, last, _ = start_attempt(LOOP, setup(batch=20, budget=400))
+    *_, last, _ = trial.attempt(LOOP, setup(batch=20, budget=400))
     assert isinstance(last, Measurement)
     assert last.elapsed_s >= 20 * 0.02
 
@@ -232,6 +232,6 @@ def trained(largest: int, **options: Any) -> list[str]:
     """How a training in micro-batches of this size ends."""
     plan = BatchPlan(2 * largest, 2)
     options |= {"device": "gpu", "plan": plan, "budget": 2 * plan.effective_batch, "parameters": WIDE}
-    *_, outcome = start_attempt(CONVNET, setup(**options, largest_micro_batch=largest))
+    *_, outcome = trial.attempt(CONVNET, setup(**options, largest_micro_batch=largest))
     assert isinstance(outcome, Outcome)
     return [outcome.kind, outcome.message]

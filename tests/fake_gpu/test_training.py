@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.trial import start_attempt
+from bsearch.objectives import trial
 from bsearch.spaces.trial import Measurement
 from device_trainings import (
     CONVNET,
@@ -80,7 +80,7 @@ def steps(reference: str, **options: Any) -> list[dict[str, int]]:
 
 
 def facts() -> dict[str, Any]:
-    *_, last, _ = start_attempt(CONVNET, setup(device="gpu"))
+    *_, last, _ = trial.attempt(CONVNET, setup(device="gpu"))
     assert isinstance(last, Measurement)
     return {name: last.facts[name] for name in ("peak_bytes", "peak_reserved_bytes")}
 

@@ -20,8 +20,6 @@ from torch import nn
 
 JOBS = Path(__file__).parent.parent / "rank_jobs.py"
 
-pytestmark = pytest.mark.usefixtures("ended_ranks")
-
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(50, 1), (50, 7), (37, 1), (37, 37), (300, 2)])
 def test_it_is_called_once_after_each_step_for_any_accumulation(batch: int, accumulation: int) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.objectives import trial
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.state import checkpoint
 from bsearch.objectives.state.checkpoint import Checkpoint, experiment_of
 from bsearch.objectives.state.checkpoint_files import delete_checkpoint
 from bsearch.objectives.training import TrainingRun
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import LEFT, Measurement, Outcome, TrialSetup
 from conftest import TASKS
@@ -398,7 +398,7 @@ def test_a_loop_of_ones_own_goes_on_too(tmp_path: Path) -> None:
     made = noisy(tmp_path, batch=20, budget=100)
     with pytest.raises(KeyboardInterrupt):
         list(own_loop_with_checkpoints(made))
-    reports = list(start_attempt(f"{TASKS}:own_loop_with_checkpoints", replace(made, attempt=1)))
+    reports = list(trial.attempt(f"{TASKS}:own_loop_with_checkpoints", replace(made, attempt=1)))
     assert [report.samples_seen for report in reports if isinstance(report, Measurement)] == [
         20,
         40,

@@ -8,15 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.parallel.rank_main import RankDiedError, _picklable
-from bsearch.objectives.parallel.rank_processes import RankProcesses, close_ranks, rank_processes
-from bsearch.objectives.trial import start_attempt
+from bsearch.objectives.attempts import start_attempt
+from bsearch.objectives.parallel.meeting import RankDiedError
+from bsearch.objectives.parallel.rank_main import _picklable
+from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.search.run.driver import StudyResult
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import TaskError
@@ -104,25 +104,6 @@ def attempt(
     return start_attempt(f"{TASKS}:{name}", made)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def ended_ranks() -> Iterator[None]:
-    yield
-    close_ranks()
-
-
-def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
-    ended(attempt("Points"))
-    kept = rank_processes(2, "cpu", 1)
-    (first,) = kept.run(who, 1)
-    with closing(attempt("Points", budget=4000)) as reports:  # type: ignore[type-var]
-        next(reports)
-    measurements, outcome = ended(attempt("Points"))
-    assert outcome.kind == "complete"
-    assert len(measurements) == 2
-    assert rank_processes(2, "cpu", 1) is kept
-    assert list(kept.run(who, 2)) == [first, first]
-
-
 def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> None:
     begun = time.monotonic()
     _, outcome = ended(attempt("KillsARank", number=1))
@@ -162,27 +143,6 @@ def test_a_rank_killed_between_trials_is_told() -> None:
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(RankDiedError, match="rank 0 of 2 was killed by SIGKILL"):
         list(reports)
-
-
-@pytest.mark.long
-def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """As the serial runner makes them on GPUs: ranks that wait for more work must not keep that process from ending."""
-    script = tmp_path / "profiles.py"
-    script.write_text(
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "from multiprocessing import get_context\n"
-        "from rank_jobs import profiled\n"
-        "if __name__ == '__main__':\n"
-        "    names = ('profile_in_subprocess', 'profile_task')\n"
-        "    with ProcessPoolExecutor(2, mp_context=get_context('spawn')) as processes:\n"
-        "        print(*processes.map(profiled, names), flush=True)\n"
-    )
-    jobs = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, str(script), str(jobs)], capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.stdout.split() == ["2", "2"], done.stderr
 
 
 def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -30,9 +30,6 @@ TASKS = rank_jobs.__file__
 BLOCKS = f"{TASKS}:Blocks"
 
 
-pytestmark = pytest.mark.usefixtures("ended_ranks")
-
-
 def on(
     devices: int,
     sharding: Sharding,

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("lightning", reason=".[lightning] is not installed")
 
+from bsearch.objectives import trial
 from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.profiling.task_profile import profile_task
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import plan_batch
 from bsearch.spaces.schedule import evaluation_points, rate_factor
@@ -120,7 +120,7 @@ class TestLightning(TrainerContract):
     def test_a_resumed_attempt_goes_on_counting(self, tmp_path: Path) -> None:
         made = setup(50, budget=1500, epochs=2.5, training={"evaluations": 5})
         kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
-        with closing(start_attempt(f"{self.tasks}:reading", kept)) as attempt:  # type: ignore[type-var]
+        with closing(trial.attempt(f"{self.tasks}:reading", kept)) as attempt:  # type: ignore[type-var]
             seen = [next(attempt).samples_seen for _ in range(3)]  # type: ignore[union-attr]
         assert (
             [one.samples_seen for one in self.trained("reading", replace(kept, attempt=1))][:3]
@@ -145,7 +145,7 @@ class TestLightning(TrainerContract):
             measurements[-1].facts["optimizer"] == "Remembering, Adam" and measurements[-1].train_loss is None
         )
         kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
-        with closing(start_attempt(f"{self.tasks}:adversaries", kept)) as attempt:  # type: ignore[type-var]
+        with closing(trial.attempt(f"{self.tasks}:adversaries", kept)) as attempt:  # type: ignore[type-var]
             for _ in range(2):
                 next(attempt)
         again = self.trained("adversaries", replace(kept, attempt=1))

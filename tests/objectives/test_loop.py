@@ -13,6 +13,8 @@ from typing import Any
 import loop_tasks
 import pytest
 import torch
+from bsearch.objectives import trial
+from bsearch.objectives.attempts import profiled
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.loop import Loop, newest_loop
 from bsearch.objectives.optimizers import named_optimizer
@@ -22,7 +24,6 @@ from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.state import leaving
 from bsearch.objectives.task import Data
 from bsearch.objectives.training import TrainingRun
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
@@ -47,7 +48,7 @@ FILE = loop_tasks.__file__
 
 def attempt(name: str, given: TrialSetup) -> list[Measurement]:
     found: list[Any] = []
-    for report in start_attempt(f"{FILE}:{name}", given):
+    for report in trial.attempt(f"{FILE}:{name}", given):
         found.append(report)
         LOOPS[:] = [newest_loop() or LOOPS[0]]  # the attempt's end, before its outcome, forgets it
     *measurements, outcome = found
@@ -105,7 +106,7 @@ def test_averages_and_streams_are_those_of_a_task(streams: int, tmp_path: Path) 
     assert all(torch.equal(as_loop[name], value) for name, value in as_task.items())
     assert not torch.equal(next(iter(as_loop.values())), next(iter(loop.model.parameters())))
     changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
-    with closing(start_attempt(f"{FILE}:classifier", setup(57, 3, budget=1300, **changes))) as first:  # type: ignore[type-var]
+    with closing(trial.attempt(f"{FILE}:classifier", setup(57, 3, budget=1300, **changes))) as first:  # type: ignore[type-var]
         assert len(list(islice(first, 2))) == 2
     again = attempt("classifier", setup(57, 3, budget=1300, attempt=1, **changes))
     assert again[-1].facts["resumed_at"] and [one.accuracy for one in again] == [
@@ -217,7 +218,7 @@ def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     expected = attempt(name, setup(rate=0.01, **changes))
     whole = [parameter.clone() for parameter in LOOPS[0].model.parameters()]
     changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
-    with closing(start_attempt(f"{FILE}:{name}", setup(rate=0.01, **changes))) as first:  # type: ignore[type-var]
+    with closing(trial.attempt(f"{FILE}:{name}", setup(rate=0.01, **changes))) as first:  # type: ignore[type-var]
         assert len(list(islice(first, 3))) == 3
     found = attempt(name, setup(rate=0.01, attempt=1, **changes))
     assert [(one.samples_seen, one.accuracy) for one in found] == [
@@ -246,8 +247,9 @@ def test_it_leaves_with_a_checkpoint_when_it_is_asked_to(
             leaving.ask_to_leave()
 
     monkeypatch.setattr(Loop, "end", asked)
-    (outcome,) = start_attempt(f"{FILE}:adversarial", given)
+    (outcome,) = trial.attempt(f"{FILE}:adversarial", given)
     assert isinstance(outcome, Outcome) and outcome.kind == "interrupted"
+    leaving.stay()
     monkeypatch.undo()
     (found,) = attempt("adversarial", replace(given, attempt=1))
     assert (found.facts["resumed_at"], found.accuracy) == (7 * 57, expected[-1].accuracy)
@@ -420,8 +422,8 @@ def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_its_time_is_known_on_several_devices(ranks: RankProcesses) -> None:
-    profile = profile_task(f"{FILE}:classifier", request("classifier", timing_s=0.5, devices=(2,)))
+def test_its_time_is_known_on_several_devices() -> None:
+    profile = profiled(f"{FILE}:classifier", request("classifier", timing_s=0.5, devices=(2,)))
     (law,) = profile.step_times
     assert law.devices == 2
 

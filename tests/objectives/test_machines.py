@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bsearch.objectives.parallel import machines as machines_module
 from bsearch.objectives.parallel.machines import RemoteRanks
-from bsearch.objectives.parallel.rank_main import Meeting, RankDiedError
+from bsearch.objectives.parallel.meeting import Meeting, RankDiedError
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from conftest import TASKS
 from helpers import on

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bsearch.objectives import attempts
 from bsearch.objectives.machine.processor import OtherPrograms
 from bsearch.objectives.profiling.fit import fit_step_time, with_uncertainty
 from bsearch.objectives.profiling.step_time import Round, measured_step_time, refined_step_time, timed_rounds
-from bsearch.objectives.profiling.task_profile import profile_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import ProfilingError
@@ -302,7 +302,7 @@ def test_what_loaders_cannot_deliver_is_in_the_step(tmp_path: Path) -> None:
 
 def profiled(name: str, **request: object) -> DeviceProfile:
     asked = ProfileRequest(setup(), Memory(), highest=100, timing_s=0.3, **request)  # type: ignore[arg-type]
-    return profile_task(f"{TASKS}:{name}", asked)
+    return attempts.profiled(f"{TASKS}:{name}", asked)
 
 
 @pytest.mark.slow

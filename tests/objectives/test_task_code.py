@@ -11,7 +11,6 @@ import pytest
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task_code import task_code_hash, task_packages, task_sources
 from bsearch.objectives.task_modules import module_name
-from bsearch.spaces.errors import TaskError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,18 +117,3 @@ def test_what_a_file_defines_is_pickled_by_its_name(tmp_path: Path) -> None:
         pickled = pickle.dumps(train)
         del sys.modules[train.__module__]
         assert pickle.loads(pickled).__module__ == train.__module__  # noqa: S301  # our own
-
-
-def test_a_file_that_changed_is_loaded_anew_with_what_it_imports(tmp_path: Path) -> None:
-    folder = written(
-        tmp_path, {"tasks.py": "from model_of_the_test import train", "model_of_the_test.py": TRAIN}
-    )
-    reference = f"{folder / 'tasks.py'}:train"
-    first = load_task(reference)
-    assert load_task(reference) is first
-    (folder / "model_of_the_test.py").write_text("syntax error(")
-    with pytest.raises(TaskError, match=r"model_of_the_test.py:1: syntax error"):
-        load_task(reference)
-    (folder / "model_of_the_test.py").write_text(TRAIN.replace("0.5", "0.7"))
-    (measurement,) = load_task(reference)(None)  # type: ignore[operator, arg-type]
-    assert measurement.accuracy == 0.7

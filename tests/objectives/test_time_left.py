@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.objectives import trial
 from bsearch.objectives.parallel.data_parallel import Ranks
 from bsearch.objectives.state import time_left
 from bsearch.objectives.state.time_left import TimeLeft
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.trial import Measurement, Outcome
 from helpers import setup
 from hypothesis import given
@@ -80,7 +80,7 @@ def test_passes_are_set_aside_as_they_come() -> None:
 
 
 def attempt(reference: str, made: object) -> tuple[list[Measurement], Outcome]:
-    reports = list(start_attempt(reference, made))  # type: ignore[arg-type]
+    reports = list(trial.attempt(reference, made))  # type: ignore[arg-type]
     *measurements, outcome = reports
     assert isinstance(outcome, Outcome)
     return [one for one in measurements if isinstance(one, Measurement)], outcome

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task_code import task_code_hash
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
@@ -53,10 +53,13 @@ def test_an_exception_is_an_error_with_the_users_line_and_a_traceback() -> None:
     assert "Traceback" in outcome.traceback
 
 
-def test_a_worker_that_ray_ends_is_an_interruption_and_one_that_the_task_ends_an_error() -> None:
-    assert ending("IsEndedBy", parameters={"file": "python/ray/_raylet.pyx"}).kind == "interrupted"
+def test_what_exits_is_an_error_with_its_line() -> None:
     outcome = ending("IsEndedBy", parameters={"file": "train.py"})
     assert (outcome.kind, outcome.message) == ("error", "IsEndedBy: SystemExit: 1 (train.py:1)")
+
+
+def test_memory_that_runs_out_without_a_word_has_its_type() -> None:
+    assert ending("RunsOut") == Outcome("out_of_memory", "MemoryError")
 
 
 def test_torchs_memory_error_names_the_micro_batch() -> None:

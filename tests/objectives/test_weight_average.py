@@ -32,8 +32,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 HELPERS = Path(__file__).parent.parent / "helpers.py"
 
-pytestmark = pytest.mark.usefixtures("ended_ranks")
-
 
 def plain(task: Net, made: TrialSetup) -> tuple[nn.Module, nn.Module, list[float]]:
     """The obvious twin: each step's whole batch at once, torch's own average; the model, the average and the decays."""

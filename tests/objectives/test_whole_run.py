@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.data.batches import SampleStream
-from bsearch.objectives.parallel.rank_processes import close_ranks
 from bsearch.objectives.training import TrainingRun
-from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.schedule import rate_factor
 from bsearch.spaces.trial import Outcome, TrialSetup
@@ -116,10 +115,7 @@ def test_every_step_on_two_devices_is_plain_torchs(kind: str) -> None:
         training={"evaluations": 2, "clip_norm": 0.5},
     )
     made = replace(made, plan=BatchPlan(71, 2, devices=2))
-    try:
-        *measurements, outcome = start_attempt("whole_run_task:Reported", made)
-    finally:
-        close_ranks()
+    *measurements, outcome = start_attempt("whole_run_task:Reported", made)
     assert outcome == Outcome("complete"), outcome
     values = plain(made, kind)[-1][1]
     assert measurements[-1].scores["norm"] == pytest.approx(

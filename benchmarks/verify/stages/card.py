@@ -22,8 +22,8 @@ import yaml
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ....objectives.attempts import start_attempt
 from ....objectives.machine.device_memory import EXPANDABLE_SEGMENTS, release_memory
-from ....objectives.trial import start_attempt
 from ....search.store.stored import StoredStudy
 from ....spaces.learning_rate import OptimizerSettings
 from ....spaces.plan import BatchPlan

@@ -26,7 +26,6 @@ from ....objectives.machine.device_memory import (
 from ....objectives.machine.gpus import asked_here
 from ....objectives.machine.host import cores_here, host_bytes
 from ....objectives.machine.nvidia import nvidia_smi
-from ....objectives.parallel.rank_processes import close_ranks
 from ....objectives.profiling.memory.live_bytes import LiveBytes
 from ....objectives.training import TrainingRun
 from ....spaces.plan import BatchPlan
@@ -170,13 +169,10 @@ def _copied() -> str:
 
 def _two_ranks(device: str) -> str:
     setup = replace(setup_of(BatchPlan(33), device, TINY_GPT), samples_budget=128)
-    try:
-        alone, both = (
-            train_loss(TOKENS, setup),
-            train_loss(TOKENS, replace(setup, plan=BatchPlan(33, devices=2))),
-        )
-    finally:
-        close_ranks()
+    alone, both = (
+        train_loss(TOKENS, setup),
+        train_loss(TOKENS, replace(setup, plan=BatchPlan(33, devices=2))),
+    )
     if not abs(both / alone - 1) < 1e-3:
         raise RuntimeError(f"loss {both:g}, on one {alone:g}")
     return f"loss {both:.3f}, the same as on one"

@@ -18,11 +18,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from ....objectives.attempts import start_attempt
 from ....objectives.examination.examine import examined
 from ....objectives.machine.torch_settings import allow_tf32
-from ....objectives.parallel.rank_processes import close_ranks
 from ....objectives.training import TrainingRun
-from ....objectives.trial import start_attempt
 from ....search.store.stored import StoredStudy
 from ....spaces.errors import BsearchError
 from ....spaces.plan import BatchPlan, Sharding
@@ -69,7 +68,6 @@ def exact(stage: Stage) -> Iterator[Found]:
             difference = abs(train_loss(TOKENS, several) / alone - 1)
             kind = "uneven shares" if sharding == "ddp" else f"sharded by {sharding}"
             yield Claim(f"training loss on {what} against one, {kind}", 1e-4, difference, unit="")
-        close_ranks()
 
 
 def study(stage: Stage) -> Iterator[Found]:

@@ -102,7 +102,6 @@ def result_of(
     facts = TrialFacts(
         attempts=setup.attempt + 1,
         message=outcome.message or None,
-        process_changes=outcome.changes or None,
         host=attempt.host or None,
     )
     if setup.attempt:
