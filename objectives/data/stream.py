@@ -141,8 +141,7 @@ class StreamReader:
     ) -> None:
         self._source, self._samples, self._seed, self._start = stream, samples, seed, start
         self._known = known or Read()
-        has_state = all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))
-        self._keeps_states = keeps_states and has_state
+        self._keeps_states = keeps_states
         self._state_due_s = 0.0
         self._stream: Any = None
         self._iterator: Iterator[Any] = iter(())

@@ -400,7 +400,7 @@ class _Run:
             self._loop = loop = ScriptLoop(self.setup, data, self._made)
             loop.splits = self._splits
             self._steps, self._parts = iter(loop), iter(())
-            if not is_served() and (state := Checkpoint.of(self.setup).load()) is not None:
+            if (state := Checkpoint.of(self.setup).load()) is not None:
                 self._resumes_at = loop.passes(state["samples_seen"])
         elif loader.dataset is not self._loop.data.train:
             raise TaskError(

@@ -170,6 +170,14 @@ def test_resumed_is_uninterrupted(tmp_path: Path, stream: str, skips: bool, work
         assert skipped == place if skips or not place else 8 <= skipped <= 128
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("kind", "has_states"), [("Rows", False), ("Stateful", True)])
+def test_states_are_taken_where_they_are_wanted_and_there(kind: str, has_states: bool, kept: bool) -> None:
+    reader = StreamReader(getattr(stream_tasks, kind)(ROWS), SAMPLES, 0, keeps_states=kept)
+    reader.read(range(100))
+    assert bool(reader.taken().states) == (has_states and kept)
+
+
 def test_a_stateful_stream_that_another_trial_left_begins_anew() -> None:
     """Wherever the object was left by whoever: what is iterated is a copy."""
     task, made = Streamed(), setup(50, budget=700, parameters={"stream": "Stateful"})

@@ -156,10 +156,8 @@ class Planner:
         kinds = [variant.recomputes for variant in profile.each]
         for variant in profile.each[kinds.index(now.recomputes) :]:
             cap = largest_timed_micro_batch(self._spec, variant, devices, setup.effective_batch)
-            if variant.recomputes == now.recomputes:
-                cap = min(failed - 1 if cap is None else cap, failed - 1)
-                if cap == 0:
-                    continue  # one sample has run out of memory: nothing smaller is left to try
+            if variant.recomputes == now.recomputes and (failed == 1 or not cap):
+                continue  # one sample has run out of memory: nothing smaller is left to try
             with contextlib.suppress(InfeasiblePlanError):
                 limits = {
                     **plan_limits(self._spec, variant, devices, setup.effective_batch),

@@ -15,6 +15,7 @@ from bsearch.search.run.decisions.planner import Planner
 from bsearch.spaces.front import ParetoFront
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
+from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.planning import known_train_s
 from bsearch.spaces.record import TrialRecord
 from bsearch.spaces.study.file import read_study
@@ -147,3 +148,5 @@ def test_the_next_attempt_trains_the_same_batch_on_all_devices_and_is_timed_by_o
         smaller = planner.smaller(following, Outcome("out_of_memory"))
         assert (smaller and smaller.evaluation_batch) == half
         following.setup = smaller or setup
+    following.setup = replace(setup, plan=BatchPlan(119, 60, 2))
+    assert planner.smaller(following, Outcome("out_of_memory", micro_batch=1)) is None
