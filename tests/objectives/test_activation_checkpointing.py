@@ -199,7 +199,8 @@ def test_a_trial_keeps_its_mode_to_its_last_step_and_is_timed_with_it() -> None:
 def test_a_profile_keeps_its_alternatives_and_tells_them_apart() -> None:
     known = profile((2, 8, 30), (0.001, 0.002, 0.003), 0.01)
     assert DeviceProfile.from_dict(known.to_dict()) == known
-    assert known.with_step_times(known.all_step_times) == known
+    untimed = known.with_step_times(())
+    assert not untimed.all_step_times and untimed.with_step_times(known.all_step_times) == known
     plan = BatchPlan(20, 1, 1, "full")
     smaller = known.updated(known.under(plan).after_out_of_memory(30))
     assert [one.largest_micro_batch for one in smaller.each] == [2, 8, 15]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bsearch.search.analysis.rates import BestRates, Estimate, RateAt
-from bsearch.search.laws.best_rate import best_rates
+from bsearch.search.laws.best_rate import _Ridge, best_rates
 from bsearch.search.report.sentences import rule_verdict
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.record import TrialFacts, TrialRecord
@@ -65,6 +65,17 @@ def test_the_exponent_is_found_again_and_its_interval_mostly_holds_it() -> None:
         assert rate.value == pytest.approx(0.1, rel=0.5)
         assert found.bend is None
     assert sum(held) >= 5
+
+
+def test_a_fit_is_a_minimum_in_every_direction() -> None:
+    batches, rates, others, values = np.random.default_rng(0).uniform(0, 3, (4, 12))
+    ridge = _Ridge(batches, rates, others[:, None], values - (rates - batches) ** 2)
+    least, best = ridge._fitted(ridge.prior, slice(None), 500)
+    for place, (low, high) in enumerate(ridge.bounds):
+        for step in (-0.01, 0.01):
+            moved = best.copy()
+            moved[place] = np.clip(moved[place] + step, low, high)
+            assert ridge._fitted(moved, slice(None), 0)[0] >= least
 
 
 def test_the_same_trials_always_say_the_same() -> None:

@@ -108,7 +108,7 @@ def test_what_is_told_wrongly_changes_nothing() -> None:
         search.tell(number, 2.0, 0.9)
     assert not search.report(number, 0.7, 1.0, 0.1)
     (record,) = search.records()
-    assert (record.outcome, record.accuracy, search.ended) == ("stopped", 0.5, 1)
+    assert (record.outcome, record.accuracy, record.values, search.ended) == ("stopped", 0.5, None, 1)
 
 
 def test_known_seconds_keep_what_does_not_fit_from_being_proposed() -> None:

@@ -192,11 +192,12 @@ def test_halving_what_is_missing_is_worth_as_much_anywhere() -> None:
     assert up == pytest.approx(-down, rel=1e-3) and up > 0  # no kink at the best
     # A front of one member, or of none.
     for same in (
+        np.array([0.0]),
         np.array([0.7]),
         np.array([0.2, 0.7]),
         np.array([0.7, 0.7]),
     ):
-        assert np.isfinite(nearness(np.array([0.1, 0.7, 0.8]), same)).all()
+        assert np.isfinite(nearness(np.array([0.0, 0.1, 0.7, 0.8]), same)).all()
 
 
 @given(st.lists(st.tuples(*[st.integers(1, 3)] * 2), min_size=1, max_size=12))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +12,18 @@ import numpy as np
 import pytest
 from bsearch.search.suggest.pausing import PauseAtRung
 from bsearch.search.suggest.stopping import (
+    _FAR_WEIGHT,
+    _NEAR,
+    _PRIOR_CURVES,
+    _PRIOR_STD,
+    _SLOPE_STD,
     LEAST_CURVES,
     Curve,
     EarlyStopping,
     FinishedCurves,
     FrontStopping,
     NoEarlyStopping,
+    _regressed,
     expectation,
 )
 from bsearch.spaces.study.goals import Metric
@@ -89,6 +96,24 @@ def played(stopping: EarlyStopping, curves: list[tuple[float, list[float]]]) -> 
     return stopped, wrong, risers
 
 
+@given(st.lists(st.tuples(*[st.floats(-2, 2)] * 2, st.floats(0, 1)), min_size=1), st.floats(-2, 2))
+def test_a_prediction_is_that_of_weighted_ridge_regression(
+    curves: list[tuple[float, float, float]], here: float
+) -> None:
+    """Of the remaining change on the score so far: the intercept is free, and the prior is worth two curves."""
+    known, target, similarity = np.array(curves).T
+    mean, std, freedom = _regressed(known, target, here, similarity)
+    weights = np.exp(-0.5 * ((known - here) / _NEAR) ** 2) * similarity + _FAR_WEIGHT
+    rows, at = np.column_stack([np.ones(len(known)), known]), np.array([1.0, here])
+    covariance = np.linalg.inv(rows.T * weights @ rows + np.diag([0.0, (_PRIOR_STD / _SLOPE_STD) ** 2]))
+    fitted = covariance @ (rows.T * weights @ (target - known))
+    left = weights @ (target - known - rows @ fitted) ** 2 + _PRIOR_CURVES * _PRIOR_STD**2
+    assert freedom == pytest.approx(weights.sum() + _PRIOR_CURVES)
+    assert (mean, std) == pytest.approx(
+        (here + at @ fitted, math.sqrt(left / freedom * (1 + at @ covariance @ at)))
+    )
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.6, 0.9])
 def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
     """Real curves: few come to less than the 5 % point, and few to more than the 95 % point."""
@@ -147,7 +172,7 @@ def test_what_reaches_no_floor_is_stopped_once_a_trial_does(floor: float) -> Non
         return any(stopping.report(99, tenth / 10, taken, tenth * end / 10) for tenth in range(1, 10))
 
     assert stops(9.9, 0.01) is (floor <= max(ended))
-    assert not stops(9.9, floor)
+    assert not stops(9.9, floor) and not stops(0.0, floor)
     assert stops(10.1, 0.01)
 
 
