@@ -89,7 +89,9 @@ def test_a_job_is_submitted_looked_after_and_stopped(
     one = validated(bsearch("jobs", "status", 1, *where, "--json").stdout)
     assert listed.items() <= one.items()
     assert set(listed) == {"id", "study", "launcher", "state", "submitted_at", "started_at", "progress"}
-    assert listed["progress"] is None
+    sent_at = Paper.drawer["1"].submitted
+    assert sent_at is not None and listed["submitted_at"] == sent_at.isoformat(timespec="seconds")
+    assert listed["started_at"] is listed["progress"] is None
     assert bsearch("jobs", "status", 1, *where).output.startswith(
         "job 1 of study small: running, submitted 2"
     )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives import trial
+from bsearch.objectives.parallel.data_parallel import Ranks
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.state import checkpoint
 from bsearch.objectives.state.checkpoint import Checkpoint, experiment_of
@@ -340,6 +341,11 @@ def test_a_place_that_cannot_be_written_costs_no_trial_and_leaves_nothing(tmp_pa
     assert measurements[-1].samples_seen == 400
     assert "could not be written" in str(measurements[-1].facts["checkpoint"])
     assert list(tmp_path.iterdir()) == [blocked]
+    folder = Checkpoint(str(tmp_path), 0.0, "")
+    assert folder.load() is None
+    assert str(folder.facts()["checkpoint"]).endswith(
+        "training began again: expected a file, got a folder, a pipe or a device"
+    )
 
 
 @pytest.mark.parametrize("mended", [False, True])
@@ -386,6 +392,14 @@ def test_other_stores_are_reached_by_their_url() -> None:
     assert whole(made)[0] == uninterrupted[0]
     delete_checkpoint(str(made.checkpoint))
     assert Checkpoint.of(made).load() is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_alone_writes(tmp_path: Path, rank: int) -> None:
+    run = TrainingRun(Noisy(), noisy(tmp_path, plan=BatchPlan(8, 1, 2), sharding="fsdp2"), Ranks(rank))
+    run.begin()
+    run.course.save(run.course.clock)
+    assert len(list(tmp_path.iterdir())) == 1 - rank
 
 
 def test_nothing_is_written_before_it_is_due(tmp_path: Path) -> None:

@@ -116,6 +116,26 @@ def test_every_family_is_exact_or_refused(kind: str) -> None:
         assert found.ahead < 2e-5
 
 
+def test_a_mask_beyond_the_causal_one_is_the_librarys() -> None:
+    from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+
+    def near(row: Any, head: Any, query: Any, key: Any) -> Any:
+        return query - key < WINDOW
+
+    padded = torch.arange(9).expand(2, 9) < torch.tensor([[9], [5]])
+    for create, attention_mask, how in (
+        (create_causal_mask, None, {"cache": None, "and_mask_function": near}),
+        (create_causal_mask, padded, {"cache": None}),
+        (create_bidirectional_mask, None, {"allow_is_bidirectional_skip": False}),
+    ):
+        masks = []
+        for kernel in (KERNEL, "sdpa"):
+            config = tiny("llama")
+            config._attn_implementation = kernel
+            masks.append(create(config, torch.zeros(2, 9, 32), attention_mask, **how))
+        assert torch.equal(*masks)
+
+
 def test_masks_do_not_depend_on_what_is_in_the_rows() -> None:
     """A trace has to take the kernel of the step that it stands for."""
     config = tiny("mistral")

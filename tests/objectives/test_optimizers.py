@@ -228,9 +228,10 @@ def test_a_group_that_is_added_later_is_read_with_the_rate_it_came_with() -> Non
 
 
 def test_a_group_of_another_optimizer_has_its_own_settings_alone() -> None:
-    adam, sgd = torch.optim.AdamW(parameter(5), lr=0.1), torch.optim.SGD(parameter(), lr=0.2, momentum=0.8)
-    first, second = recorded([adam, sgd], [[0.1], [0.2]])
+    adam, sgd = torch.optim.AdamW(parameter(5), lr=0.1), torch.optim.SGD(parameter(), lr=0.1, momentum=0.8)
+    first, second = recorded([adam, sgd], [[0.1], [0.1]])
     assert (first["optimizer"], second["optimizer"], second["momentum"]) == ("AdamW", "SGD", 0.8)
+    assert first["lr"] == second["lr"] == 0.1
     assert "betas" in first and "betas" not in second
 
 

@@ -67,6 +67,15 @@ def test_torchvisions_models_fit_small_images(folder: Path, name: str) -> None:
         )
 
 
+@pytest.mark.parametrize(("size", "stride"), [(64, 1), (65, 2)])
+def test_the_stem_of_a_model_is_that_of_small_images_where_they_are_small(
+    folder: Path, size: int, stride: int
+) -> None:
+    net = Vision().model(vision_setup(folder, model="squeezenet1_1", image_size=size))
+    first = next(module for module in net.modules() if isinstance(module, torch.nn.Conv2d))
+    assert first.stride == (stride, stride)
+
+
 def test_augmentation_belongs_to_the_sample(folder: Path) -> None:
     data = Vision().data(vision_setup(folder)).train
     stream = SampleStream(40, 0)

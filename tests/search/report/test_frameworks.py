@@ -333,6 +333,7 @@ def test_a_schedule_of_ones_own_is_called_or_named_in_a_note(tmp_path: Path, war
         assert noted == (not called and framework not in ("pytorch", "yaml"))
         assert framework not in PROGRAMS or ast.parse(made.text)
     assert "constant_with_warmup" in FRAMEWORKS["hf"](settings).text
+    assert ('"WarmupLR"' in FRAMEWORKS["deepspeed"](settings).text) == (warmup > 0)
 
 
 def test_an_average_of_weights_is_in_a_note() -> None:
