@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bsearch.search.report.stdio.answer import KINDS, MOST, answer, error_answer, schemas
 from bsearch.spaces.errors import Fault, StudyFileError
@@ -127,6 +128,12 @@ def test_an_answer_is_short_and_says_what_it_left_out(entries: list[str], text: 
     assert len(line.encode("utf-8", "replace")) <= 3 * MOST  # what is not ASCII is escaped
     if entries and "thinned" in told:
         assert (told["groups"][0][:20], told["groups"][-1][:20]) == (entries[0][:20], entries[-1][:20])
+
+
+def test_a_list_is_thinned_evenly_and_no_more_than_it_has_to_be() -> None:
+    told = json.loads(line := answer("ask", {"groups": [f"{place:0100}" for place in range(60)]}, "groups"))
+    assert MOST / 2 < len(line) <= MOST
+    assert {*np.diff([int(entry) for entry in told["groups"]])} == {1, 2}
 
 
 def test_schemas_only_grow() -> None:

@@ -242,6 +242,21 @@ def test_a_slip_is_told_in_words_that_help(before: str, after: str, message: str
     assert message in text
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"storage": ""},
+        {"cluster": {"address": ""}},
+        {"devices": {"accelerator_type": ""}},
+        {"objectives": {"metric": {"name": ""}}},
+        {"budget": {"keep": ""}},
+    ],
+)
+def test_a_name_or_place_that_is_written_is_not_empty(changes: dict[str, object]) -> None:
+    with pytest.raises(StudyFileError, match="expected a non-empty string, got ''"):
+        study_from_dict(small_study(**changes))
+
+
 def test_numbers_are_those_of_yaml_1_2() -> None:
     study = yaml.safe_dump(small_study()).replace("0.02", "2e-2")
     assert parse_study(study).space.reference_rate.low == 0.02

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from bsearch.search.analysis.gaussian_process import fitted
 from bsearch.search.compare.difference import Difference, Runs, _evidence, difference
-from bsearch.search.compare.referee import targets, verdict
+from bsearch.search.compare.referee import Comparison, targets, verdict
+from bsearch.search.store.stored import StoredStudy
 from bsearch.search.suggest.space_transform import SpaceTransform, distribution
 from bsearch.spaces.domain import Range
+from bsearch.spaces.front import ParetoFront
+from bsearch.spaces.study.file import study_from_dict
+from conftest import small_study
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
@@ -51,6 +55,18 @@ def test_a_change_is_told_where_its_best_is(gain: float, expected: str, moved: f
     first, second = (one["learning_rate"] for one in found.best)
     assert abs(math.log(second / first) - moved) < 0.8
     assert 0.3 * NOISE < found.noise < 3 * NOISE
+
+
+def test_studies_called_alike_are_told_apart_by_their_folders() -> None:
+    old, new, here = (
+        StoredStudy(
+            "sqlite:///s.db", "s", study_from_dict(small_study(task=task)), {}, 0.0, (), ParetoFront(())
+        )
+        for task in ("work/old/tasks.py:New", "work/new/tasks.py:New", "tasks.py:New")
+    )
+    for second, name in ((new, "s (work/new)"), (here, "s (sqlite:///s.db)")):
+        compared = Comparison((old, second), (0, 0), "train_s", None, 0.0, 1.0, None)
+        assert compared.names == ("s (work/old)", name)
 
 
 def test_equals_are_called_seldom() -> None:

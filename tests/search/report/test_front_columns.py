@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def made(count: int, direction: Literal["minimize", "maximize"] = "maximize", **facts: Any) -> ParetoFront:
+def made(
+    count: int, direction: Literal["minimize", "maximize"] = "maximize", rules: int = 1, **facts: Any
+) -> ParetoFront:
     sign = 1 if direction == "maximize" else -1
     trials = [
         TrialRecord(
             number,
             "complete",
-            {"effective_batch": 8 * number, "rule": "sqrt", "width": 3},
+            {"effective_batch": 8 * number, "rule": ("sqrt", "linear")[number % rules], "width": 3},
             TrialFacts(learning_rate=0.1 * number, micro_batch=4, accumulation=2 * number, **facts),
             1.0 + number,
             sign * (0.5 + number / 100),
@@ -33,12 +35,13 @@ def made(count: int, direction: Literal["minimize", "maximize"] = "maximize", **
     return front_of(trials, "score", direction)
 
 
-@given(st.integers(0, 5), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0.52]))
+@given(st.integers(0, 5), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0.52]), st.integers(1, 2))
 def test_each_column_has_a_cell_for_each_trial(
-    count: int, most: int, repeated: bool, target: float | None
+    count: int, most: int, repeated: bool, target: float | None, rules: int
 ) -> None:
     front = made(
         count,
+        rules=rules,
         **({"mean_low": 0.4, "mean_high": 0.6, "runs": 2, "front_probability": 0.9} if repeated else {}),
     )
     members = some_members(front, most)
@@ -48,6 +51,8 @@ def test_each_column_has_a_cell_for_each_trial(
     names = [column.name for column in columns]
     assert names[:3] == ["trial", "train_s", "score"]
     assert ("+/-" in names) == (repeated and count > 0) != ("micro\nx acc." in names)
+    several = len({member.settings["rule"] for member in members}) > 1
+    assert ("rule" in names) == (several or "+/-" not in names)
 
 
 def test_both_ends_of_a_front_are_among_some_of_its_members() -> None:

@@ -126,6 +126,8 @@ def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy)
         record.number for record in study.records if record.outcome == "diverged" and record.train_s
     } <= shown
     assert layers["baseline"].trials == (0,)
+    once = [record.setting for record in StudyData.of(study).runs]
+    assert len(once) == len(set(once)) < len(ended)
 
 
 def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None:

@@ -129,6 +129,29 @@ class TestStudyRun(Studies):
         facts = record.facts
         assert (facts.stopped_fraction, facts.stopped_accuracy) == ((0.5, 0.5) if seen else (None, None))
 
+    def test_a_measured_peak_shrinks_the_next_micro_batches_and_nothing_is_left_running(
+        self, study_file: Callable[..., Path]
+    ) -> None:
+        studies, largest = [], []
+
+        def measured(study: StudyRun) -> None:
+            studies.append(study)
+            for _ in range(2):
+                setup = study.next_attempt()
+                assert isinstance(setup, TrialSetup)
+                largest.append(setup.largest_micro_batch)
+                if len(largest) == 1:
+                    measurement = Measurement(setup.samples_budget, 1.0, 0.5, facts={"peak_bytes": 2**30})
+                    study.report(setup.number, measurement)
+                    study.end(setup.number, Outcome("complete"))
+            assert len(study.view().running) == 1
+            study.fail("enough")
+
+        space = {**SPACE, "effective_batch": 400}
+        run(study_file(task=f"{TASKS}:Points", space=space, memory={"limit": "1MiB"}), watch=measured)
+        assert largest[0] > largest[1]
+        assert not studies[0].view().running
+
     def test_a_diverged_trial_counts_and_is_not_on_the_front(
         self, go: Run, kept: Callable[[], optuna.Study]
     ) -> None:

@@ -18,6 +18,8 @@ import torch
 from bsearch.cluster.study import Study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task import Task
+from bsearch.search.run.train import planned_trainings
+from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import TrialSetup
 from conftest import BSEARCH, TASKS
 from helpers import bsearch, run
@@ -91,6 +93,10 @@ def test_longer_with_several_seeds(finished: Path) -> None:
     assert "(the fastest within 1% of the best)" in result.output
     assert "mean of 3 seeds: " in result.output
     # As if the second had been interrupted: the same command trains it alone, to the same weights.
+    (folder / ".seed-7.bsearch-code").mkdir()
+    begun = StoredStudy.open(str(finished))
+    made = planned_trainings(begun, begun.records[chosen.number], folder, epochs=3.0, seeds=6)
+    assert [one.setup.training.seed for one in made] == [1, 2, 3, 7, 8, 9]
     before = {seed: (folder / f"seed-{seed}" / "model.pt").stat().st_mtime_ns for seed in (1, 2, 3)}
     for path in (folder / "seed-2").iterdir():
         path.unlink()

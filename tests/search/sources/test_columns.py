@@ -127,6 +127,7 @@ def test_the_same_column_twice_is_one() -> None:
     ("rows", "said"),
     [
         ([{"lr": 0.1, "acc": 0.5}, {"lr": 0.2, "acc": 0.6}], "expected a column of batch sizes, got none"),
+        ([{"accumulation": 4, "lr": 0.1, "acc": 0.5}], "expected a column of batch sizes, got none"),
         ([{"bs": 1, "acc": 0.5}, {"bs": 2, "acc": 0.6}], "expected a column of learning rates, got none"),
         ([{"bs": 1, "lr": 0.5}, {"bs": 2, "lr": 0.6}], "expected a metric, such as val_loss or accuracy"),
         (
@@ -151,6 +152,7 @@ def test_what_is_wrong_is_said_with_its_place(rows: list[dict[str, Any]], said: 
     with pytest.raises(StudyFileError) as told:
         records(rows)
     assert said in str(told.value)
+    assert "None" not in str(told.value)
 
 
 def test_a_mapping_to_nothing_known_is_refused() -> None:
@@ -445,6 +447,7 @@ TEXTS = {
     "mark.csv": "\ufeffbs,lr,val_acc\r\n8,0.1,50%\r\n16,0.2,60%\r\n",
     "lines.jsonl": '{"config": {"bs": 8, "optimizer": {"lr": 0.1}}, "summary": {"val_acc": 0.5}}\n'
     '{"config": {"bs": 16, "optimizer": {"lr": 0.2}}, "summary": {"val_acc": 0.6}}\n',
+    "curves.jsonl": '{"bs": 8, "lr": 0.1, "val_acc": [0.4, 0.5]}\n{"bs": 16, "lr": 0.2, "val_acc": [0.7, 0.6]}\n',
     "list.json": '[{"bs": 8, "lr": 0.1, "val_acc": 0.5}, {"bs": 16, "lr": 0.2, "val_acc": 0.6}]',
     "columns.json": '{"bs": [8, 16], "lr": [0.1, 0.2], "val_acc": [0.5, 0.6]}',
 }
@@ -485,6 +488,7 @@ def test_parquet_is_read(tmp_path: Path) -> None:
         ("t.xlsx", b"PK", "expected CSV, got a spreadsheet (.xlsx). Save it as CSV (UTF-8)."),
         ("t.json", b"[{", "t.json:1: expected JSON:"),
         ("t.json", b'"text"', "expected a list of runs, got str"),
+        ("t.json", b'{"bs": 1}', "expected a list of runs, got dict"),
         ("t.jsonl", b'{"bs": 1}\n{"bs": \n', "t.jsonl:2: expected JSON:"),
         ("t.jsonl", b"[1]\n", "t.jsonl:1: expected an object with a run's settings and results, got list"),
     ],

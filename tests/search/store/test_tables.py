@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from bsearch.objectives import task_code
 from bsearch.search.analysis.retime import KnownDevice, retimed
 from bsearch.search.report.sentences import front_summary
+from bsearch.search.report.terminal.watch import studies_now
 from bsearch.search.run.driver import differences
 from bsearch.search.run.events import Event
 from bsearch.search.run.study_run import StudyRun
@@ -315,6 +316,18 @@ def test_who_has_locked_a_database_is_said(tmp_path: Path, monkeypatch: pytest.M
         threading.Timer(1.0, lambda: other.communicate("\n")).start()
         Tables(url, retry_policy=RetryPolicy(url, messages.append, 60.0)).save_study("law", "law", {}, {})
     assert f"locked by process {other.pid})" in messages[0]
+
+
+def test_a_server_that_is_away_is_told_with_its_address() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StorageError, match=r"the database does not answer: .*Check that it is running there"):
+        Tables("postgresql+psycopg://nobody@127.0.0.1:1/none")
+
+
+def test_where_no_study_was_stored_none_is_seen_and_nothing_made(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        studies_now(f"sqlite:///{tmp_path}/none.db", ["small"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_lock_is_asked_for_again_until_the_database_answers(

@@ -30,6 +30,7 @@ from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.spaces.domain import Choices, Range
 from bsearch.spaces.errors import LeftOutWarning, StorageError
 from bsearch.spaces.record import TrialFacts, TrialRecord, TrialResult
+from bsearch.spaces.study.cluster import Cluster
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.trial import OutcomeKind
 from helpers import as_optuna, setup
@@ -239,11 +240,12 @@ def test_a_study_of_a_newer_version_is_read_without_what_it_adds() -> None:
         "dream": 1,
     }
     spec |= {"training": {"seed": 3, "glow": True}, "sampler": "oracle"}
+    spec["cluster"] = {"address": "auto", "trials_at_once": "few"}
     with pytest.warns(LeftOutWarning) as said:
         read = StudyRow({"name": "new", "spec": json.dumps(spec)}).study
-    assert (read.training.seed, read.sampler) == (3, "front")
+    assert (read.training.seed, read.sampler, read.cluster) == (3, "front", Cluster())
     words = {str(warning.message).partition("): ")[2].partition(":")[0] for warning in said}
-    assert words == {"spec.dream", "spec.training.glow", "spec.sampler"}
+    assert words == {"spec.dream", "spec.training.glow", "spec.sampler", "spec.cluster.trials_at_once"}
     spec["training"]["precision"] = "fp3"
     with pytest.raises(
         StorageError, match=r"study new \(bsearch_study\): spec.training.precision: .*got 'fp3'.*--new"
