@@ -28,8 +28,8 @@ import torch
 from bsearch import Data, Loop, Task
 from bsearch.benchmarks.verify.claims import of_repeats
 from bsearch.benchmarks.verify.stages.tasks import setup_of
+from bsearch.objectives import trial
 from bsearch.objectives.adapters import huggingface, lightning
-from bsearch.objectives.attempts import start_attempt
 from bsearch.objectives.digits import Digits, digit_images
 from bsearch.objectives.vision import small_cnn
 from bsearch.spaces.plan import BatchPlan
@@ -334,7 +334,7 @@ def cpu_ms(run: Callable[[], None]) -> float:
 
 
 def attempt(road: str, training: Training) -> None:
-    *_, outcome = start_attempt(f"{__file__}:{TASKS[road]}", training.setup())
+    *_, outcome = trial.attempt(f"{__file__}:{TASKS[road]}", training.setup())
     assert isinstance(outcome, Outcome), outcome
     assert outcome.kind == "complete", outcome.message
 

@@ -88,6 +88,14 @@ def _joining(address: str, token: str | None) -> subprocess.Popen[str]:
     )
 
 
+def _proc(process: int, name: str) -> str:
+    """What Linux says of a process; nothing of one that has ended, as a trial's."""
+    try:
+        return Path(f"/proc/{process}/{name}").read_bytes().decode()
+    except OSError:
+        return ""
+
+
 @pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
 @pytest.mark.timeout(480)  # whoever is refused tries for half a minute, longer beside neighbours
@@ -118,23 +126,19 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(
             (command,) = (
                 words
                 for process in processes
-                if "/raylet"
-                in (words := Path(f"/proc/{process}/cmdline").read_bytes().decode()).partition("\0")[0]
+                if "/raylet" in (words := _proc(process, "cmdline")).partition("\0")[0]
             )
             found = re.search(r"--gcs-address=([0-9.:]+)", command)
             assert found is not None
             tokens = {
                 value
                 for process in processes
-                for name, _, value in (
-                    pair.partition("=")
-                    for pair in Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-                )
+                for name, _, value in (pair.partition("=") for pair in _proc(process, "environ").split("\0"))
                 if name == "RAY_AUTH_TOKEN"
             }
             (token,) = tokens
             assert len(token) == 64
-            assert token not in "".join(Path(f"/proc/{process}/cmdline").read_text() for process in processes)
+            assert token not in "".join(_proc(process, "cmdline") for process in processes)
             # At once, for whoever is refused tries for a while.
             strangers = {who: _joining(found[1], who) for who in (None, "0" * 64, token)}
             let_in = {who for who, stranger in strangers.items() if "LET IN" in stranger.communicate()[0]}

@@ -6,9 +6,8 @@ import gc
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 
 from .gpus import GROWING, allocator_is_ours
 
@@ -33,8 +32,6 @@ _AMBIGUOUS = re.compile(
     r"|CUDNN_STATUS_INTERNAL_ERROR|CUDNN_STATUS_NOT_INITIALIZED",
     re.IGNORECASE,
 )
-# Files that a training may open, beside those that stay open.
-_SPARE_FILES = 32
 # Memory is short where less than this share of what a process may take is free.
 _SHORT = 0.05
 
@@ -152,15 +149,9 @@ def release_memory(kind: str) -> None:
 def process_fault(kind: str) -> str:
     """What keeps this process from training at all; empty where nothing does.
 
-    After some errors, such as a failed assertion in a kernel, a GPU refuses all work of the process until it ends. So does an
-    operating system whose limit on open files is reached, or nearly: a training opens some. Without a working directory, paths
-    cannot be resolved.
+    After some errors, such as a failed assertion in a kernel, a GPU refuses all work of the process until it ends.
     """
     try:
-        Path.cwd()
-        with ExitStack() as opened:
-            for _ in range(_SPARE_FILES):
-                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         if kind == "gpu":
             (torch.ones(1, device=accelerator.device_of("gpu")) + 1).item()
     except Exception as error:  # of a torch without CUDA, an AssertionError

@@ -124,6 +124,7 @@ def _received(duplicate: Any) -> int:
 # What the server imports for tasks, by dotted names; and whether it has, or another is to take its place.
 _libraries: set[str] = set()
 _lacks = False
+_started_with: list[str] = []
 
 
 def warm(reference: str, cpus: int) -> None:
@@ -140,7 +141,7 @@ def warm(reference: str, cpus: int) -> None:
 
 def _ensure_server(cpus: int) -> None:
     """Start the server, if it does not run; meanwhile it imports."""
-    global _lacks
+    global _lacks, _started_with
     get_context("forkserver").set_forkserver_preload([f"{__package__}.preloaded"])
     # Read when torch is imported. The log level hides DDP's warning that it found no unused parameters.
     variables = {
@@ -154,6 +155,8 @@ def _ensure_server(cpus: int) -> None:
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # its own waits for it do the rest
         server = None
     _lacks = _lacks and server is not None
+    if server is None:
+        _started_with = [*os.environ]
     with environment(variables):
         forkserver.ensure_running()
 
@@ -168,12 +171,13 @@ def start_ranks(
     """
     _ensure_server(meeting.cpus)
     processes: list[BaseProcess] = []
+    gone = [name for name in _started_with if name not in os.environ]
     with _without_main():
         for device, (rank, pipe) in enumerate(pipes):
             # Not a daemon: daemons may not have children, such as loader workers.
             process = get_context("forkserver").Process(
                 target=_enter,
-                args=(pipe, rank, device, meeting, dict(os.environ), output.inherited()),
+                args=(pipe, rank, device, meeting, dict(os.environ), gone, output.inherited()),
                 name=f"rank-{rank}",
             )
             process.start()
@@ -204,14 +208,21 @@ def _without_main() -> Iterator[None]:
 
 
 def _enter(
-    pipe: Connection, rank: int, device: int, meeting: Meeting, variables: dict[str, str], output: list[int]
+    pipe: Connection,
+    rank: int,
+    device: int,
+    meeting: Meeting,
+    variables: dict[str, str],
+    gone: list[str],
+    output: list[int],
 ) -> None:
     for stream, number in zip((sys.stdout, sys.stderr), output, strict=True):
         os.dup2(number, stream.fileno())
         os.close(number)
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # The server has those that were set when it was started.
-    os.environ.clear()
+    # The server has those of its start, and what libraries set for themselves.
+    for name in gone:
+        os.environ.pop(name, None)
     os.environ.update(variables)
     from .rank_main import rank_main
 

@@ -18,6 +18,8 @@ from ..state.leaving import LEAVE_SIGNAL, Leaving, asked_to_leave
 from .machines import SILENT_S, Machines, RemoteRanks
 from .meeting import LOOPBACK, Meeting, Output, RankDiedError, death, place_in, start_ranks
 
+# A signal just before a wait is handled when the wait ends.
+_POLLED_S = 0.2
 # How long the other ranks may take to notice that one has failed.
 _GRACE_S = 2.0
 # How long a training on one device may take to clean up where it is stopped.
@@ -125,8 +127,9 @@ class RankProcesses:
         if self._remote is not None:
             self._remote.close()
         for process in self._processes:
-            with suppress(ProcessLookupError):  # each is a group, with what its code has started
+            with suppress(ProcessLookupError):  # each makes itself a group, with what its code has started
                 os.killpg(process.pid or 0, signal.SIGKILL)
+            process.kill()
         for process in self._processes:
             process.join()
         for pipe in self._pipes:
@@ -184,10 +187,12 @@ class RankProcesses:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         failed = False
         while waiting:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            left = _POLLED_S if deadline is None else min(max(deadline - time.monotonic(), 0.0), _POLLED_S)
             # A process that user code has started may keep a dead rank's pipe open.
             ends = {rank: child.sentinel for rank, child in enumerate(self._processes) if rank in waiting}
             ready = wait([*waiting.values(), *ends.values()], left)
+            if not ready and (deadline is None or time.monotonic() < deadline):
+                continue
             if not ready:
                 if failed:
                     return

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...objectives.machine.host import cores_here
-from ...objectives.profiling.memory_rows import MemoryRow, memory_rows, profile_like
 from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, StudyFileError
 from ...spaces.laws.cards import Card
@@ -25,6 +24,9 @@ from ..store.database import storage_engine
 from ..store.stored import study_identity
 from ..store.tables import Tables
 from .forecast import Forecast, forecast
+
+if TYPE_CHECKING:
+    from ...objectives.profiling.memory_rows import MemoryRow
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
@@ -137,6 +139,8 @@ def profile_study(spec: StudySpec, card: Card | None = None) -> ProfiledStudy:
     Raises:
         StudyFileError, TaskError, ProfilingError: the task cannot be profiled.
     """
+    from ...objectives.profiling.memory_rows import memory_rows, profile_like  # with torch
+
     task = study_identity(spec, task_code_hash(spec.task))["task"]
     if card is not None:
         key = cost_keys(spec)[0]

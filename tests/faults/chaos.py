@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +155,19 @@ class Chaos:
         self._kill(self._actors()[:1])
 
     def kill_rank(self) -> None:
-        actors = set(self._actors())
-        ranks = [
-            pid for machine in (self.head, self.member) for pid in machine.pids() if _parent(pid) in actors
+        servers = set(self._children_of(self._actors()))
+        self._kill(self._children_of(servers)[:1])
+
+    def kill_server(self) -> None:
+        """What a worker's trials are forked from, or what tracks their files."""
+        self._kill(self._children_of(self._actors())[:1])
+
+    def _children_of(self, parents: Collection[int]) -> list[int]:
+        found = [
+            pid for machine in (self.head, self.member) for pid in machine.pids() if _parent(pid) in parents
         ]
-        random.shuffle(ranks)
-        self._kill(ranks[:1])
+        random.shuffle(found)
+        return found
 
     def kill_raylet(self) -> None:
         self._kill(self._of(self.member, "raylet/raylet"))
@@ -228,6 +235,7 @@ class Chaos:
             "driver killed": self.kill_driver,
             "trial actor killed": self.kill_actor,
             "rank killed": self.kill_rank,
+            "trials' server killed": self.kill_server,
             "raylet killed": self.kill_raylet,
             "node killed": self.kill_node,
             "cable pulled for 6 s": self.pull_cable,

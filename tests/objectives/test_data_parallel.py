@@ -107,7 +107,10 @@ def attempt(
 def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> None:
     begun = time.monotonic()
     _, outcome = ended(attempt("KillsARank", number=1))
-    assert (outcome.kind, outcome.message) == ("interrupted", "rank 1 of 2 was killed by SIGKILL")
+    assert (outcome.kind, outcome.message) == (
+        "interrupted",
+        "rank 1 of 2 was killed by SIGKILL, which the system sends where memory runs out",
+    )
     _, again = ended(attempt("KillsARank", number=1, attempt=1))
     assert again.kind == "complete"
     assert time.monotonic() - begun < 60
