@@ -21,7 +21,7 @@ _PROFILE = f"{__package__}.profiling.task_profile:profile_in_rank"
 
 
 def leave() -> None:
-    """Ask the training of this process to write a checkpoint and end; may be called in a signal handler."""
+    """Ask the trainings that this process has started to write a checkpoint and end; may be called in a signal handler."""
     ask_to_leave()
     ask_ranks_to_leave()
 

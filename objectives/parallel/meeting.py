@@ -84,8 +84,9 @@ class Output:
             for line in lines:
                 if name == "stderr":
                     self._last.append(line)
-                stream = getattr(sys, name)
-                if stream is not None:
+                # A training must not wait for a reader that is gone.
+                with suppress(AttributeError, OSError, ValueError):
+                    stream = getattr(sys, name)
                     stream.write(line)
                     stream.flush()
 
@@ -150,7 +151,7 @@ def _ensure_server(cpus: int) -> None:
         LIBRARIES: " ".join(sorted(_libraries)),
     }
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if _lacks and server is not None and not active_children():
+    if _lacks and server is not None and not active_children() and hasattr(os, "waitid"):
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # its own waits for it do the rest
         server = None
