@@ -42,8 +42,9 @@ def is_failure(report: Any) -> bool:
 
 
 def rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> None:
-    # Ctrl-C goes to the whole process group, but a rank ends when its parent says so or dies.
+    # A group, so that what its code starts can be ended with it, and what that signals to its group goes no further.
     os.setpgid(0, 0)
+    # A rank ends when its parent says so or dies.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(LEAVE_SIGNAL, lambda number, frame: ask_to_leave())
