@@ -45,6 +45,8 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
         yield Outcome("interrupted", message, error.words)
     except BsearchError as error:
         yield Outcome("error", str(error))
+    except OSError as error:  # of this machine: no memory, processes or descriptors are left
+        yield Outcome("interrupted", f"its process could not be started: {error}")
     finally:
         stay()
 
@@ -74,7 +76,7 @@ def profiled(reference: str, request: ProfileRequest) -> DeviceProfile:
     warm(reference, setup.cpus)
     try:
         (found,) = over_ranks(1, setup.device, setup.cpus, _PROFILE, reference, request.to_dict())
-    except RankDiedError as error:
+    except (RankDiedError, OSError) as error:
         raise ProfilingError(f"profiling the task: {error}") from None
     profile = DeviceProfile.from_dict(found)
     if not several or not profile.timing_s:

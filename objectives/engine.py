@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,6 @@ from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import load_model_state, load_optimizer_state, model_state, optimizer_state
 from .steps.constants import Constants
 from .steps.rates import Rates, Stepped
-
-
-class Server(Protocol):
-    """Asks a training for steps in the place of a trial's, to time, trace or examine them: see `profiling.held`."""
-
-    def serve(self, engine: Engine) -> Iterator[Any]: ...
 
 
 class PlannedStep:
@@ -254,7 +248,7 @@ class Engine(TrainingSamples):
         """Be ready to step."""
         self.modes.train(self.model)
 
-    def steps(self) -> Iterator[Any]:
+    def steps(self) -> Any:
         """Every step of the budget that is left, to be taken by a body; or those that a probe asks for.
 
         Raises:
@@ -310,7 +304,7 @@ class Engine(TrainingSamples):
             planned: samples of this device so far.
 
         Raises:
-            TaskError: it has.
+            TaskError: it has taken others, or not measured.
         """
         if not self.measured:
             raise TaskError(
@@ -411,12 +405,12 @@ class Engine(TrainingSamples):
             self.live.set_state(state["stream"])
 
 
-# What asks this thread's training for steps, in the place of a trial.
-_server: ContextVar[Server | None] = ContextVar("server", default=None)
+# What asks this thread's training for steps in the place of a trial, to time, trace or examine them: a `profiling.held.Held`.
+_server: ContextVar[Any] = ContextVar("server", default=None)
 
 
 @contextmanager
-def served(server: Server | None) -> Iterator[None]:
+def served(server: Any) -> Iterator[None]:
     """Context in which a training gets its steps from a probe; with None, those of its trial."""
     token = _server.set(server)
     try:

@@ -24,6 +24,8 @@ _POLLED_S = 0.2
 _GRACE_S = 2.0
 # How long a training on one device may take to clean up where it is stopped.
 _CLEANS_UP_S = 30.0
+# How long a process that has done its job may take to end, such as a tracker's.
+_EXITS_S = 10.0
 # How long ranks may take to start: the first of a process import torch.
 _START_S = 300.0
 
@@ -59,10 +61,12 @@ class RankProcesses:
         ends = [Pipe() for _ in range(self.shares[0])]
         self._pipes: list[Connection] = [own for own, _ in ends]
         self._output = Output()
-        self._processes: list[BaseProcess] = start_ranks(
-            meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)], self._output
-        )
-        self._output.close()
+        try:
+            self._processes: list[BaseProcess] = start_ranks(
+                meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)], self._output
+            )
+        finally:
+            self._output.close()
         self.alive, self._busy = True, False
         _running.append(self)
         try:
@@ -145,10 +149,10 @@ class RankProcesses:
         """Let idle processes exit on their own, so that they clean up. Before others start, `ended` waits for that."""
         for pipe in self._pipes:
             pipe.close()
-        self._deadline = time.monotonic() + _GRACE_S
+        self._deadline = time.monotonic() + _EXITS_S
 
     def ended(self) -> None:
-        """Wait for processes that were shut down, and kill those that have not ended in time."""
+        """Wait for processes that were shut down, and kill what has not ended in time, or was not."""
         for process in self._processes:
             process.join(max(self._deadline - time.monotonic(), 0.0))
         self.close()
@@ -271,7 +275,7 @@ def ask_ranks_to_leave() -> None:
 
 def _end_ranks() -> None:
     while _running:
-        _running[-1].close()
+        _running[-1].ended()
 
 
 # Runs before multiprocessing joins its children at exit, which would wait for them forever.

@@ -6,10 +6,10 @@ too: modes of torch, waits for a core and the current device are its.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...spaces.trial import TrialSetup
 from ..adapters.as_generator import Report, as_generator
@@ -21,12 +21,8 @@ from ..training import train_task
 
 # Yields steps, to be taken by the training's body, and returns what it has found.
 Steps = Generator[Any, None, Any]
-
-
-class Ask(Protocol):
-    """A probe of a training."""
-
-    def __call__(self, engine: Any) -> Steps: ...
+# A probe of a training, given its engine.
+Ask = Callable[[Any], Steps]
 
 
 class _Course:
